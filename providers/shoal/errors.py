@@ -1,0 +1,92 @@
+"""Every exception that shoal raises on purpose. All derive from :class:`ShoalError`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class ShoalError(Exception):
+    """Base of all of shoal's errors: catch this to catch them all."""
+
+
+class InvalidArgumentError(ShoalError, ValueError):
+    """An argument, option or spec is wrong; nothing was started."""
+
+
+class MissingExtraError(ShoalError, ImportError):
+    """A package that an optional part needs is not installed.
+
+    Args:
+        package: The import name that was not found.
+        extra: The extra of shoal that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f'{package} is not installed in this environment: install it with `pip install "shoal[{extra}]"`'
+        )
+        self.package = package
+        self.extra = extra
+
+
+class StoreError(ShoalError):
+    """The state store cannot be used: unreachable, read-only, corrupt, or written by a newer shoal."""
+
+
+class FencedError(ShoalError):
+    """A write came from a holder whose epoch is no longer the newest; nothing was changed."""
+
+
+class PoolNotFoundError(ShoalError, LookupError):
+    """No pool of that name in this store."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        hint = f"; pools here: {', '.join(known)}" if known else "; there is no pool here: `shoal pool up` makes one"
+        super().__init__(f'pool "{name}" does not exist or is not authorized{hint}')
+        self.name = name
+
+
+class PoolDownError(ShoalError):
+    """The pool exists but is down, or its host is another one; only ``up()`` starts it."""
+
+
+class ScaleError(ShoalError):
+    """A scale operation did not reach its size and was rolled back.
+
+    Args:
+        message: What happened, in one sentence.
+        nodes: Node name -> what went wrong on it.
+    """
+
+    def __init__(self, message: str, nodes: Mapping[str, str] | None = None) -> None:
+        lines = [message, *(f"  {name}: {why}" for name, why in (nodes or {}).items())]
+        super().__init__("\n".join(lines))
+        self.nodes = dict(nodes or {})
+
+
+class CapacityError(ShoalError):
+    """The training asks for more nodes, CPUs or GPUs than the pool has or frees in time."""
+
+
+class DataError(ShoalError, ValueError):
+    """The dataset cannot be used: missing column, null label, wrong dtype, corrupt, vanished or empty file."""
+
+
+class TrainingError(ShoalError):
+    """Training failed; the message is the first cause and names its rank."""
+
+
+class WorkerLostError(TrainingError):
+    """A worker or its node died while training."""
+
+
+class JobError(ShoalError):
+    """A job could not be submitted, found, cancelled or collected."""
+
+
+class JobFailedError(JobError):
+    """The job ended without a result; the message ends with the cause."""
+
+
+class JobCancelledError(JobError):
+    """The job was cancelled."""

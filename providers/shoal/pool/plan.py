@@ -1,0 +1,151 @@
+"""Pure: a pool as it stands beside what is wanted of it -> what to start, drain, end and decide. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shoal.pool.tunables import MAX_START_FAILURES
+from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationState, Pool, PoolState
+
+_COMING = frozenset({NodeState.PLANNED, NodeState.STARTING})
+_GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A pool's rows at one instant."""
+
+    pool: Pool
+    demand: Demand | None
+    leases: tuple[Lease, ...]
+    operations: tuple[Operation, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of an open operation."""
+
+    operation_id: str
+    state: OperationState
+    reason: str | None = None
+    settle_at: int | None = None
+    """Size that the base demand settles at, where it missed its own but reached its minimum."""
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """The difference between demand and nodes."""
+
+    start_head: bool = False
+    start_workers: int = 0
+    drain: tuple[str, ...] = ()
+    end: tuple[tuple[str, str], ...] = ()
+    """Node id and the reason."""
+
+
+def wanted(pool: Pool, demand: Demand | None, leases: Iterable[Lease], now: float) -> int:
+    """How many nodes, the head among them, the pool should have: the largest live demand, held between its limits."""
+    if pool.state is not PoolState.UP:
+        return 0
+    live = [lease.size for lease in leases if lease.expires_at > now]
+    return min(max(pool.min_nodes, demand.size if demand else 1, *live, 1), pool.max_nodes)
+
+
+def judge(snapshot: Snapshot, now: float) -> list[Verdict]:
+    """Decide the open operations: through, failed, overtaken, or (not in the list) still on their way."""
+    return [verdict for operation in snapshot.operations if (verdict := _judge_one(snapshot, operation, now))]
+
+
+def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict | None:
+    pool, demand = snapshot.pool, snapshot.demand
+    if operation.state is not OperationState.OPEN:
+        return None
+    if pool.state is not PoolState.UP:
+        return Verdict(operation.id, OperationState.SUPERSEDED, f'pool "{pool.name}" went down')
+    ready = sum(node.state is NodeState.READY for node in snapshot.nodes)
+    owns_demand = demand is not None and demand.operation_id == operation.id
+    target = wanted(pool, demand, snapshot.leases, now)
+    surplus = len(snapshot.nodes) > target
+    if ready >= operation.size and not (owns_demand and surplus):
+        return Verdict(operation.id, OperationState.SUCCEEDED)
+    if not owns_demand and demand is not None and demand.size < operation.size:
+        return Verdict(operation.id, OperationState.SUPERSEDED, f"a newer operation set the demand to {demand.size}")
+    late = now >= operation.deadline
+    if not late and operation.failures < MAX_START_FAILURES:
+        return None
+    if not late:
+        reason = f"{operation.failures} nodes failed to start"
+    else:
+        reason = f"{ready} of {operation.size} nodes were ready at the deadline"
+    if operation.min_size is not None and ready >= operation.min_size:
+        return Verdict(operation.id, OperationState.SUCCEEDED, reason, settle_at=ready)
+    return Verdict(operation.id, OperationState.ROLLED_BACK, reason)
+
+
+def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
+    """What to start and what to end so that the nodes match the demand."""
+    pool = snapshot.pool
+    target = wanted(pool, snapshot.demand, snapshot.leases, now)
+    head = next((node for node in snapshot.nodes if node.is_head and node.state not in _GOING), None)
+    end: dict[str, str] = {}
+    keep: list[Node] = []
+    for node in snapshot.nodes:
+        reason = _why_end(node, pool, head, target, now)
+        if reason:
+            end[node.id] = reason
+        elif node.state not in _GOING:
+            keep.append(node)
+    drain: list[str] = []
+    for node in _first_to_go(keep)[: max(0, len(keep) - target)]:
+        if node.state is NodeState.READY and node.busy:
+            drain.append(node.id)
+        else:
+            end[node.id] = f"the demand is {target}"
+    going = set(end) | set(drain)
+    have = [node for node in keep if node.id not in going]
+    may_start = not (pool.cooldown_until and pool.cooldown_until > now) or _has_open(snapshot)
+    missing = target - len(have) if may_start else 0
+    # A head that is still on its way out holds its files and its place: the next one starts when it is gone.
+    head_gone = not any(node.is_head for node in snapshot.nodes)
+    head_ready = head is not None and head.id not in going and head.state is NodeState.READY
+    return NodePlan(
+        start_head=missing > 0 and head_gone,
+        start_workers=max(0, missing) if head_ready else 0,
+        drain=tuple(drain),
+        end=tuple(end.items()),
+    )
+
+
+def _has_open(snapshot: Snapshot) -> bool:
+    return any(operation.state is OperationState.OPEN for operation in snapshot.operations)
+
+
+def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float) -> str | None:
+    """The reason for which a node has to be ended whatever the demand is; None to leave it to the demand."""
+    if node.state is NodeState.ENDING:
+        return None
+    if node.state is NodeState.FAILED:
+        return node.error or "it failed"
+    if node.epoch != pool.epoch:
+        return "it belongs to an earlier life of the pool"
+    if target == 0:
+        return f'pool "{pool.name}" goes down'
+    if not node.is_head and (head is None or node.head_id != head.id):
+        return "its head is gone"
+    if node.state in _COMING and now >= node.start_deadline:
+        return "it was not up at its deadline"
+    if node.state is NodeState.DRAINING and (not node.busy or now >= (node.drain_deadline or 0.0)):
+        return "it has drained"
+    return None
+
+
+def _first_to_go(nodes: list[Node]) -> list[Node]:
+    """Workers, in the order they are given up: not yet ready, idle, busy; the youngest first. The head never."""
+
+    def rank(node: Node) -> tuple[int, float, str]:
+        stage = 0 if node.state in _COMING else 2 if node.busy else 1
+        return stage, -node.created_at, node.id
+
+    return sorted((node for node in nodes if not node.is_head), key=rank)

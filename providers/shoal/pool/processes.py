@@ -1,0 +1,173 @@
+"""Processes of this host: telling them apart for good, starting them detached, finding and ending all of a node's.
+
+A pid alone names nothing: it is reused. A process here is boot id, pid and start time in kernel ticks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+NODE_TAG = "SHOAL_NODE_ID"
+"""Environment variable that every process of a node inherits, whatever session it moves to."""
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process, for good."""
+
+    boot: str
+    pid: int
+    start: int  # clock ticks after boot
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """The identity of a process that runs now; None where there is none (a zombie has ended)."""
+        stat = _stat(pid)
+        return None if stat is None else cls(boot_id(), pid, stat.start)
+
+    @classmethod
+    def mine(cls) -> ProcessId:
+        """The identity of the calling process."""
+        me = cls.of(os.getpid())
+        assert me is not None
+        return me
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ProcessId:
+        """The reverse of :meth:`to_json`."""
+        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept in the store."""
+        return asdict(self)
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return self.of(self.pid) == self
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+@dataclass(frozen=True)
+class _Stat:
+    session: int
+    start: int
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Changes with every boot: no process of an older one is alive."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        # The name in the second field may hold spaces and parentheses: read on after the last one.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return _Stat(session=int(fields[3]), start=int(fields[19]))
+
+
+_DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\nos.execve(sys.argv[1], sys.argv[1:], os.environ)"
+
+
+def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
+    """Start a process that outlives the caller, its process group and its terminal.
+
+    It leads a session of its own and is a child of init at once, so the caller keeps no zombie of it.
+
+    Args:
+        argv: Program (an absolute path) and arguments.
+        env: Its whole environment.
+        log: File that its standard output and error are appended to.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            check=True,
+        )
+
+
+def of_node(node_id: str, folder: Path, supervisor: ProcessId | None) -> list[ProcessId]:
+    """Every process that belongs to a node, the caller left out.
+
+    Three signs, because each misses some: the environment tag (Ray's agents overwrite theirs with their title), files
+    open under the node's folder, and the supervisor's session (job drivers have their own).
+    """
+    session = supervisor.pid if supervisor and supervisor.boot == boot_id() and _owns_session(supervisor) else None
+    tag = f"{NODE_TAG}={node_id}".encode()
+    found = []
+    for pid in _pids():
+        stat = _stat(pid)
+        if stat is None or pid == os.getpid():
+            continue
+        if (session is not None and stat.session == session) or _has_tag(pid, tag) or _has_open(pid, folder):
+            found.append(ProcessId(boot_id(), pid, stat.start))
+    return found
+
+
+def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[ProcessId]:
+    """SIGKILL what `find` finds until it finds nothing.
+
+    Args:
+        find: Looks anew at each call, so that what was being forked meanwhile is found too.
+        patience: Seconds to keep trying (a process in an uninterruptible call takes its time).
+
+    Returns:
+        What is still there at the end: empty when all have ended.
+    """
+    until = time.monotonic() + patience
+    while left := find():
+        for process in left:
+            process.signal(signal.SIGKILL)
+        if time.monotonic() > until:
+            return left
+        time.sleep(0.02)  # the kernel takes them down in the background
+    return []
+
+
+def _owns_session(supervisor: ProcessId) -> bool:
+    """False when the pid now leads somebody else's session; the kernel reuses no pid that is still a session's id."""
+    now = ProcessId.of(supervisor.pid)
+    return now is None or now == supervisor
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _has_tag(pid: int, tag: bytes) -> bool:
+    try:
+        return tag in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # ended meanwhile, or another user's
+        return False
+
+
+def _has_open(pid: int, folder: Path) -> bool:
+    prefix = f"{folder}/"
+    try:
+        return any(os.readlink(entry.path).startswith(prefix) for entry in os.scandir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False

@@ -1,0 +1,103 @@
+"""What a pool is, and the one parser of every way to say it: URI, `PoolSpec`, Airflow connection, Prefect block."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shoal.errors import InvalidArgumentError
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
+
+
+class PoolSpec(BaseModel):
+    """A pool of Ray nodes.
+
+    Raises:
+        InvalidArgumentError: From :meth:`parse`, naming the field that is wrong.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
+    backend: Annotated[Literal["local"], Field(description="Where its nodes run: `local` is this machine.")] = "local"
+    min_nodes: Annotated[int, Field(ge=1, description="Nodes held while it is up; the head counts.")] = 1
+    max_nodes: Annotated[int, Field(ge=1, le=1000, description="The most nodes it may ever have.")] = 4
+    cpus_per_node: Annotated[int, Field(ge=1, le=1024, description="CPUs that each node offers.")] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=64, description="GPUs that each node offers.")] = 0
+    object_store_mb: Annotated[int, Field(ge=80, description="Shared memory of a node's object store, in MB.")] = 128
+    idle_timeout: Annotated[
+        float | None,
+        Field(gt=0, description="Seconds without job, lease or request after which the pool goes down; none: never."),
+    ] = 24 * 3600.0  # a day: a daily pipeline keeps its pool, one forgotten over the weekend goes
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f'"{self.name}" is no legal pool name: {_NAME_RULE}')
+        if self.min_nodes > self.max_nodes:
+            raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
+        return self
+
+    @classmethod
+    def parse(cls, source: str | PoolSpec | dict[str, Any]) -> PoolSpec:
+        """Make a spec of a URI (``local://retrain?max_nodes=4``), a mapping of its fields, or a spec.
+
+        Raises:
+            InvalidArgumentError: An unknown backend or option, an illegal name, or a value out of range.
+        """
+        if isinstance(source, PoolSpec):
+            return source
+        fields = dict(source) if isinstance(source, dict) else _fields_of_uri(source)
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InvalidArgumentError(_readable(error)) from None
+
+    @property
+    def uri(self) -> str:
+        """The URI that :meth:`parse` makes this spec of."""
+        given = self.model_dump(exclude_defaults=True, exclude={"name", "backend"})
+        query = "&".join(f"{key}={'none' if value is None else value}" for key, value in given.items())
+        return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
+
+
+def is_uri(source: str) -> bool:
+    """True for ``local://name…``, False for a bare pool name."""
+    return "://" in source
+
+
+def _fields_of_uri(uri: str) -> dict[str, Any]:
+    parts = urlsplit(uri)
+    if not parts.scheme or "://" not in uri:
+        raise InvalidArgumentError(f'"{uri}" is no pool URI; one looks like local://retrain?max_nodes=4')
+    if parts.path.strip("/") or parts.fragment or parts.username or parts.port:
+        raise InvalidArgumentError(f'"{uri}": a local pool is local://NAME?option=value and nothing else')
+    fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
+    for key, value in parse_qsl(parts.query, keep_blank_values=True):
+        if key in fields:
+            raise InvalidArgumentError(f'"{uri}" gives {key} twice')
+        fields[key] = None if value.lower() == "none" else value
+    return fields
+
+
+def _readable(error: ValidationError) -> str:
+    legal = list(PoolSpec.model_fields)
+    said = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(field, legal, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"legal: {', '.join(sorted(legal))}"
+            said.append(f"unknown pool option {field}: {hint}")
+        elif field == "backend":
+            said.append(f'unknown backend "{problem["input"]}": local is the one there is')
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            said.append(f"{field}={problem['input']!r}: {message}" if field else message)
+    return "; ".join(said)

@@ -1,0 +1,223 @@
+"""The process that owns one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
+
+It claims its row before it starts anything, and goes on proving the node's right to exist: when the row is gone, was
+given to another, or says that the node shall end, it ends the node and itself. So even a process that was paused
+between intent and act cannot leave a node that nobody owns. A store that cannot be reached is no such answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from shoal.errors import StoreError
+from shoal.pool import processes
+from shoal.pool.backends.local import node_folder
+from shoal.pool.processes import ProcessId
+from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import DRAIN_GRACE, KILL_PATIENCE, STORE_PATIENCE, SUPERVISOR_PERIOD
+from shoal.state import Store
+from shoal.state.home import runtime_root
+from shoal.state.locks import open_locked
+from shoal.state.schema import Node, NodeState, Pool
+
+log = logging.getLogger("shoal.supervisor")
+
+
+class Member(Protocol):
+    """What a supervisor owns: a Ray node, or in the crash tests something tiny."""
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """Where it is reached."""
+
+    def dead(self) -> str | None:
+        """What of it has ended by itself."""
+
+    def busy(self) -> bool:
+        """Whether it works."""
+
+    def drain(self, seconds: float, reason: str) -> None:
+        """Give it no new work."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+Start = Callable[[Node, PoolSpec, str | None, Path], Member]
+"""Makes the member of a node's row: (row, pool's spec, the head's address or None, its folder)."""
+
+
+class _Ended(Exception):
+    """The node has no right to exist any more."""
+
+
+class Supervisor:
+    """One node's owner.
+
+    Args:
+        node_id: Its row.
+        epoch: The pool's epoch it was planned in.
+        start: Makes the node.
+    """
+
+    def __init__(self, node_id: str, epoch: int, start: Start) -> None:
+        self._id = node_id
+        self._epoch = epoch
+        self._start = start
+        self._me = ProcessId.mine()
+        self._folder = node_folder(node_id)
+        self._stopping = False
+        self._store_seen = time.monotonic()
+
+    def run(self) -> int:
+        """Own the node until its end; returns the exit code."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._store = Store(migrate=False)
+        claimed = self._claim()
+        if claimed is None:
+            log.info("node %s is not mine to start", self._id)
+            return 0
+        node, spec, gcs = claimed
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        member: Member | None = None
+        try:
+            member = self._bring_up(node, spec, gcs)
+            self._report(state=NodeState.READY, endpoint=member.endpoint)
+            log.info("%s is ready", node.name)
+            self._watch(member)
+        except _Ended as reason:
+            log.info("%s ends: %s", node.name, reason)
+            return 0
+        except Exception as error:
+            log.exception("%s failed", node.name)
+            self._fail(f"{type(error).__name__}: {error}")
+            return 1
+        finally:
+            self._take_down(member)
+        return 0
+
+    def _claim(self) -> tuple[Node, PoolSpec, str | None] | None:
+        """Take the row, unless it is gone, another's, or no longer wanted."""
+        with self._store.transaction() as session:
+            node = session.get(Node, self._id, with_for_update=True)
+            if node is None or node.epoch != self._epoch or node.supervisor or node.state is not NodeState.PLANNED:
+                return None
+            pool = session.get_one(Pool, node.pool)
+            head = session.get(Node, node.head_id) if node.head_id else None
+            if not node.is_head and (head is None or head.endpoint is None):
+                return None
+            node.supervisor = self._me.to_json()
+            node.state = NodeState.STARTING
+            return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
+
+    def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
+        """Start the node when its turn has come: of two that start at once on 2 cores, at least one times out."""
+        while True:
+            self._right_to_exist()
+            with open_locked(runtime_root().parent / "start.lock", wait=False) as mine:
+                if mine:
+                    self._right_to_exist()
+                    return self._start(node, spec, gcs, self._folder)
+            time.sleep(0.05)
+
+    def _watch(self, member: Member) -> None:
+        busy = draining = False
+        while True:
+            row = self._right_to_exist()
+            if why := member.dead():
+                raise RuntimeError(f"{why} ended by itself")
+            if row and row.state is NodeState.DRAINING and not draining:
+                draining = True
+                member.drain(max(1.0, (row.drain_deadline or 0.0) - time.time() or DRAIN_GRACE), "the pool shrinks")
+            if (now_busy := member.busy()) != busy:
+                busy = now_busy
+                self._report(busy=busy)
+            self._pause()
+
+    def _right_to_exist(self) -> Node | None:
+        """The row, while the node may live; None while the store cannot be asked.
+
+        Raises:
+            _Ended: It may not.
+        """
+        if self._stopping:
+            raise _Ended("asked by signal")
+        if not self._store.exists():
+            raise _Ended("the store is gone")
+        try:
+            with self._store.transaction() as session:
+                node = session.get(Node, self._id)
+        except StoreError:
+            if time.monotonic() - self._store_seen > STORE_PATIENCE:
+                raise _Ended(f"the store could not be reached for {STORE_PATIENCE:.0f} s") from None
+            return None
+        self._store_seen = time.monotonic()
+        if node is None or node.epoch != self._epoch:
+            raise _Ended("its row is gone")
+        if node.supervisor != self._me.to_json():
+            raise _Ended("its row was given to another")
+        if node.state is NodeState.ENDING:
+            raise _Ended(node.error or "its row says so")
+        if node.state is NodeState.STARTING and time.time() > node.start_deadline:
+            raise _Ended("it was not up at its deadline")
+        return node
+
+    def _report(self, **fields: object) -> None:
+        """Write to the row, as long as it is this supervisor's."""
+        with self._store.transaction() as session:
+            node = session.get(Node, self._id, with_for_update=True)
+            if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
+                raise _Ended("its row was taken away")
+            for name, value in fields.items():
+                setattr(node, name, value)
+
+    def _fail(self, error: str) -> None:
+        try:
+            self._report(state=NodeState.FAILED, error=error)
+        except (_Ended, StoreError) as nobody:
+            log.info("nobody to tell: %s", nobody)
+
+    def _take_down(self, member: Member | None) -> None:
+        if member:
+            try:
+                member.stop()
+            except Exception:
+                log.exception("could not be stopped in an orderly way")
+        processes.end_all(lambda: processes.of_node(self._id, self._folder, self._me), patience=KILL_PATIENCE)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._stopping = True
+
+    def _pause(self) -> None:
+        until = time.monotonic() + SUPERVISOR_PERIOD
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))  # short, because a signal does not cut a sleep short
+
+
+def start_raylet(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
+    """Start a Ray node (imports Ray)."""
+    from shoal.pool.backends.raylet import Raylet, RayletSpec
+
+    return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, spec.object_store_mb * 2**20, gcs))
+
+
+def main(start: Start = start_raylet) -> None:
+    """Entry point: ``NODE_ID EPOCH``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    os.chdir("/")  # keeps no folder of the caller's busy
+    node_id, epoch = sys.argv[1:3]
+    code = Supervisor(node_id, int(epoch), start).run()
+    logging.shutdown()
+    os._exit(code)  # Ray's threads may hang at interpreter exit; nothing is left to clean up
+
+
+if __name__ == "__main__":
+    main()

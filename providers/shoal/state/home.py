@@ -1,0 +1,44 @@
+"""Where shoal keeps its files on this host."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+from shoal.errors import StoreError
+
+
+def home() -> Path:
+    """``$SHOAL_HOME``, by default ``~/.shoal``; made with mode 0700 where it does not exist.
+
+    Raises:
+        StoreError: The folder cannot be made or written.
+    """
+    path = Path(os.environ.get("SHOAL_HOME") or "~/.shoal").expanduser().absolute()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"SHOAL_HOME {path} cannot be made: {error}. Set SHOAL_HOME to a folder you can write"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise StoreError(f"SHOAL_HOME {path} is not writable. Set SHOAL_HOME to a folder you can write")
+    return path
+
+
+def subfolder(*parts: str) -> Path:
+    """A folder under :func:`home`, made where it does not exist."""
+    path = home().joinpath(*parts)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def runtime_root() -> Path:
+    """The folder of the node folders of this home: short, because Ray puts AF_UNIX sockets (108 bytes at most) there.
+
+    One per home, so that two homes on one host never take each other's nodes for leftovers.
+    """
+    digest = sha256(os.fsencode(home())).hexdigest()[:6]
+    return Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}" / digest

@@ -1,0 +1,211 @@
+"""The tables, and the states their rows go through. Times are seconds since the epoch (UTC)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import JSON, Enum, ForeignKey, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class PoolState(StrEnum):
+    """What is wanted of a pool as a whole."""
+
+    UP = "up"
+    """It should run: its nodes are held at its demand."""
+    STOPPING = "stopping"
+    """`down()` was asked: every node is being ended."""
+    DOWN = "down"
+    """No node is left. Only `up()` leaves this state."""
+
+
+class NodeState(StrEnum):
+    """A node's way from intent to being forgotten. Its row exists before it does and goes when its end was seen."""
+
+    PLANNED = "planned"
+    """Intent only: a supervisor may or may not have been spawned, none has claimed the row yet."""
+    STARTING = "starting"
+    """A supervisor has claimed the row and brings the node up."""
+    READY = "ready"
+    """Joined to the pool and able to take work."""
+    DRAINING = "draining"
+    """Chosen to go: takes no new work, and is ended once idle or past its grace period."""
+    FAILED = "failed"
+    """Never came up, or died; what is left of it has still to be ended."""
+    ENDING = "ending"
+    """Its processes are being ended; the row goes when none was seen."""
+
+
+class OperationKind(StrEnum):
+    """What a journaled operation changes."""
+
+    UP = "up"
+    SCALE = "scale"
+
+
+class OperationState(StrEnum):
+    """How far a journaled operation is."""
+
+    OPEN = "open"
+    """Accepted; the reconciler works towards it until its deadline."""
+    SUCCEEDED = "succeeded"
+    """Its size was reached, or at least its minimum by its deadline."""
+    ROLLED_BACK = "rolled_back"
+    """It failed; its demand was withdrawn and the one before it restored."""
+    SUPERSEDED = "superseded"
+    """A newer operation, or `down()`, took its place before it was through."""
+
+
+class JobState(StrEnum):
+    """How far one attempt of a job is."""
+
+    PENDING = "pending"
+    """Accepted here; its driver has not reported yet."""
+    RUNNING = "running"
+    """Its driver runs."""
+    SUCCEEDED = "succeeded"
+    """It has a result."""
+    FAILED = "failed"
+    """It ended without a result; `error` says why."""
+    CANCELLED = "cancelled"
+    """Somebody ended it, or nobody asked about it for longer than `orphan_after`."""
+
+
+JOB_ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
+def _state(enum: type[StrEnum]) -> Enum:
+    """Stored as the member's value in a plain string column, so that a new member needs no migration."""
+    return Enum(enum, native_enum=False, length=20, values_callable=lambda e: [member.value for member in e])
+
+
+class Base(DeclarativeBase):
+    """What the tables share."""
+
+    type_annotation_map = {dict[str, Any]: JSON, dict[str, str]: JSON, str: String(255)}  # noqa: RUF012
+
+
+class Pool(Base):
+    """A named set of nodes: its spec, and what is wanted of it as a whole."""
+
+    __tablename__ = "pools"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    spec: Mapped[dict[str, Any]]
+    state: Mapped[PoolState] = mapped_column(_state(PoolState))
+    host: Mapped[str]
+    min_nodes: Mapped[int]
+    max_nodes: Mapped[int]
+    epoch: Mapped[int]  # counts its lives, one an `up()`: nodes of an older one have no right to exist
+    next_node: Mapped[int]  # number of the next node's name; never used twice in one life
+    owner: Mapped[dict[str, Any] | None]  # the process that an embedded pool dies with; None for every other
+    cooldown_until: Mapped[float | None]  # no replacement is started before, after nodes failed with no operation open
+    created_at: Mapped[float]
+    touched_at: Mapped[float]  # last time somebody wanted something of it; `idle_timeout` counts from here
+
+
+class Demand(Base):
+    """A pool's base demand: how many nodes `scale_cluster` (or `up`) last asked for."""
+
+    __tablename__ = "demand"
+
+    pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), primary_key=True)
+    size: Mapped[int]
+    operation_id: Mapped[str | None]  # who set it: only that operation's rollback may withdraw it
+    set_at: Mapped[float]
+
+
+class Lease(Base):
+    """A run's claim on a number of nodes, with a time to live."""
+
+    __tablename__ = "leases"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
+    holder: Mapped[str]
+    size: Mapped[int]
+    epoch: Mapped[int]
+    expires_at: Mapped[float]
+    created_at: Mapped[float]
+
+
+class Operation(Base):
+    """One journaled change of size."""
+
+    __tablename__ = "operations"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
+    kind: Mapped[OperationKind] = mapped_column(_state(OperationKind))
+    state: Mapped[OperationState] = mapped_column(_state(OperationState), index=True)
+    holder: Mapped[str]
+    size: Mapped[int]
+    min_size: Mapped[int | None]  # `block_until_min_cluster_size`
+    replaced_size: Mapped[int | None]  # the base demand it took the place of: what its rollback restores
+    replaced_operation_id: Mapped[str | None]
+    deadline: Mapped[float]
+    failures: Mapped[int]  # nodes that failed to start under it
+    node_errors: Mapped[dict[str, str]]  # node name -> what went wrong
+    error: Mapped[str | None] = mapped_column(String)
+    created_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class Node(Base):
+    """One node: intent, owner, and what its supervisor last said of it."""
+
+    __tablename__ = "nodes"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
+    name: Mapped[str]
+    is_head: Mapped[bool]
+    state: Mapped[NodeState] = mapped_column(_state(NodeState))
+    epoch: Mapped[int]  # the pool's epoch that it was planned in
+    head_id: Mapped[str | None]  # the head it joins; a worker does not outlive its head
+    operation_id: Mapped[str | None]  # the operation open when it was planned, told of its failure
+    cpus: Mapped[int]
+    gpus: Mapped[int]
+    supervisor: Mapped[dict[str, Any] | None]  # process identity (boot id, pid, start ticks), written by its own claim
+    endpoint: Mapped[dict[str, str] | None]  # where to reach it, once ready
+    busy: Mapped[bool]  # as last reported by its supervisor
+    spawned_at: Mapped[float | None]  # when a supervisor was last spawned for it
+    start_deadline: Mapped[float]
+    drain_deadline: Mapped[float | None]
+    error: Mapped[str | None] = mapped_column(String)
+    created_at: Mapped[float]
+
+
+class Job(Base):
+    """One attempt of a training run."""
+
+    __tablename__ = "jobs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(index=True)  # no foreign key: a job's record outlives its pool
+    holder: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
+    endpoint: Mapped[dict[str, str]]  # the head it was submitted to
+    driver: Mapped[dict[str, Any] | None]  # process identity of its driver
+    orphan_after: Mapped[float | None]  # seconds without anybody asking, after which it ends itself
+    asked_at: Mapped[float]  # last time somebody asked about it
+    collected_at: Mapped[float | None]  # when its result was handed out
+    result: Mapped[dict[str, Any] | None]
+    error: Mapped[str | None] = mapped_column(String)
+    mlflow_run_id: Mapped[str | None]
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class Lock(Base):
+    """A named lock with a time to live, for what must not happen twice at once (promoting a model)."""
+
+    __tablename__ = "locks"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str]
+    expires_at: Mapped[float]

@@ -1,0 +1,58 @@
+"""What all tests share: a home of their own, and one real local pool for the whole session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_home() -> Iterator[Path]:
+    """`$SHOAL_HOME` of the session: nothing touches the developer's own."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
+    before = {name: os.environ.get(name) for name in ("SHOAL_HOME", "SHOAL_POOL", "SHOAL_STATE_URL", "RAY_ADDRESS")}
+    for name in before:
+        os.environ.pop(name, None)
+    os.environ["SHOAL_HOME"] = str(folder)
+    yield folder
+    from shoal.state.home import runtime_root
+
+    shutil.rmtree(runtime_root(), ignore_errors=True)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def fresh_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home for one test: its own store, its own pools."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
+    monkeypatch.setenv("SHOAL_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_pool(session_home: Path) -> Iterator:
+    """The one real pool of the session: up with its head, 1 CPU a node, 4 nodes at most."""
+    from shoal import ComputePool
+
+    pool = ComputePool("local://tests?max_nodes=4").up()
+    yield pool
+    pool.down()
+    assert pool.sweep() == []
+
+
+@pytest.fixture
+def pool(real_pool):
+    """The session's pool with 3 nodes."""
+    if len(real_pool.get_nodes()) != 3:
+        real_pool.scale(3)
+    return real_pool
