@@ -32,11 +32,16 @@ def session_home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def fresh_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fresh_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home for one test: its own store, its own pools."""
+    from shoal.state.home import runtime_root
+
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
-    monkeypatch.setenv("SHOAL_HOME", str(folder))
-    return folder
+    with monkeypatch.context() as patch:
+        patch.setenv("SHOAL_HOME", str(folder))
+        yield folder
+        shutil.rmtree(runtime_root(), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -204,8 +204,8 @@ class ComputePool:
 
     def describe(self) -> PoolStatus:
         """The pool as it stands. Reading never scales."""
-        with self._store.transaction() as session:
-            snapshot = journal.load(session, self.name)
+        with self._store.reading() as session:
+            snapshot = journal.load(session, self.name, lock=False)
         now = time.time()
         pool = snapshot.pool
         nodes = [(node, _state_seen(node, pool)) for node in snapshot.nodes]
@@ -242,8 +242,8 @@ class ComputePool:
         Raises:
             PoolDownError: It is not up, has no head that is ready, or is bound to another machine.
         """
-        with self._store.transaction() as session:
-            snapshot = journal.load(session, self.name)
+        with self._store.reading() as session:
+            snapshot = journal.load(session, self.name, lock=False)
         journal.require_up(snapshot.pool)
         for node in snapshot.nodes:
             if node.is_head and _state_seen(node, snapshot.pool) is NodeState.READY and node.endpoint:
@@ -300,7 +300,7 @@ class ComputePool:
             time.sleep(WAIT_PERIOD)
 
     def _operation(self, operation_id: str) -> Operation:
-        with self._store.transaction() as session:
+        with self._store.reading() as session:
             return session.get_one(Operation, operation_id)
 
 
@@ -372,7 +372,7 @@ def alter_pool(pool_name: str, *, min_nodes: int | None = None, max_nodes: int |
 def list_pools(store: Store | None = None) -> list[PoolStatus]:
     """Every pool of this store."""
     store = store or Store()
-    with store.transaction() as session:
+    with store.reading() as session:
         names = journal.pool_names(session)
     return [ComputePool(name, store=store).describe() for name in names]
 
@@ -381,7 +381,7 @@ def sweep(store: Store | None = None) -> list[str]:
     """End what nobody owns on this host; safe at any time. Returns what was done, a sentence each."""
     store = store or Store()
     did = _reconcile.sweep(store)
-    with store.transaction() as session:
+    with store.reading() as session:
         alive = session.scalars(select(Pool).where(Pool.state != PoolState.DOWN, Pool.host == host())).first()
     if alive:
         ensure_running()

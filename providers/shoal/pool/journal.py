@@ -40,13 +40,13 @@ def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
     return [pool.name for pool in rows if embedded or pool.owner is None]
 
 
-def load(session: Session, name: str) -> Snapshot:
-    """All rows of a pool, locked until the transaction ends.
+def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
+    """All rows of a pool, by default locked until the transaction ends.
 
     Raises:
         PoolNotFoundError: There is no such pool.
     """
-    pool = session.get(Pool, name, with_for_update=True, populate_existing=True)
+    pool = session.get(Pool, name, with_for_update=lock, populate_existing=True)
     if pool is None:
         raise PoolNotFoundError(name, pool_names(session))
     return Snapshot(

@@ -97,17 +97,23 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
         argv: Program (an absolute path) and arguments.
         env: Its whole environment.
         log: File that its standard output and error are appended to.
+
+    Raises:
+        OSError: The host lets no process start.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
-        subprocess.run(
+        code = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
             env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
-            check=True,
-        )
+            check=False,
+        ).returncode
+    # Killed: somebody ended the node whose tag it carries before it was even started, which is no failure of ours.
+    if code not in (0, -signal.SIGKILL):
+        raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
 
 def of_node(node_id: str, folder: Path, supervisor: ProcessId | None) -> list[ProcessId]:

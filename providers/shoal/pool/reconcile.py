@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
 from shoal.pool import journal
-from shoal.pool.backends import Backend, LocalBackend, NodeRef
+from shoal.pool.backends import BACKENDS, Backend, NodeRef
 from shoal.pool.backends.local import token_path
 from shoal.pool.holder import host
 from shoal.pool.processes import ProcessId
@@ -36,13 +36,12 @@ class Changes:
     ended: tuple[str, ...] = ()
 
 
-def reconcile(store: Store, name: str, *, backend: Backend | None = None, clock: Clock = time.time) -> Changes:
+def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     """Bring one pool's nodes to its demand, as far as that goes now.
 
     Args:
         store: The state store.
         name: The pool.
-        backend: Where its nodes run; this machine by default.
         clock: Time, for tests.
 
     Returns:
@@ -51,11 +50,11 @@ def reconcile(store: Store, name: str, *, backend: Backend | None = None, clock:
     Raises:
         PoolNotFoundError: There is no such pool.
     """
-    with store.transaction() as session:
-        snapshot = journal.load(session, name)
+    with store.reading() as session:
+        snapshot = journal.load(session, name, lock=False)
     if snapshot.pool.host != host():
         return Changes()
-    backend = backend or LocalBackend()
+    backend = BACKENDS[snapshot.pool.spec["backend"]]()
     claimed = [NodeRef.of(node) for node in snapshot.nodes if node.supervisor and node.state is not NodeState.ENDING]
     losses = {node.id: (node, reason) for node in claimed if (reason := backend.lost(node))}
     orphaned = snapshot.pool.owner is not None and not ProcessId.from_json(snapshot.pool.owner).alive()
@@ -94,20 +93,19 @@ def _tidy(store: Store, name: str) -> None:
             session.delete(pool)
 
 
-def sweep(store: Store, *, backend: Backend | None = None, clock: Clock = time.time) -> list[str]:
+def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
     """End what no live demand or operation owns, on this host. Safe at any time, concurrently, twice.
 
     Returns:
         What it did, a sentence each.
     """
-    backend = backend or LocalBackend()
     did: list[str] = []
-    with store.transaction() as session:
+    with store.reading() as session:
         names = journal.pool_names(session, embedded=True)
     for name in names:
         for _ in range(_SWEEP_PASSES):
             try:
-                changes = reconcile(store, name, backend=backend, clock=clock)
+                changes = reconcile(store, name, clock=clock)
             except PoolNotFoundError:
                 break  # an embedded pool, gone with its process
             did += [f"{name}: started {node}" for node in changes.started]
@@ -115,10 +113,12 @@ def sweep(store: Store, *, backend: Backend | None = None, clock: Clock = time.t
             if changes == Changes():
                 break
     # Folders first, rows second: a node that is there and has no row by then had one before, and lost it.
-    found = backend.existing()
-    with store.transaction() as session:
+    backends = [make() for make in BACKENDS.values()]
+    found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
+    with store.reading() as session:
         known = set(session.scalars(select(Node.id)))
-    leftovers = [NodeRef(node_id, node_id, "", 0, None) for node_id in found if node_id not in known]
-    for node_id, problem in (backend.end(leftovers) if leftovers else {}).items():
-        did.append(f"left-over node {node_id}: {problem or 'ended'}")
+    for backend, node_id in found:
+        if node_id not in known:
+            problem = backend.end([NodeRef(node_id, node_id, "", 0, None)])[node_id]
+            did.append(f"left-over node {node_id}: {problem or 'ended'}")
     return did

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool import journal
-from shoal.pool.backends.local import LocalBackend, inherited_environment
+from shoal.pool.backends.local import inherited_environment
 from shoal.pool.holder import host
 from shoal.pool.processes import spawn_detached
 from shoal.pool.reconcile import reconcile
@@ -66,7 +66,7 @@ def run() -> None:
 def _reconcile_one(store: Store, name: str) -> None:
     try:
         _end_forgotten(store, name)
-        changes = reconcile(store, name, backend=LocalBackend())
+        changes = reconcile(store, name)
     except PoolNotFoundError:
         return
     except Exception:
@@ -78,7 +78,7 @@ def _reconcile_one(store: Store, name: str) -> None:
 
 def _to_look_after(store: Store) -> list[str]:
     try:
-        with store.transaction() as session:
+        with store.reading() as session:
             rows = session.scalars(select(Pool).where(Pool.state != PoolState.DOWN, Pool.host == host()))
             return [pool.name for pool in rows]
     except StoreError as error:

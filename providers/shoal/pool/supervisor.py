@@ -153,7 +153,7 @@ class Supervisor:
         if not self._store.exists():
             raise _Ended("the store is gone")
         try:
-            with self._store.transaction() as session:
+            with self._store.reading() as session:
                 node = session.get(Node, self._id)
         except StoreError:
             if time.monotonic() - self._store_seen > STORE_PATIENCE:

@@ -25,7 +25,7 @@ def which_pool(store: Store, name: str | None = None) -> str:
         InvalidArgumentError: None was named and there is none, or more than one.
     """
     given = name or os.environ.get(POOL_VARIABLE)
-    with store.transaction() as session:
+    with store.reading() as session:
         known = journal.pool_names(session)
         if given:
             if session.get(Pool, given) is None:

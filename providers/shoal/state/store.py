@@ -30,6 +30,9 @@ _BUSY_TIMEOUT_S = 30.0
 """How long a write waits for another one: far above any transaction of ours, far below an operation's deadline."""
 
 
+_READ_ONLY = {"shoal_reads": True}
+
+
 def default_url() -> str:
     """``$SHOAL_STATE_URL``, by default a SQLite file in ``$SHOAL_HOME``."""
     return os.environ.get("SHOAL_STATE_URL") or f"sqlite:///{home() / 'state.db'}"
@@ -66,6 +69,19 @@ class Store:
         except SQLAlchemyError as error:
             raise _explain(error, self.url) from error
 
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """One consistent look, which waits for no writer and holds none up.
+
+        Raises:
+            StoreError: The database refused.
+        """
+        try:
+            with Session(self._engine.execution_options(**_READ_ONLY), expire_on_commit=False) as session:
+                yield session
+        except SQLAlchemyError as error:
+            raise _explain(error, self.url) from error
+
     def exists(self) -> bool:
         """False where the database file was removed."""
         path = _sqlite_path(self.url)
@@ -91,7 +107,7 @@ class Store:
             raise _explain(error, self.url) from error
 
     def _version(self) -> str | None:
-        with self._engine.connect() as connection:
+        with self._engine.execution_options(**_READ_ONLY).connect() as connection:
             if not self._engine.dialect.has_table(connection, "alembic_version"):
                 return None
             return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
@@ -113,7 +129,8 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get("shoal_reads")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.pool import processes
@@ -66,6 +67,8 @@ class LocalBackend:
         if stuck := processes.end_all(find, patience=KILL_PATIENCE):
             return f"processes {', '.join(str(process.pid) for process in stuck)} do not end"
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.parent.rmdir()  # the last node of this home takes the root along
         return f"{folder} cannot be removed" if folder.exists() else None
 
     def existing(self) -> list[str]:

@@ -1,0 +1,64 @@
+# `make help` lists the targets. Everything runs from .venv, which `install` makes; a second call is quick.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Compiled modules are kept: without them every Ray worker compiles its imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+# uv does not read pip's own variable for folders of wheels.
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+endif
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DO_NOT_TRACK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-fast lint format bench soak clean lock
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP)  ## Make the environment in .venv
+
+# torch's CPU wheel where there is one at hand, else the registry's build.
+$(STAMP): requirements/dev.txt pyproject.toml
+	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv \
+		|| { $(PYTHON) -m venv $(VENV)/uv && $(VENV)/uv/bin/pip install --quiet uv; }
+	@uv=$$(command -v uv || { test -x $(VENV)/uv/bin/uv && echo $(VENV)/uv/bin/uv; } || echo "$(PYTHON) -m uv"); \
+	test -x $(BIN)/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV); \
+	export VIRTUAL_ENV=$(CURDIR)/$(VENV); \
+	$$uv pip install --quiet -r requirements/dev.txt 'torch==2.13.0+cpu' 2>/dev/null \
+		|| $$uv pip install --quiet -r requirements/dev.txt 'torch==2.13.0'; \
+	$$uv pip install --quiet --no-deps -e .
+	@touch $@
+
+run: install  ## Retrain on a year of flights: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
+	@$(BIN)/python -m shoal.examples.flights
+
+test: install  ## Every test, on a real local pool
+	@$(BIN)/python -m pytest
+
+test-fast: install  ## The tests that need neither Ray nor a server
+	@$(BIN)/python -m pytest -m "not ray and not server"
+
+lint: install  ## ruff, mypy, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: install  ## Let ruff put everything into shape
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+bench: install  ## Measure against the peers, in one run
+	@$(BIN)/python -m tests.benchmarks
+
+lock:  ## Pin the development environment anew (no index address, no local path; torch is installed by itself)
+	@uv pip compile --quiet --upgrade pyproject.toml --group dev --python-version 3.11 --no-emit-index-url \
+		--no-emit-find-links --no-emit-package torch --no-annotate --no-header -o requirements/dev.txt
+
+clean:  ## Remove the environment and every cache
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

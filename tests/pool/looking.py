@@ -1,0 +1,52 @@
+"""Looking at the machine: what of a home's pools is there, processes and rows and folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sqlalchemy import select
+
+from shoal.pool import processes
+from shoal.pool.processes import NODE_TAG, ProcessId
+from shoal.state import Store, home
+from shoal.state.home import runtime_root
+from shoal.state.schema import Node
+
+
+def rows() -> list[Node]:
+    with Store().transaction() as session:
+        return list(session.scalars(select(Node).order_by(Node.created_at)))
+
+
+def tagged() -> list[int]:
+    """Processes of any node of this home, by their environment."""
+    mine = f"SHOAL_HOME={home()}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid() or ProcessId.of(int(name)) is None:
+            continue
+        try:
+            environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mine in environ and any(entry.startswith(f"{NODE_TAG}=".encode()) for entry in environ):
+            found.append(int(name))
+    return found
+
+
+def folders() -> list[str]:
+    root = runtime_root()
+    return sorted(entry.name for entry in root.iterdir()) if root.exists() else []
+
+
+def node_processes(node: Node) -> list[ProcessId]:
+    supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
+    return processes.of_node(node.id, runtime_root() / node.id, supervisor)
+
+
+def nothing_left() -> None:
+    """No row, process or folder of any node of this home."""
+    assert [(node.name, node.state) for node in rows()] == []
+    assert tagged() == []
+    assert folders() == []

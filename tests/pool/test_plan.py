@@ -1,0 +1,161 @@
+"""The plan is pure: hours of timeouts in microseconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.pool.plan import NodePlan, Snapshot, Verdict, judge, plan_nodes, wanted
+from shoal.pool.tunables import MAX_START_FAILURES
+from shoal.state.schema import (
+    Demand,
+    Lease,
+    Node,
+    NodeState,
+    Operation,
+    OperationKind,
+    OperationState,
+    Pool,
+    PoolState,
+)
+
+NOW = 1_000_000.0
+
+
+def pool(**fields):
+    return Pool(**{"name": "p", "state": PoolState.UP, "min_nodes": 1, "max_nodes": 5, "epoch": 1} | fields)
+
+
+def head(state=NodeState.READY, **fields):
+    return node("head", state, is_head=True, head_id=None, **fields)
+
+
+def node(name, state=NodeState.READY, **fields):
+    defaults = {
+        "id": name, "name": name, "is_head": False, "state": state, "epoch": 1, "head_id": "head", "busy": False,
+        "start_deadline": NOW + 60, "created_at": NOW,
+    }  # fmt: skip
+    return Node(**defaults | fields)
+
+
+def operation(size, **fields):
+    defaults = {
+        "id": "op", "kind": OperationKind.SCALE, "state": OperationState.OPEN, "size": size, "deadline": NOW + 720,
+        "failures": 0, "node_errors": {}, "replaced_size": 1,
+    }  # fmt: skip
+    return Operation(**defaults | fields)
+
+
+def snapshot(*nodes, size=1, leases=(), operations=(), of=None, set_by="op"):
+    demand = Demand(pool="p", size=size, operation_id=set_by, set_at=NOW)
+    return Snapshot(of or pool(), demand, tuple(leases), tuple(operations), tuple(nodes))
+
+
+def lease(size, until):
+    return Lease(id=f"l{size}", holder="h", size=size, epoch=1, expires_at=until)
+
+
+def test_the_largest_live_demand_wins_within_the_limits():
+    demand = Demand(size=2)
+    assert wanted(pool(), demand, [], NOW) == 2
+    assert wanted(pool(), demand, [lease(4, NOW + 1), lease(5, NOW - 1)], NOW) == 4
+    assert wanted(pool(min_nodes=3), demand, [], NOW) == 3
+    assert wanted(pool(max_nodes=3), demand, [lease(4, NOW + 1)], NOW) == 3
+    assert wanted(pool(), None, [], NOW) == 1
+    assert wanted(pool(state=PoolState.STOPPING), demand, [lease(4, NOW + 1)], NOW) == 0
+
+
+def test_the_head_comes_first():
+    assert plan_nodes(snapshot(size=3), NOW) == NodePlan(start_head=True)
+    assert plan_nodes(snapshot(head(NodeState.STARTING), size=3), NOW) == NodePlan()
+    assert plan_nodes(snapshot(head(), size=3), NOW) == NodePlan(start_workers=2)
+
+
+def test_nodes_on_their_way_count():
+    assert plan_nodes(snapshot(head(), node("a", NodeState.PLANNED), size=3), NOW) == NodePlan(start_workers=1)
+
+
+def test_shrinking_gives_up_what_is_not_ready_then_idle_then_busy_and_never_the_head():
+    nodes = [head(busy=True), node("busy", busy=True), node("idle"), node("coming", NodeState.STARTING)]
+    assert [end[0] for end in plan_nodes(snapshot(*nodes, size=3), NOW).end] == ["coming"]
+    assert [end[0] for end in plan_nodes(snapshot(*nodes, size=2), NOW).end] == ["coming", "idle"]
+    plan = plan_nodes(snapshot(*nodes, size=1), NOW)
+    assert {end[0] for end in plan.end} == {"coming", "idle"}
+    assert plan.drain == ("busy",)
+
+
+def test_the_youngest_idle_node_goes_first():
+    plan = plan_nodes(snapshot(head(), node("old", created_at=NOW - 9), node("new"), size=2), NOW)
+    assert [end[0] for end in plan.end] == ["new"]
+
+
+def test_a_draining_node_ends_when_idle_or_out_of_grace():
+    def ends(**fields):
+        return bool(plan_nodes(snapshot(head(), node("a", NodeState.DRAINING, **fields)), NOW).end)
+
+    assert not ends(busy=True, drain_deadline=NOW + 1)
+    assert ends(busy=True, drain_deadline=NOW)
+    assert ends(busy=False, drain_deadline=NOW + 1)
+
+
+def test_a_head_that_fails_takes_its_workers_along_and_is_replaced_once_gone():
+    nodes = [head(NodeState.FAILED, error="killed"), node("a")]
+    plan = plan_nodes(snapshot(*nodes, size=2), NOW)
+    assert dict(plan.end) == {"head": "killed", "a": "its head is gone"}
+    assert not plan.start_head
+    assert plan_nodes(snapshot(size=2), NOW).start_head
+
+
+def test_what_was_not_up_at_its_deadline_is_ended_and_so_is_another_life():
+    late = node("late", NodeState.STARTING, start_deadline=NOW)
+    assert dict(plan_nodes(snapshot(head(), late, size=2), NOW).end) == {"late": "it was not up at its deadline"}
+    stale = node("stale", epoch=0)
+    assert dict(plan_nodes(snapshot(head(), stale, size=2), NOW).end)["stale"].startswith("it belongs to an earlier")
+
+
+def test_a_pool_going_down_ends_everything():
+    plan = plan_nodes(snapshot(head(), node("a"), of=pool(state=PoolState.STOPPING)), NOW)
+    assert {end[0] for end in plan.end} == {"head", "a"}
+
+
+def test_cooldown_holds_replacements_back_but_no_operation():
+    cooling = pool(cooldown_until=NOW + 5)
+    assert plan_nodes(snapshot(head(), size=2, of=cooling), NOW) == NodePlan()
+    assert plan_nodes(snapshot(head(), size=2, of=cooling), NOW + 6).start_workers == 1
+    assert plan_nodes(snapshot(head(), size=2, of=cooling, operations=[operation(2)]), NOW).start_workers == 1
+
+
+def verdicts(*nodes, size, **fields):
+    return judge(snapshot(*nodes, size=size, operations=[operation(size, **fields)]), NOW)
+
+
+def test_an_operation_succeeds_when_its_size_is_ready_and_nothing_is_left_over():
+    assert verdicts(head(), node("a"), size=2) == [Verdict("op", OperationState.SUCCEEDED)]
+    assert verdicts(head(), size=2) == []
+    assert verdicts(head(), node("a", NodeState.ENDING), size=1) == []
+    assert verdicts(head(), size=1) == [Verdict("op", OperationState.SUCCEEDED)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"), [({"deadline": NOW}, "1 of 3"), ({"failures": MAX_START_FAILURES}, "3 nodes")]
+)
+def test_past_its_deadline_or_failures_it_rolls_back(fields, reason):
+    [verdict] = verdicts(head(), size=3, **fields)
+    assert verdict.state is OperationState.ROLLED_BACK
+    assert verdict.reason is not None
+    assert verdict.reason.startswith(reason)
+
+
+def test_with_its_minimum_reached_it_settles_at_what_it_has():
+    [verdict] = verdicts(head(), node("a"), size=4, min_size=2, deadline=NOW)
+    assert (verdict.state, verdict.settle_at) == (OperationState.SUCCEEDED, 2)
+    [verdict] = verdicts(head(), size=4, min_size=2, deadline=NOW)
+    assert verdict.state is OperationState.ROLLED_BACK
+
+
+def test_a_smaller_demand_supersedes_and_a_larger_one_does_not():
+    older = operation(3, id="older")
+    [verdict] = judge(snapshot(head(), size=2, operations=[older], set_by="newer"), NOW)
+    assert verdict.state is OperationState.SUPERSEDED
+    assert judge(snapshot(head(), size=4, operations=[older], set_by="newer"), NOW) == []
+    [verdict] = judge(snapshot(head(), operations=[older], of=pool(state=PoolState.STOPPING)), NOW)
+    assert verdict.state is OperationState.SUPERSEDED

@@ -1,0 +1,288 @@
+"""The contract of `ComputePool` and `scale_cluster`, on tiny nodes under the real supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import shoal
+from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError, ScaleError
+from shoal.pool.api import ComputePool
+from shoal.pool.backends import LocalBackend
+from shoal.pool.backends.base import NodeRef
+from shoal.pool.processes import ProcessId
+from shoal.pool.reconcile import reconcile, sweep
+from shoal.state import Store
+from shoal.state.schema import Demand, Node, Operation, OperationState, Pool
+from tests.pool.conftest import ROOT
+from tests.pool.looking import node_processes, nothing_left, rows, tagged
+from tests.pool.tiny import FAIL_FILE
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def up(tiny):
+    return ComputePool("local://tiny?max_nodes=4").up()
+
+
+def test_up_scale_and_down(up):
+    assert [node["name"] for node in shoal.get_nodes()] == ["tiny-0"]
+    assert shoal.scale_cluster(3) is True
+    assert shoal.get_nodes("tiny") == [{"name": f"tiny-{n}", "cpus": 1, "gpus": 0} for n in range(3)]
+    assert shoal.scale_cluster(1, notebook_name="tiny") is True
+    assert len(up.get_nodes()) == 1
+    up.down()
+    nothing_left()
+    assert up.describe().state == "down"
+    up.down()  # again: nothing happens
+    with pytest.raises(PoolDownError, match="shoal pool up tiny"):
+        up.scale(2)
+    assert len(ComputePool("tiny").up().get_nodes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"expected_cluster_size": 99}, r"above MAX_NODES=4 of pool \"tiny\".*--max-nodes 99"),
+        ({"expected_cluster_size": 0}, "1 or more"),
+        ({"expected_cluster_size": -1}, "1 or more"),
+        ({"expected_cluster_size": 2.0}, "whole number"),
+        ({"expected_cluster_size": True}, "whole number"),
+        ({"expected_cluster_size": "3"}, "whole number"),
+        ({"expected_cluster_size": 2, "options": {"rollback_after_second": 5}}, "did you mean rollback_after_seconds"),
+        ({"expected_cluster_size": 2, "options": {"colour": 1}}, 'unknown option "colour"'),
+        ({"expected_cluster_size": 2, "options": {"rollback_after_seconds": 0}}, "rollback_after_seconds"),
+        ({"expected_cluster_size": 2, "options": {"rollback_after_seconds": float("nan")}}, "rollback_after_seconds"),
+        ({"expected_cluster_size": 2, "options": {"block_until_min_cluster_size": 3}}, "above expected_cluster_size=2"),
+        ({"expected_cluster_size": 2, "options": {"block_until_min_cluster_size": 0}}, "block_until_min"),
+        ({"expected_cluster_size": 2, "pool_name": "tiny", "notebook_name": "other"}, "differ"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(up, arguments, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        shoal.scale_cluster(**arguments)
+    assert up.describe().last_operation.kind == "up"
+
+
+def test_an_unknown_pool_is_named_and_nothing_happens(up):
+    for call in (
+        lambda: shoal.scale_cluster(2, pool_name="nowhere"),
+        lambda: shoal.get_nodes("nowhere"),
+        lambda: shoal.describe_pool("nowhere"),
+        lambda: shoal.alter_pool("nowhere", max_nodes=3),
+    ):
+        with pytest.raises(
+            PoolNotFoundError, match='pool "nowhere" does not exist or is not authorized; pools here: tiny'
+        ):
+            call()
+
+
+def test_which_pool_is_meant(tiny, monkeypatch):
+    with pytest.raises(InvalidArgumentError, match="there is no pool here"):
+        shoal.get_nodes()
+    ComputePool("local://a").up()
+    assert shoal.describe_pool().name == "a"
+    ComputePool("local://b").up()
+    with pytest.raises(InvalidArgumentError, match="which pool"):
+        shoal.get_nodes()
+    monkeypatch.setenv("SHOAL_POOL", "b")
+    assert shoal.describe_pool().name == "b"
+    assert shoal.describe_pool("a").name == "a"
+
+
+def test_limits_can_be_altered(up):
+    shoal.alter_pool("tiny", max_nodes=2)
+    with pytest.raises(InvalidArgumentError, match="MAX_NODES=2"):
+        up.scale(3)
+    shoal.alter_pool("tiny", min_nodes=2)
+    wait_until(lambda: reconcile(Store(), "tiny") and len(up.get_nodes()) == 2, "MIN_NODES held")
+    with pytest.raises(InvalidArgumentError, match="below MIN_NODES=2"):
+        up.scale(1)
+    with pytest.raises(InvalidArgumentError, match="above max_nodes"):
+        shoal.alter_pool("tiny", min_nodes=3)
+    up.scale(2)
+    with pytest.raises(InvalidArgumentError, match="scale down first"):
+        shoal.alter_pool("tiny", min_nodes=1, max_nodes=1)
+
+
+def test_a_failure_rolls_back_to_the_demand_before_and_says_why_node_by_node(up, tiny):
+    up.scale(2)
+    (tiny / FAIL_FILE).write_text("quota exceeded")
+    with pytest.raises(ScaleError) as caught:
+        up.scale(4)
+    assert "rolled back to 2" in str(caught.value)
+    assert set(caught.value.nodes.values()) == {"RuntimeError: quota exceeded"}
+    status = up.describe()
+    assert (status.target, len(status.active), status.pending, status.failed) == (2, 2, (), ())
+    assert len(rows()) == 2
+    assert "rolled back" in status.reason
+
+
+def test_a_deadline_that_is_too_short_rolls_back(up):
+    with pytest.raises(ScaleError, match="at the deadline; rolled back to 1"):
+        up.scale(3, options={"rollback_after_seconds": 0.01})
+    assert len(rows()) == 1
+
+
+def test_a_pool_that_does_not_come_up_leaves_nothing(tiny):
+    (tiny / FAIL_FILE).write_text("no Ray here")
+    with pytest.raises(ScaleError, match="everything it had started was ended"):
+        ComputePool("local://tiny").up()
+    nothing_left()
+    assert ComputePool("tiny").describe().state == "down"
+
+
+def test_asynchronous_scaling_returns_at_once_and_is_carried_out_by_whoever_reconciles(up):
+    assert up.scale(3, is_async=True) is True
+    assert len(up.get_nodes()) == 1  # reading never scales
+    wait_until(lambda: reconcile(Store(), "tiny") and len(up.get_nodes()) == 3, "3 nodes")
+    wait_until(lambda: reconcile(Store(), "tiny") and up.describe().last_operation.state == "succeeded", "its end")
+
+
+def test_block_until_min_cluster_size_settles_at_what_it_has(up, tiny):
+    up.scale(2)
+    (tiny / FAIL_FILE).write_text("spot market is empty")
+    assert up.scale(4, options={"block_until_min_cluster_size": 2}) is True
+    wait_until(lambda: reconcile(Store(), "tiny") and up.describe().last_operation.state == "succeeded", "its end")
+    assert up.describe().target == 2
+    wait_until(lambda: reconcile(Store(), "tiny") and len(rows()) == 2, "leftovers gone")
+
+
+def test_a_dead_node_is_noticed_at_once_and_replaced(up):
+    up.scale(2)
+    worker = next(node for node in rows() if not node.is_head)
+    ProcessId.from_json(worker.supervisor).signal(signal.SIGKILL)
+    wait_until(lambda: len(up.get_nodes()) == 1, "the loss noticed by reading alone")
+    assert len(node_processes(worker)) == 3  # its children live on until somebody reconciles
+    wait_until(lambda: reconcile(Store(), "tiny") and len(up.get_nodes()) == 2, "its replacement")
+    assert node_processes(worker) == []
+
+
+def test_a_node_whose_raylet_dies_is_ended_and_replaced(up):
+    up.scale(2)
+    worker = next(node for node in rows() if not node.is_head)
+    children = [process for process in node_processes(worker) if process.pid != worker.supervisor["pid"]]
+    children[0].signal(signal.SIGKILL)
+    wait_until(lambda: not ProcessId.from_json(worker.supervisor).alive(), "its supervisor gone")
+    assert node_processes(worker) == []
+    wait_until(lambda: reconcile(Store(), "tiny") and len(up.get_nodes()) == 2, "its replacement")
+
+
+def test_a_busy_node_is_drained_before_it_goes(up, tiny):
+    up.scale(3)
+    (tiny / "busy-tiny-2").touch()
+    wait_until(lambda: any(node.busy for node in rows()), "the supervisor's report")
+    up.scale(2)
+    assert [node["name"] for node in up.get_nodes()] == ["tiny-0", "tiny-2"]  # the idle one went
+    up.scale(1, is_async=True)
+    reconcile(Store(), "tiny")
+    assert [node.state for node in up.describe().leaving] == ["draining"]
+    reconcile(Store(), "tiny")
+    assert len(rows()) == 2
+    (tiny / "busy-tiny-2").unlink()
+    wait_until(lambda: reconcile(Store(), "tiny") and len(rows()) == 1, "the drained node's end")
+
+
+def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
+    outcomes: dict[int, object] = {}
+
+    def scale(size: int) -> None:
+        try:
+            outcomes[size] = ComputePool("tiny").scale(size)
+        except ScaleError as error:
+            outcomes[size] = error
+
+    threads = [threading.Thread(target=scale, args=(size,)) for size in (4, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with Store().transaction() as session:
+        final = session.get_one(Demand, "tiny").size
+        assert all(row.state is not OperationState.OPEN for row in session.query(Operation))
+    assert outcomes[final] is True
+    assert all(outcome is True or "newer operation" in str(outcome) for outcome in outcomes.values())
+    assert len(up.get_nodes()) == final
+
+
+def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up, tiny):
+    """3 asked, then 4 asked on top, then 3 is withdrawn: a failing 4 goes back to 1, not to 3."""
+    from shoal.pool import journal
+
+    def request(size: int) -> str:
+        with Store().transaction() as session:
+            return journal.request_scale(
+                session, "tiny", size, holder="test", rollback_after=60, min_size=None, now=1e9
+            )
+
+    first, second = request(3), request(4)
+    with Store().transaction() as session:
+        journal.withdraw(session, first, "given up", 1e9)
+    assert up.describe().target == 4
+    with Store().transaction() as session:
+        journal.withdraw(session, second, "given up", 1e9)
+    assert up.describe().target == 1
+
+
+def test_an_interrupt_rolls_back(up):
+    script = "from shoal.pool.api import ComputePool; ComputePool('tiny').scale(3)"
+    prelude = (
+        "import shoal.pool.api as api; api.ensure_running = lambda: None\n"
+        "from shoal.pool.backends import BACKENDS, LocalBackend\n"
+        "BACKENDS['local'] = lambda: LocalBackend('tests.pool.tiny')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", prelude + script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(rows()) == 3, "its intents")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in said
+    assert len(rows()) == 1
+    assert up.describe().target == 1
+
+
+def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
+    """A process paused between intent and act, that wakes up after its row was swept away."""
+    LocalBackend("tests.pool.tiny").start(NodeRef("0123456789", "ghost", "tiny", 1, None))
+    wait_until(lambda: "not mine to start" in (_log("ghost")), "its refusal")
+    assert len(tagged()) == 3
+
+
+def test_two_supervisors_for_one_row_and_one_starts(up):
+    """Two processes that both act on the same intent."""
+    up.scale(2)
+    worker = next(node for node in rows() if not node.is_head)
+    LocalBackend("tests.pool.tiny").start(NodeRef.of(worker))
+    wait_until(lambda: "not mine to start" in _log(worker.name), "the second one's refusal")
+    with Store().transaction() as session:
+        assert session.get_one(Node, worker.id).supervisor == worker.supervisor
+
+
+def test_a_removed_home_ends_its_nodes(up):
+    """`rm -rf $SHOAL_HOME` under a running pool."""
+    pids = [ProcessId.of(pid) for pid in tagged()]
+    os.rename(Store().url.removeprefix("sqlite:///"), f"{os.environ['SHOAL_HOME']}/moved.db")
+    wait_until(lambda: not any(process and process.alive() for process in pids), "the nodes' end")
+    os.rename(f"{os.environ['SHOAL_HOME']}/moved.db", Store(migrate=False).url.removeprefix("sqlite:///"))
+    assert sweep(Store())
+
+
+def test_a_pool_of_another_host_is_refused_by_name(up, monkeypatch):
+    with Store().transaction() as session:
+        session.get_one(Pool, "tiny").host = "elsewhere"
+    with pytest.raises(PoolDownError, match="local to host elsewhere"):
+        up.scale(2)
+    with Store().transaction() as session:
+        session.get_one(Pool, "tiny").host = up.describe().host and os.uname().nodename
+
+
+def _log(name: str) -> str:
+    from shoal.pool.backends.local import log_path
+
+    path = log_path("tiny", name)
+    return path.read_text() if path.exists() else ""
