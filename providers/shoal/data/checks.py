@@ -1,0 +1,209 @@
+"""Refusing bad input before training, from footers alone, naming the file, the column and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shoal.data.plan import RowRange
+from shoal.errors import DataError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from shoal.data.connector import DataConnector
+    from shoal.data.footers import Footer
+    from shoal.data.sources import ParquetSource
+
+
+def validate_columns(
+    connector: DataConnector,
+    input_cols: Sequence[str],
+    label_col: str | None = None,
+    extra_cols: Sequence[str] = (),
+    *,
+    allow_all_null: bool = False,
+) -> None:
+    """Checks that the columns exist in every file that has rows, are numeric or boolean, and hold something.
+
+    Args:
+        connector: The dataset.
+        input_cols: Feature columns.
+        label_col: Label column, if there is one.
+        extra_cols: Further columns, such as weights.
+        allow_all_null: Accept columns without any value, as data to validate on or to predict may have.
+
+    Raises:
+        InvalidArgumentError: If the column arguments contradict themselves.
+        DataError: If a file lacks a column or has it in another type, a type cannot be trained on, a column has no
+            value at all, or there are no rows.
+    """
+    names = _column_names(input_cols, label_col, extra_cols)
+    source = connector.source
+    reference = source.reference()
+    schema = source.schema()
+    for name in names:
+        _check_present(reference.path, name, schema.names)
+        _check_numeric(reference.path, name, schema.field(name).type, "label" if name == label_col else "column")
+    if source.num_rows() == 0:
+        files = source.footers()
+        where = reference.path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
+        raise DataError(f"the dataset has no rows: {where}")
+    partitions = source.partition_fields()
+    for footer in source.footers():
+        if footer.rows and footer is not reference:
+            _check_like_reference(footer, reference, names, partitions)
+    if not allow_all_null:
+        for name in names:
+            _check_any_value(source, name)
+
+
+def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
+    """Checks that every file that has rows holds the columns in the same types, so that their rows can be joined.
+
+    Raises:
+        DataError: Naming the first file that differs.
+    """
+    reference = source.reference()
+    partitions = source.partition_fields()
+    for footer in source.footers():
+        if footer.rows and footer is not reference:
+            _check_like_reference(footer, reference, columns, partitions)
+
+
+def check_label(connector: DataConnector, label_col: str) -> None:
+    """Refuses null labels that the footers' statistics show; :func:`check_label_values` finds the rest at reading.
+
+    Args:
+        connector: The dataset.
+        label_col: Label column.
+
+    Raises:
+        DataError: Naming file, column and row group.
+    """
+    source = connector.source
+    for footer in source.footers():
+        for row_group, (rows, _) in enumerate(footer.groups):
+            nulls = source.null_count(footer.path, row_group, label_col) if rows else 0
+            if nulls:
+                raise DataError(
+                    f'{footer.path}, row group {row_group}: the label "{label_col}" is null in {nulls} of {rows} rows: '
+                    "leave these rows out, or fill them in, before training"
+                )
+
+
+def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> None:
+    """Refuses labels that are null, NaN or infinite, as they are read.
+
+    Args:
+        values: The labels ``[rows]`` of one row range, nulls as NaN.
+        label_col: Label column.
+        part: Where they come from.
+
+    Raises:
+        DataError: Naming file, column, row group and the first such row.
+    """
+    import numpy as np
+
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise DataError(
+            f'{part.path}, row group {part.row_group}: the label "{label_col}" is null, NaN or infinite '
+            f"in {len(bad)} of {len(values)} rows, first at row {part.start + int(bad[0])}: "
+            "leave these rows out, or fill them in, before training"
+        )
+
+
+def _column_names(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
+    for argument, columns in (("input_cols", input_cols), ("extra_cols", extra_cols)):
+        if isinstance(columns, str):
+            raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
+    if not input_cols:
+        raise InvalidArgumentError("input_cols is empty: name at least one column to train on")
+    names = [*input_cols, *([label_col] if label_col is not None else []), *extra_cols]
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
+    if label_col is not None and label_col in input_cols:
+        raise InvalidArgumentError(f'the label "{label_col}" is among input_cols: the model would learn to copy it')
+    for name in input_cols:
+        if list(input_cols).count(name) > 1:
+            raise InvalidArgumentError(f'"{name}" is twice in input_cols')
+    return list(dict.fromkeys(names))
+
+
+def _check_present(path: str, name: str, present: Sequence[str]) -> None:
+    if present.count(name) > 1:
+        raise DataError(f'{path} has several columns called "{name}": rename all but one')
+    if name in present:
+        return
+    lower = {column.lower(): column for column in present}
+    near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]
+    if near:
+        hint = "; did you mean " + " or ".join(f'"{column}"' for column in near) + "?"
+    else:
+        shown = ", ".join(present[:20]) + (", ..." if len(present) > 20 else "")
+        hint = f"; it has {shown}" if present else "; it has no columns"
+    raise DataError(f'{path} has no column "{name}"{hint}')
+
+
+def _check_numeric(path: str, name: str, type_: pa.DataType, what: str) -> None:
+    advice = _advice(type_, what)
+    if advice is not None:
+        raise DataError(f'{path}: {what} "{name}" is of type {type_}, which cannot be trained on: {advice}')
+
+
+def _advice(type_: pa.DataType, what: str) -> str | None:
+    """What to do about a type; None if it is fine as it is."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or types.is_null(type_):
+        return None
+    if types.is_dictionary(type_):
+        return "write its codes instead (pandas: df[c].cat.codes)"
+    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+        if what == "label":
+            return "number the classes 0, 1, ... and write the numbers"
+        return "encode it as numbers first (pandas: df[c].astype('category').cat.codes), or leave it out"
+    if types.is_decimal(type_):
+        return "cast it to float64 first (SQL: CAST(... AS DOUBLE PRECISION))"
+    if types.is_temporal(type_):
+        return "turn it into numbers first, such as the day of the year, the hour or the seconds since a fixed time"
+    if types.is_nested(type_):
+        return "write each of its parts into a column of its own"
+    return "turn it into numbers first, or leave it out"
+
+
+def _check_like_reference(
+    footer: Footer, reference: Footer, names: Sequence[str], partitions: Mapping[str, pa.Field]
+) -> None:
+    here = [*footer.schema.names, *(name for name, _ in footer.partitions if name in partitions)]
+    for name in names:
+        if name in partitions and name in footer.schema.names:
+            raise DataError(
+                f'{footer.path} stores the column "{name}" itself; in {reference.path} it comes from the path: '
+                "make it the same in all files"
+            )
+        _check_present(footer.path, name, here)
+        if name in partitions:
+            continue
+        type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
+        if type_ != expected:
+            raise DataError(
+                f'{footer.path}: column "{name}" is of type {type_}, but {expected} in {reference.path}: '
+                "write it in the same type in all files"
+            )
+
+
+def _check_any_value(source: ParquetSource, name: str) -> None:
+    for footer in source.footers():
+        for row_group, (rows, _) in enumerate(footer.groups):
+            if rows and source.null_count(footer.path, row_group, name) != rows:
+                return
+    raise DataError(
+        f'column "{name}" is null in every row of {source.reference().path} and all other files: '
+        "leave it out, or mend what writes it"
+    )

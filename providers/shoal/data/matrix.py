@@ -1,0 +1,79 @@
+"""From Arrow tables to the dense float arrays that the training libraries take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+# Rows copied column by column at a time. The matrix is row-major, so a whole column touches a cache line per value:
+# 0.34 s for 1M x 50, against 0.08 s in blocks that stay in the cache (4096 x 50 float32 are 800 KB).
+_BLOCK_ROWS = 4_096
+
+
+def to_matrix(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
+    """Copies columns into a dense matrix, once.
+
+    Integers above 2**24 are rounded to the nearest float32, as XGBoost itself does.
+
+    Args:
+        table: The rows.
+        columns: Numeric or boolean columns, in this order.
+
+    Returns:
+        A C-contiguous float32 array ``[rows, len(columns)]``; nulls are NaN.
+    """
+    import numpy as np
+
+    matrix = np.empty((table.num_rows, len(columns)), dtype=np.float32)
+    at = 0
+    for batch in table.select(list(columns)).to_batches():
+        reads = [_reader(column) for column in batch.columns]
+        for start in range(0, batch.num_rows, _BLOCK_ROWS):
+            stop = min(start + _BLOCK_ROWS, batch.num_rows)
+            with np.errstate(over="ignore"):
+                for j, read in enumerate(reads):
+                    matrix[at + start : at + stop, j] = read(start, stop)
+        at += batch.num_rows
+    return matrix
+
+
+def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarray:
+    """Copies one column into a vector.
+
+    Args:
+        table: The rows.
+        column: A numeric or boolean column.
+        dtype: ``float64`` or ``float32``.
+
+    Returns:
+        An array ``[rows]`` of `dtype`; nulls are NaN.
+    """
+    import numpy as np
+
+    vector = np.empty(table.num_rows, dtype=dtype)
+    at = 0
+    for chunk in table.column(column).chunks:
+        with np.errstate(over="ignore"):
+            vector[at : at + len(chunk)] = _reader(chunk)(0, len(chunk))
+        at += len(chunk)
+    return vector
+
+
+def _reader(column: pa.Array) -> Callable[[int, int], Any]:
+    """Makes a function that returns rows ``start <= i < stop`` as NumPy sees them: views where nothing is null."""
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_null(column.type):
+        return lambda start, stop: np.nan
+    if pa.types.is_boolean(column.type):
+        # Arrow keeps booleans as bits, which NumPy cannot view; with nulls it would make Python objects of them.
+        column = column.cast(pa.uint8())
+    if column.null_count == 0:
+        whole = column.to_numpy(zero_copy_only=True)
+        return lambda start, stop: whole[start:stop]
+    return lambda start, stop: column.slice(start, stop - start).to_numpy(zero_copy_only=False)
