@@ -10,6 +10,9 @@ from pathlib import Path
 from shoal.errors import StoreError
 
 
+ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
+
+
 def home() -> Path:
     """``$SHOAL_HOME``, by default ``~/.shoal``; made with mode 0700 where it does not exist.
 
@@ -38,7 +41,10 @@ def subfolder(*parts: str) -> Path:
 def runtime_root() -> Path:
     """The folder of the node folders of this home: short, because Ray puts AF_UNIX sockets (108 bytes at most) there.
 
-    One per home, so that two homes on one host never take each other's nodes for leftovers.
+    One per home, so that two homes on one host never take each other's nodes for leftovers. Processes of a node, whose
+    temp dir is another, are told by ``$SHOAL_RUNTIME_ROOT``.
     """
+    if told := os.environ.get(ROOT_VARIABLE):
+        return Path(told)
     digest = sha256(os.fsencode(home())).hexdigest()[:6]
     return Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}" / digest

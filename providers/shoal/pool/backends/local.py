@@ -15,7 +15,7 @@ from shoal.pool import processes
 from shoal.pool.backends.base import NodeRef
 from shoal.pool.processes import NODE_TAG, ProcessId
 from shoal.pool.tunables import KILL_PATIENCE, TERMINATE_PATIENCE
-from shoal.state.home import home, runtime_root, subfolder
+from shoal.state.home import ROOT_VARIABLE, home, runtime_root, subfolder
 
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
@@ -95,7 +95,7 @@ def token_path(pool: str) -> Path:
 def inherited_environment() -> dict[str, str]:
     """What detached processes take over from their starter's environment."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
+    return {**kept, "SHOAL_HOME": str(home()), ROOT_VARIABLE: str(runtime_root()), "PYTHONUNBUFFERED": "1"}
 
 
 def node_environment(node: NodeRef) -> dict[str, str]:
@@ -104,6 +104,8 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         **inherited_environment(),
         NODE_TAG: node.id,
         "SHOAL_POOL": node.pool,
+        # Ray's dashboard leaves folders in the temp dir when it is killed: they go with the node's folder.
+        "TMPDIR": str(node_folder(node.id)),
         **ray_environment(token_path(node.pool)),
     }
 
@@ -119,6 +121,9 @@ def ray_environment(token: Path) -> dict[str, str]:
         # Without it `ray.init("127.0.0.1:…")` is rewritten to the host's address, where nothing listens.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # On by default in 2.60: a raylet that shuts down SIGKILLs the process group of every driver it knew, and with
+        # it the shell job or test run that the driver was started from [seen]. We end a node's processes ourselves.
+        "RAY_process_group_cleanup_enabled": "0",
         # A killed raylet is declared dead after 5 missed checks: 5 s instead of 15.
         "RAY_health_check_period_ms": "1000",
     }
