@@ -84,6 +84,10 @@ class JobError(ShoalError):
     """A job could not be submitted, found, cancelled or collected."""
 
 
+class JobNotFoundError(JobError, LookupError):
+    """No job of that id in this store."""
+
+
 class JobFailedError(JobError):
     """The job ended without a result; the message ends with the cause."""
 

@@ -16,7 +16,7 @@ from shoal.pool import journal
 from shoal.pool import reconcile as _reconcile
 from shoal.pool.backends.local import log_path, token_path
 from shoal.pool.holder import host, python_holder
-from shoal.pool.plan import wanted
+from shoal.pool.plan import Snapshot, wanted
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec, is_uri
@@ -135,7 +135,6 @@ class ComputePool:
             )
             if begins:  # in the transaction: no node may start without it
                 _write_token(self.name)
-        ensure_running()
         self._wait(operation_id, least=None, on_progress=on_progress)
         return self
 
@@ -184,8 +183,9 @@ class ComputePool:
                 min_size=parsed.block_until_min_cluster_size,
                 now=time.time(),
             )
-        ensure_running()
-        if not is_async:
+        if is_async:
+            ensure_running()
+        else:
             self._wait(operation_id, least=parsed.block_until_min_cluster_size, on_progress=on_progress)
         return True
 
@@ -233,7 +233,7 @@ class ComputePool:
                 if lease.expires_at > now
             ),
             last_operation=_operation_status(last) if last else None,
-            reason=_reason(pool, last, now),
+            reason=_reason(snapshot, now),
         )
 
     def endpoint(self) -> Endpoint:
@@ -261,6 +261,7 @@ class ComputePool:
             ScaleError: It failed, or a newer one took its place.
         """
         try:
+            ensure_running()
             while True:
                 _reconcile.reconcile(self._store, self.name)
                 operation = self._operation(operation_id)
@@ -436,8 +437,10 @@ def _operation_status(row: Operation) -> OperationStatus:
     )
 
 
-def _reason(pool: Pool, last: Operation | None, now: float) -> str | None:
-    if pool.cooldown_until and pool.cooldown_until > now:
+def _reason(snapshot: Snapshot, now: float) -> str | None:
+    pool, last = snapshot.pool, snapshot.operations[-1] if snapshot.operations else None
+    short = len(snapshot.nodes) < wanted(pool, snapshot.demand, snapshot.leases, now)
+    if short and pool.cooldown_until and pool.cooldown_until > now:
         return f"a node failed to start; the next try is in {pool.cooldown_until - now:.0f} s"
     if last and last.state is OperationState.ROLLED_BACK:
         return f"the last operation was rolled back: {last.error}"

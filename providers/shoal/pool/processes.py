@@ -120,7 +120,7 @@ def of_node(node_id: str, folder: Path, supervisor: ProcessId | None) -> list[Pr
     """Every process that belongs to a node, the caller left out.
 
     Three signs, because each misses some: the environment tag (Ray's agents overwrite theirs with their title), files
-    open under the node's folder, and the supervisor's session (job drivers have their own).
+    open for writing under the node's folder, and the supervisor's session (job drivers have their own).
     """
     session = supervisor.pid if supervisor and supervisor.boot == boot_id() and _owns_session(supervisor) else None
     tag = f"{NODE_TAG}={node_id}".encode()
@@ -172,8 +172,19 @@ def _has_tag(pid: int, tag: bytes) -> bool:
 
 
 def _has_open(pid: int, folder: Path) -> bool:
+    """Whether a process writes below a folder; somebody who reads a log there, or removes it, is none of the node's."""
     prefix = f"{folder}/"
     try:
-        return any(os.readlink(entry.path).startswith(prefix) for entry in os.scandir(f"/proc/{pid}/fd"))
+        return any(
+            os.readlink(entry.path).startswith(prefix) and _writes(pid, entry.name)
+            for entry in os.scandir(f"/proc/{pid}/fd")
+        )
     except OSError:
         return False
+
+
+def _writes(pid: int, descriptor: str) -> bool:
+    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
+        if line.startswith("flags:"):
+            return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False

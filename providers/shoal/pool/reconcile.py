@@ -6,6 +6,7 @@ transaction confirm. A process killed between any two of them leaves rows that t
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,14 +84,15 @@ def _end(store: Store, backend: Backend, nodes: list[NodeRef]) -> None:
 
 
 def _tidy(store: Store, name: str) -> None:
-    """Remove the token of a pool that is down, and all trace of one that was embedded in a process."""
+    """Remove the token of a pool that is down, and all trace of one that was embedded in a process that has ended."""
     with store.transaction() as session:
         pool = journal.load(session, name).pool
         if pool.state is not PoolState.DOWN:
             return
         token_path(name).unlink(missing_ok=True)
-        if pool.owner is not None:
+        if pool.owner is not None and not ProcessId.from_json(pool.owner).alive():
             session.delete(pool)
+            shutil.rmtree(token_path(name).parent, ignore_errors=True)
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:

@@ -79,8 +79,9 @@ def _reconcile_one(store: Store, name: str) -> None:
 def _to_look_after(store: Store) -> list[str]:
     try:
         with store.reading() as session:
-            rows = session.scalars(select(Pool).where(Pool.state != PoolState.DOWN, Pool.host == host()))
-            return [pool.name for pool in rows]
+            rows = session.scalars(select(Pool).where(Pool.host == host()))
+            # One embedded in a process is looked after until that process ends: its row goes last.
+            return [pool.name for pool in rows if pool.state is not PoolState.DOWN or pool.owner]
     except StoreError as error:
         log.warning("%s", error)
         return [] if not store.exists() else ["?"]  # unreachable for a moment is no reason to leave

@@ -121,9 +121,6 @@ def ray_environment(token: Path) -> dict[str, str]:
         # Without it `ray.init("127.0.0.1:…")` is rewritten to the host's address, where nothing listens.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # On by default in 2.60: a raylet that shuts down SIGKILLs the process group of every driver it knew, and with
-        # it the shell job or test run that the driver was started from [seen]. We end a node's processes ourselves.
-        "RAY_process_group_cleanup_enabled": "0",
         # A killed raylet is declared dead after 5 missed checks: 5 s instead of 15.
         "RAY_health_check_period_ms": "1000",
     }

@@ -1,0 +1,110 @@
+"""The `shoal` command. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from shoal import __version__
+from shoal.cli import doctor, interrupts, jobs, pools
+from shoal.cli.exits import EPILOG, ExitCode, InterruptedCommandError, exit_code
+from shoal.cli.output import Json, print_error, print_json, show
+from shoal.errors import ShoalError
+
+# Older releases of typer take it from click, newer ones bring their own: both derive what they raise from it.
+_UsageError: type[BaseException] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
+class _ShoalGroup(TyperGroup):
+    """The root command: turns whatever ends a command into a line and an exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        as_json = "--json" in given
+        try:
+            code = super().main(given, prog_name or "shoal", complete_var, standalone_mode=False, **extra)
+            sys.exit(code or ExitCode.DONE)
+        except (ShoalError, InterruptedCommandError) as error:
+            print_error(error, as_json=as_json)
+            sys.exit(exit_code(error))
+        except _UsageError as error:
+            _say_usage(error, as_json)
+            sys.exit(ExitCode.WRONG_ARGUMENT)
+        except KeyboardInterrupt:  # another one, while the first was reported
+            sys.exit(ExitCode.INTERRUPTED)
+        except Exception as error:  # a bug: its traceback is for the report
+            if as_json:
+                print_error(error, as_json=True)
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would make a silent exit of it
+            raise InterruptedCommandError("interrupted") from None
+
+
+def _say_usage(error: BaseException, as_json: bool) -> None:
+    message = str(getattr(error, "format_message", error.__str__)()).strip()
+    context = getattr(error, "ctx", None)
+    if not message:  # called without arguments: the help was shown
+        return
+    if context is not None:
+        error.add_note(f"`{context.command_path} --help` says what there is")
+    print_error(error, as_json=as_json, message=message, code=ExitCode.WRONG_ARGUMENT)
+
+
+app = typer.Typer(
+    cls=_ShoalGroup,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EPILOG,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train XGBoost, LightGBM and PyTorch models on elastic compute pools."""
+    if version and as_json:
+        print_json({"version": __version__})
+    elif version:
+        show(f"shoal {__version__}")
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+    elif as_json:
+        raise typer.BadParameter("--json stands after the command: `shoal pool list --json`")
+    if version:
+        raise typer.Exit
+
+
+app.add_typer(pools.app, name="pool")
+app.command()(jobs.train)
+app.add_typer(jobs.app, name="jobs")
+app.command()(pools.sweep)
+app.command()(doctor.doctor)
+
+
+def main() -> None:
+    """The console script."""
+    interrupts.install()
+    app()

@@ -1,0 +1,298 @@
+"""What `shoal doctor` looks at. No check imports a package to look for it, and none starts or ends anything."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from shoal.errors import ShoalError, StoreError
+
+if TYPE_CHECKING:
+    from shoal.pool.status import PoolStatus
+    from shoal.state import Store
+
+_MB = 1024**2
+_GB = 1024**3
+
+_DISK_NEEDED = 500 * _MB
+"""A node's logs and the store; below it Ray fails at once."""
+_DISK_WANTED = 5 * _GB
+"""Staged data, checkpoints and spilled objects of a small training."""
+_RAY_DISK_LIMIT = 0.95
+"""Ray takes a disk fuller than this for full, and stops spilling."""
+
+_SOCKET_LIMIT = 107
+"""Bytes of an AF_UNIX path, its final zero left out."""
+_LONGEST_SOCKET = "/0123456789/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead"
+"""The longest of a head's sockets, under the runtime root."""
+
+_FILES_NEEDED = 1024
+_FILES_WANTED = 4096
+"""A raylet keeps some descriptors for each worker and connection; Ray raises its soft limit to the hard one."""
+
+_PACKAGES = (
+    ("xgboost", ("xgboost", "xgboost-cpu"), "XGBEstimator"),
+    ("lightgbm", ("lightgbm",), "LightGBMEstimator"),
+    ("torch", ("torch",), "PyTorchDistributor"),
+    ("mlflow", ("mlflow",), "tracking and the model registry; jobs run untracked without it"),
+    ("airflow", ("apache-airflow",), "the Airflow provider"),
+    ("prefect", ("prefect",), "the Prefect collection"),
+)
+"""Extra (and import name), its distributions, what it is for."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: What was looked at.
+        status: ``ok``; ``note``: works, or is optional; ``broken``: local pools need it.
+        found: What is there.
+        advice: What to do about it.
+    """
+
+    name: str
+    status: Literal["ok", "note", "broken"]
+    found: str
+    advice: str | None = None
+
+
+def all_checks() -> Iterator[Check]:
+    """Every check, in the order in which one depends on another."""
+    yield _python()
+    yield _ray()
+    yield from (_package(*package) for package in _PACKAGES)
+    yield _proc()
+    yield _loopback()
+    yield _open_files()
+    yield from _home()
+
+
+def leftovers(store: Store) -> list[str]:
+    """Ids of nodes on this host that have a trace and no row."""
+    from sqlalchemy import select
+
+    from shoal.pool.backends import LocalBackend
+    from shoal.state.schema import Node
+
+    found = LocalBackend().existing()  # before the rows: a node's row exists before the node does
+    with store.transaction() as session:
+        known = set(session.scalars(select(Node.id)))
+    return [node for node in found if node not in known]
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")  # pip refuses one that is too old
+
+
+def _ray() -> Check:
+    install = 'pip install "shoal[ray]"'
+    found = _version("ray")
+    if found is None or find_spec("ray") is None:
+        return Check("ray", "broken", "not installed", f"{install}; not needed where only remote pools are used")
+    if find_spec("aiohttp_cors") is None:
+        return Check("ray", "broken", f"{found}, without its dashboard, which takes the jobs", install)
+    tested = _tested_ray()
+    if tested and not f"{found}.".startswith(f"{tested}."):
+        return Check("ray", "broken", f"{found}; this shoal is tested with {tested}", install)
+    return Check("ray", "ok", found)
+
+
+def _package(extra: str, distributions: tuple[str, ...], purpose: str) -> Check:
+    found = next((version for name in distributions if (version := _version(name))), None)
+    if found is None or find_spec(extra) is None:
+        return Check(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
+    return Check(extra, "ok", found)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _tested_ray() -> str | None:
+    """The minor that our own metadata pins."""
+    try:
+        needed = importlib.metadata.requires("shoal") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = (re.match(r"ray\b.*>=\s*(\d+\.\d+)", line) for line in needed)
+    return next((match[1] for match in found if match), None)
+
+
+def _proc() -> Check:
+    if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
+        return Check("/proc", "ok", "available")
+    return Check("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
+
+
+def _loopback() -> Check:
+    try:
+        with socket.socket() as server, socket.socket() as client:
+            server.bind(("127.0.0.1", 0))
+            server.listen(1)
+            client.settimeout(5)
+            client.connect(server.getsockname())
+    except OSError as error:
+        return Check("loopback", "broken", f"127.0.0.1 does not work: {error}", "bring up the interface lo")
+    return Check("loopback", "ok", "127.0.0.1 listens and answers")
+
+
+def _open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    found = f"{soft}, can be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
+    advice = f"raise it: `ulimit -Hn {_FILES_WANTED}` or more, or LimitNOFILE= of the service"
+    if limit < _FILES_NEEDED:
+        return Check("open files", "broken", found, advice)
+    return Check(
+        "open files", "ok" if limit >= _FILES_WANTED else "note", found, None if limit >= _FILES_WANTED else advice
+    )
+
+
+def _home() -> Iterator[Check]:
+    from shoal.state.home import home, runtime_root
+
+    try:
+        folder = home()
+    except StoreError as error:
+        yield Check("SHOAL_HOME", "broken", str(error), "set SHOAL_HOME to a folder you can write")
+        return
+    yield Check("SHOAL_HOME", "ok", f"{folder} is writable")
+    yield _disk("disk of SHOAL_HOME", folder)
+    yield _temp(Path(tempfile.gettempdir()))
+    yield _sockets(runtime_root())
+    yield from _store()
+
+
+def _disk(name: str, folder: Path) -> Check:
+    usage = shutil.disk_usage(folder)
+    found = f"{usage.free / _GB:.1f} GB free in {folder}"
+    advice = "free some room, or move it: SHOAL_HOME for its files, TMPDIR for those of running nodes"
+    if usage.free < _DISK_NEEDED:
+        return Check(name, "broken", found, advice)
+    if usage.free < _DISK_WANTED or usage.used > _RAY_DISK_LIMIT * usage.total:
+        return Check(name, "note", found, advice)
+    return Check(name, "ok", found)
+
+
+def _temp(folder: Path) -> Check:
+    name = "disk of temporary files"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check(name, "broken", f"{folder} is not writable", "set TMPDIR to a short path you can write")
+    return _disk(name, folder)
+
+
+def _sockets(root: Path) -> Check:
+    longest = len(os.fsencode(root)) + len(_LONGEST_SOCKET)
+    found = f"{longest} of {_SOCKET_LIMIT} bytes under {root}"
+    if longest > _SOCKET_LIMIT:
+        return Check("socket paths", "broken", found, "set TMPDIR to a shorter path, such as /tmp")
+    return Check("socket paths", "ok", found)
+
+
+def _store() -> Iterator[Check]:
+    from shoal.pool.api import list_pools
+    from shoal.state import Store
+
+    try:
+        store = Store()
+        pools = list_pools(store)
+    except (ShoalError, ImportError) as error:
+        yield Check("state store", "broken", str(error), "put the store right; see what it says")
+        return
+    yield Check("state store", "ok", f"opens; pools: {len(pools)}")
+    yield _shared_memory(pools)
+    yield from (_pool(pool) for pool in pools)
+    yield _chosen_pool(pools)
+    yield _reconciler(pools)
+    left = leftovers(store)
+    if left:
+        yield Check("left-over nodes", "note", ", ".join(left), "`shoal sweep` ends them")
+    else:
+        yield Check("left-over nodes", "ok", "none")
+
+
+def _shared_memory(pools: list[PoolStatus]) -> Check:
+    from shoal.pool.spec import PoolSpec
+
+    name = "/dev/shm"
+    # What every node may fill: Ray takes it as it needs it.
+    specs = [PoolSpec.parse(pool.uri) for pool in pools if pool.state != "down"] or [PoolSpec(name="default")]
+    wanted = sum(spec.max_nodes * spec.object_store_mb for spec in specs) * _MB
+    try:
+        free = shutil.disk_usage(name).free
+    except OSError:
+        return Check(name, "note", "not there: object stores go to disk, which is slow", "mount a tmpfs at /dev/shm")
+    found = f"{free / _MB:.0f} MB free; object stores may take {wanted / _MB:.0f} MB"
+    if free < wanted:
+        return Check(
+            name, "note", found, "make it larger (Docker: --shm-size), or object_store_mb or max_nodes smaller"
+        )
+    return Check(name, "ok", found)
+
+
+def _pool(pool: PoolStatus) -> Check:
+    from shoal.cli.progress import describe_counts
+    from shoal.pool.holder import host
+
+    name = f"pool {pool.name}"
+    counts = describe_counts(pool)
+    found = f"{pool.state}, {counts}" + (f"; {pool.reason}" if pool.reason else "")
+    if pool.host != host():
+        return Check(name, "note", f"{found}; bound to host {pool.host}", f"work with it on {pool.host}")
+    there = len(pool.active) + len(pool.pending) + len(pool.failed) + len(pool.leaving)
+    if pool.failed or len(pool.active) != there or there != pool.target:
+        return Check(name, "note", found, f"`shoal pool describe {pool.name}` says more, `shoal sweep` sets it right")
+    return Check(name, "ok", found)
+
+
+def _chosen_pool(pools: list[PoolStatus]) -> Check:
+    from shoal.pool.which import POOL_VARIABLE
+
+    chosen = os.environ.get(POOL_VARIABLE)
+    if chosen and chosen not in [pool.name for pool in pools]:
+        return Check(
+            POOL_VARIABLE, "note", f"{chosen}, which does not exist", f"unset it, or `shoal pool up local://{chosen}`"
+        )
+    return Check(POOL_VARIABLE, "ok", chosen or "not set")
+
+
+def _reconciler(pools: list[PoolStatus]) -> Check:
+    from shoal.pool.holder import host
+
+    pid = _reconciler_pid()
+    if pid is not None:
+        return Check("reconciler", "ok", f"runs, pid {pid}")
+    if any(pool.state != "down" and pool.host == host() for pool in pools):
+        return Check("reconciler", "note", "does not run though a pool is up", "`shoal sweep` starts it")
+    return Check("reconciler", "ok", "does not run: no pool is up")
+
+
+def _reconciler_pid() -> int | None:
+    """Of this home's reconciler. Its lock is left alone: to try it might turn away one that is starting."""
+    import psutil
+
+    from shoal.state.home import home
+
+    for process in psutil.process_iter():
+        try:
+            if "shoal.pool.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
+                return int(process.pid)
+        except psutil.Error:  # ended meanwhile, or another user's
+            continue
+    return None

@@ -1,0 +1,232 @@
+"""`shoal train` and `shoal jobs …`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.interrupts import on_interrupt
+from shoal.cli.output import Json, fields, print_json, say, show, table, when
+from shoal.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from shoal.jobs.handle import JobHandle, JobStatus
+    from shoal.jobs.spec import JobResult, JobSpec
+
+app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; its newest attempt is meant.")]
+
+
+def train(
+    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="A job spec as JSON; - reads it from stdin.")],
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help="Where to train. By default what the spec says.")
+    ] = None,
+    job_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Find this job if it runs, else start it. By default a fresh id.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the job is submitted; it goes on without anybody asking.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train on a pool: submit the job, follow its log (on stderr), print its result."""
+    job = _parse(_read(spec), pool_name=pool_name, job_id=job_id, detach=detach)
+    from shoal.jobs import submit
+    from shoal.pool.holder import cli_holder
+
+    with on_interrupt("cancelling the job", "interrupted: the job was cancelled"):
+        handle = submit(job, holder=cli_holder())
+        result = None if detach else _follow(handle)
+    if result is not None:
+        _show_result(result, as_json)
+    elif as_json:
+        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
+    else:
+        show(f"submitted: `shoal jobs logs {handle.job_id} --follow` shows its log")
+
+
+@app.command("list")
+def list_(
+    pool_name: Annotated[str | None, typer.Option("--pool", metavar="NAME", help="Only jobs of this pool.")] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List jobs, an attempt a line, the newest first."""
+    from shoal.jobs import list_jobs
+
+    found = list_jobs(pool_name, limit=limit)
+    if pool_name and not found:
+        _require_pool(pool_name)  # jobs outlive their pools, so a name without a pool is no mistake by itself
+    if as_json:
+        print_json({"jobs": found})
+    elif not found:
+        show("no jobs")
+    else:
+        rows = [
+            (job.job_id, job.attempt, job.pool, job.state.value, when(job.created_at), _took(job), job.error)
+            for job in found
+        ]
+        show(table(("JOB", "ATTEMPT", "POOL", "STATE", "CREATED", "TOOK", "ERROR"), rows))
+
+
+@app.command("show")
+def show_(job_id: JobId, as_json: Json = False) -> None:
+    """Show how far a job is, and its result."""
+    status = _attach(job_id).status()
+    if as_json:
+        print_json(status)
+        return
+    show(
+        fields(
+            [
+                ("job", status.job_id),
+                ("attempt", status.attempt),
+                ("state", status.state.value),
+                ("error", status.error),
+                ("pool", status.pool),
+                ("asked for by", status.holder),
+                ("created", when(status.created_at)),
+                ("started", when(status.started_at)),
+                ("ended", when(status.ended_at)),
+                ("MLflow run", None if status.result else status.mlflow_run_id),
+            ]
+        )
+    )
+    if status.result is not None:
+        show("", _result_table(status.result))
+
+
+@app.command()
+def logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a job's log."""
+    handle = _attach(job_id)
+    lines = []
+    with on_interrupt("no longer following", f"interrupted: job {job_id} goes on"):
+        for line in handle.logs(follow=follow):
+            if as_json:
+                lines.append(line)
+            if not as_json:
+                typer.echo(line)
+            elif follow:
+                _log(line)
+    if as_json:
+        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "lines": lines})
+
+
+@app.command()
+def cancel(job_id: JobId, as_json: Json = False) -> None:
+    """End a job. One that has ended already is left as it is."""
+    handle = _attach(job_id)
+    with on_interrupt("no longer waiting", f"interrupted: `shoal jobs show {job_id}` says whether it has ended"):
+        cancelled = handle.cancel("cancelled with `shoal jobs cancel`")
+    state = handle.status().state.value
+    if as_json:
+        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state})
+    else:
+        show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had ended already: {state}")
+
+
+def _follow(handle: JobHandle) -> JobResult:
+    try:
+        say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels it")
+        return handle.wait(on_log=_log)
+    except KeyboardInterrupt:
+        handle.cancel("interrupted by whoever waited for it")  # it may have come before `wait` took care of it
+        raise
+
+
+def _attach(job_id: str) -> JobHandle:
+    from shoal.jobs import attach
+
+    return attach(job_id)
+
+
+def _require_pool(name: str) -> None:
+    from shoal.pool.which import which_pool
+    from shoal.state import Store
+
+    which_pool(Store(), name)
+
+
+def _read(source: str) -> dict[str, Any]:
+    """The JSON object in a file, or on stdin."""
+    what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
+    try:
+        document = json.loads(sys.stdin.read() if source == "-" else Path(source).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f"{what} is no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidArgumentError(f'{what} is no JSON object: it looks like {{"dataset": {{"paths": [...]}}, …}}')
+    return document
+
+
+def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> JobSpec:
+    """The spec, with what the options say; relative paths of datasets start at the working directory."""
+    from shoal.jobs import JobSpec
+
+    run_config: dict[str, Any] = {}
+    if pool_name is not None:
+        run_config["pool_name"] = pool_name
+    if job_id is not None:
+        run_config["job_id"] = job_id
+    if detach:
+        run_config["orphan_after"] = None
+    given = fields.get("run_config") or {}
+    if isinstance(given, dict):
+        fields = {**fields, "run_config": {**given, **run_config}}
+    return JobSpec.parse({name: value if name == "params" else _absolute(value) for name, value in fields.items()})
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_absolute(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: [_absolute_path(path) for path in item] if name == "paths" and isinstance(item, list) else _absolute(item)
+        for name, item in value.items()
+    }
+
+
+def _absolute_path(path: Any) -> Any:
+    return str(Path(path).absolute()) if isinstance(path, str) and path and "://" not in path else path
+
+
+def _log(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _took(job: JobStatus) -> str | None:
+    return f"{job.ended_at - job.started_at:.0f} s" if job.started_at and job.ended_at else None
+
+
+def _show_result(result: JobResult, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        show(_result_table(result))
+
+
+def _result_table(result: JobResult) -> Any:
+    plain = result.model_dump(mode="json")
+    pairs: list[tuple[str, Any]] = []
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            pairs += [(f"{name} {key}", item) for key, item in value.items()]
+        elif isinstance(value, list):
+            pairs.append((name, ", ".join(str(item) for item in value)))
+        else:
+            pairs.append((name, value))
+    return fields((name.replace("_", " "), value) for name, value in pairs)

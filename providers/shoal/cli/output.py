@@ -1,0 +1,95 @@
+"""What the command prints: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cli.exits import InterruptedCommandError, exit_code
+from shoal.errors import ScaleError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, for scripts.")]
+
+_PIPE_WIDTH = 200
+"""Columns where there is no terminal: a table that is piped somewhere shall not be cut at 80."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the stream as it is now."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else _PIPE_WIDTH
+    )
+
+
+def show(*parts: RenderableType) -> None:
+    """Print a result for people."""
+    target = console()
+    for part in parts:
+        target.print(part, soft_wrap=isinstance(part, str))
+
+
+def say(text: str) -> None:
+    """Print a line beside the result, on stderr."""
+    console(stderr=True).print(text, soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    """Print the one JSON document of a command. Dataclasses and pydantic models will do; NaN becomes null."""
+    from pydantic_core import to_json
+
+    typer.echo(to_json(document, indent=2, inf_nan_mode="null").decode())
+
+
+def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:
+    """Print an error: one ``error: …`` on stderr, or ``{"error": {…}}`` on stdout."""
+    text = "\n".join([message or str(error), *getattr(error, "__notes__", [])])
+    if not as_json:
+        label = "" if isinstance(error, InterruptedCommandError) else "error: "
+        console(stderr=True).print(Text.assemble((label, "bold red"), text), soft_wrap=True)
+        return
+    fields: dict[str, Any] = {
+        "type": type(error).__name__,
+        "message": text,
+        "exit_code": int(exit_code(error)) if code is None else code,
+    }
+    if isinstance(error, ScaleError):
+        fields["nodes"] = error.nodes
+    print_json({"error": fields})
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
+    """A table; None is shown as a dash."""
+    made = Table(
+        *columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for row in rows:
+        made.add_row(*(_cell(value) for value in row))
+    return made
+
+
+def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
+    """Names and values, one pair a line; pairs without a value are left out."""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in pairs:
+        if value is not None and value != "":
+            made.add_row(Text(name, style="dim"), _cell(value))
+    return made
+
+
+def when(seconds: float | None) -> str | None:
+    """A time, for people: in their own zone."""
+    return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _cell(value: Any) -> Text:
+    if isinstance(value, float):
+        value = f"{value:.6g}"
+    return Text("-" if value is None or value == "" else str(value), overflow="fold")

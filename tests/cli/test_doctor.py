@@ -1,0 +1,107 @@
+"""`shoal doctor`."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import checks
+from shoal.state.home import runtime_root
+from tests.cli.conftest import document
+
+
+def by_name(result):
+    return {check["name"]: check for check in document(result.stdout)["checks"]}
+
+
+def test_a_healthy_machine(shoal, a_pool):
+    result = shoal("doctor", "--json")
+    assert result.exit_code == 0
+    found = by_name(result)
+    for name in ("Python", "ray", "xgboost", "mlflow", "SHOAL_HOME", "state store", "socket paths", "reconciler"):
+        assert found[name]["status"] == "ok"
+    assert found[f"pool {a_pool}"]["status"] == "ok"
+    assert "local pools can work here" in shoal("doctor").stdout
+
+
+def test_without_ray_local_pools_are_broken(shoal, monkeypatch):
+    real = importlib.metadata.version
+
+    def version(name):
+        if name in ("ray", "mlflow"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    result = shoal("doctor", "--json")
+    assert result.exit_code == 1
+    assert by_name(result)["ray"] == {
+        "name": "ray",
+        "status": "broken",
+        "found": "not installed",
+        "advice": 'pip install "shoal[ray]"; not needed where only remote pools are used',
+    }
+    assert by_name(result)["mlflow"]["status"] == "note"
+    assert "shoal[mlflow]" in shoal("doctor").stdout
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.60.3", "ok"), ("2.61.0", "broken"), ("2.6.0", "broken")])
+def test_ray_has_to_be_the_minor_that_was_tested(monkeypatch, version, status):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    assert checks._ray().status == status
+
+
+def test_a_home_that_cannot_be_made(shoal, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = shoal("doctor", "--json", env={"SHOAL_HOME": str(tmp_path / "file" / "home")})
+    assert result.exit_code == 1
+    assert by_name(result)["SHOAL_HOME"]["status"] == "broken"
+    assert "state store" not in by_name(result)
+
+
+def test_a_store_that_cannot_be_opened(shoal, fresh_home):
+    (fresh_home / "state.db").write_text("this is no database, whatever its name says")
+    result = shoal("doctor", "--json")
+    assert result.exit_code == 1
+    assert "move it away" in by_name(result)["state store"]["found"]
+
+
+def test_a_temporary_folder_with_a_long_path():
+    assert checks._sockets(Path("/tmp/shoal-1000/abcdef")).status == "ok"
+    long = checks._sockets(Path("/scratch/somebody/a-long-path/shoal-1000/abcdef"))
+    assert long.status == "broken"
+    assert "TMPDIR" in long.advice
+
+
+def test_leftovers_and_a_pool_that_does_not_exist_are_notes(shoal):
+    folder = runtime_root() / "0123456789"
+    folder.mkdir(parents=True)
+    result = shoal("doctor", "--json", env={"SHOAL_POOL": "nope"})
+    assert result.exit_code == 0
+    assert by_name(result)["left-over nodes"]["found"] == "0123456789"
+    assert "shoal sweep" in by_name(result)["left-over nodes"]["advice"]
+    assert by_name(result)["SHOAL_POOL"]["status"] == "note"
+    assert document(shoal("sweep", "--json").stdout)["left"] == []
+    assert not folder.exists()
+
+
+def test_what_sweep_cannot_end_is_a_failure(shoal, monkeypatch):
+    monkeypatch.setattr("shoal.cli.checks.leftovers", lambda store: ["0123456789"])
+    result = shoal("sweep", "--json")
+    assert result.exit_code == 1
+    assert document(result.stdout)["left"] == ["0123456789"]
+
+
+@pytest.mark.parametrize(("hard", "status"), [(256, "broken"), (2048, "note"), (65536, "ok"), (-1, "ok")])
+def test_open_files(monkeypatch, hard, status):
+    monkeypatch.setattr("resource.getrlimit", lambda which: (256, hard))
+    assert checks._open_files().status == status
+
+
+@pytest.mark.parametrize(("free", "status"), [(100, "broken"), (2000, "note"), (50_000, "ok")])
+def test_disk(monkeypatch, tmp_path, free, status):
+    from shutil import _ntuple_diskusage as usage
+
+    total = 100_000 * 1024**2
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(total, total // 2, free * 1024**2))
+    assert checks._disk("disk", tmp_path).status == status

@@ -1,0 +1,145 @@
+"""`shoal jobs …` and `shoal train` without a pool that is up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.jobs import _parse
+from shoal.errors import JobFailedError
+from shoal.jobs.logs import log_path
+from tests.cli.conftest import document
+
+SPEC = {
+    "dataset": {"paths": ["flights/2013-01.parquet", "s3://bucket/2013-02.parquet"]},
+    "input_cols": ["distance"],
+    "label_col": "arr_delay",
+    "params": {"objective": "reg:squarederror", "paths": ["left/alone"]},
+    "run_config": {"seed": 7},
+}
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({**SPEC, "params": {}}))
+    return str(path)
+
+
+def test_no_jobs(shoal):
+    assert shoal("jobs", "list").stdout == "no jobs\n"
+    assert document(shoal("jobs", "list", "--json").stdout) == {"jobs": []}
+
+
+def test_jobs_are_listed(shoal, some_jobs):
+    text = shoal("jobs", "list").stdout
+    for word in (*some_jobs, "succeeded", "rank 1 met a null label"):
+        assert word in text
+    listed = document(shoal("jobs", "list", "--pool", "gone", "--json").stdout)["jobs"]
+    assert sorted(job["job_id"] for job in listed) == sorted(some_jobs)
+    assert len(document(shoal("jobs", "list", "--limit", "1", "--json").stdout)["jobs"]) == 1
+
+
+def test_a_job_is_shown_with_its_result(shoal, some_jobs):
+    text = shoal("jobs", "show", "good").stdout
+    assert "models:/flights/1" in text
+    assert "metrics eval-rmse" in text
+    shown = document(shoal("jobs", "show", "good", "--json").stdout)
+    assert shown["state"] == "succeeded"
+    assert shown["result"]["metrics"] == {"eval-rmse": 1.25, "eval-nan": None}
+
+
+def test_a_job_whose_pool_is_gone_has_failed(shoal, some_jobs):
+    assert document(shoal("jobs", "show", "waiting", "--json").stdout)["state"] == "failed"
+
+
+def test_the_log_of_a_job(shoal, some_jobs):
+    path = log_path(_key("bad"))
+    path.parent.mkdir(parents=True)
+    path.write_text("round 1\nround [2]\n")
+    assert shoal("jobs", "logs", "bad").stdout == "round 1\nround [2]\n"
+    followed = shoal("jobs", "logs", "bad", "--follow", "--json")
+    assert document(followed.stdout) == {"job_id": "bad", "attempt": 1, "lines": ["round 1", "round [2]"]}
+    assert followed.stderr == "round 1\nround [2]\n"
+
+
+def test_cancelling_what_has_ended_changes_nothing(shoal, some_jobs):
+    result = shoal("jobs", "cancel", "good")
+    assert result.exit_code == 0
+    assert "had ended already: succeeded" in result.stdout
+
+
+def test_cancelling_a_job(shoal, some_jobs):
+    cancelled = document(shoal("jobs", "cancel", "waiting", "--json").stdout)
+    assert cancelled == {"job_id": "waiting", "attempt": 1, "cancelled": True, "state": "cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is no JSON object"),
+        ("{}", "dataset"),
+        (json.dumps({**SPEC, "label": "x"}), "label"),
+        (json.dumps({**SPEC, "run_config": 1}), "run_config"),
+    ],
+)
+def test_a_wrong_spec_is_refused(shoal, text, said):
+    result = shoal("train", "-", "--json", input=text)
+    assert result.exit_code == 2
+    assert said in document(result.stdout)["error"]["message"]
+
+
+def test_training_without_a_pool_says_how_to_get_one(shoal, spec_file):
+    result = shoal("train", spec_file)
+    assert result.exit_code == 2
+    assert "shoal pool up" in result.stderr
+    assert shoal("train", spec_file, "--pool", "nope").exit_code == 3
+
+
+def test_options_go_into_the_spec_and_relative_paths_start_here():
+    spec = _parse(SPEC, pool_name="retrain", job_id="mine", detach=True)
+    assert spec.dataset.paths == (str(Path("flights/2013-01.parquet").absolute()), "s3://bucket/2013-02.parquet")
+    assert spec.params["paths"] == ["left/alone"]
+    config = spec.run_config
+    assert (config.pool_name, config.job_id, config.orphan_after, config.seed) == ("retrain", "mine", None, 7)
+
+
+class FakeHandle:
+    """Stands where a job of a real pool would."""
+
+    job_id, attempt, pool = "mine", 1, "retrain"
+    ends_with: BaseException | None = None
+    cancelled = False
+
+    def wait(self, on_log):
+        on_log("round 1")
+        raise self.ends_with
+
+    def cancel(self, reason):
+        self.cancelled = True
+
+
+@pytest.mark.parametrize(("error", "code"), [(JobFailedError("rank 0: boom"), 1), (KeyboardInterrupt(), 130)])
+def test_a_training_that_ends_badly(shoal, spec_file, monkeypatch, error, code):
+    monkeypatch.setattr(FakeHandle, "ends_with", error)
+    handle = FakeHandle()
+    monkeypatch.setattr("shoal.jobs.submit", lambda spec, holder: handle)
+    result = shoal("train", spec_file, "--json")
+    assert result.exit_code == code
+    assert handle.cancelled is isinstance(error, KeyboardInterrupt)
+    assert document(result.stdout)["error"]["exit_code"] == code
+    assert "round 1" in result.stderr
+
+
+def test_a_detached_training(shoal, spec_file, monkeypatch):
+    monkeypatch.setattr("shoal.jobs.submit", lambda spec, holder: FakeHandle())
+    assert "shoal jobs logs mine --follow" in shoal("train", spec_file, "--detach").stdout
+    detached = document(shoal("train", spec_file, "--detach", "--json").stdout)
+    assert detached == {"job_id": "mine", "attempt": 1, "pool": "retrain"}
+
+
+def _key(job_id):
+    from shoal.jobs.attempts import Key
+
+    return Key(job_id, 1)
