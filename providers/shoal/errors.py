@@ -46,6 +46,10 @@ class PoolNotFoundError(ShoalError, LookupError):
         self.name = name
 
 
+class NoPoolError(InvalidArgumentError):
+    """No pool was named, and there is none to be meant."""
+
+
 class PoolDownError(ShoalError):
     """The pool exists but is down, or its host is another one; only ``up()`` starts it."""
 

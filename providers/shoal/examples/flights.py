@@ -103,9 +103,9 @@ def retrain(month: int, rounds: int) -> JobResult:
     spec = retraining_spec(month, n_estimators=rounds)
     # Embedded in this process: even if it is killed, the pool goes.
     pool = ComputePool(POOL)
+    timeline.say(f"pool {pool.name} comes up")
+    pool.up(on_progress=timeline.look, owner=ProcessId.mine())
     try:
-        timeline.say(f"pool {pool.name} comes up")
-        pool.up(on_progress=timeline.look, owner=ProcessId.mine())
         timeline.look(pool.describe())
         timeline.say("scaling 1 -> 3")
         pool.scale(3, on_progress=timeline.look)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.errors import InvalidArgumentError, PoolNotFoundError
+from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
 from shoal.pool import journal
 from shoal.state import Store
 from shoal.state.schema import Pool
@@ -22,7 +22,8 @@ def which_pool(store: Store, name: str | None = None) -> str:
 
     Raises:
         PoolNotFoundError: There is no such pool.
-        InvalidArgumentError: None was named and there is none, or more than one.
+        NoPoolError: None was named and there is none.
+        InvalidArgumentError: None was named and there is more than one.
     """
     given = name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:
@@ -34,7 +35,7 @@ def which_pool(store: Store, name: str | None = None) -> str:
     if len(known) == 1:
         return known[0]
     if not known:
-        raise InvalidArgumentError("there is no pool here: `shoal pool up local://NAME` makes one")
+        raise NoPoolError("there is no pool here: `shoal pool up local://NAME` makes one")
     raise InvalidArgumentError(
         f"which pool? There are {', '.join(known)}: name one (pool_name=) or set {POOL_VARIABLE}"
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from shoal.errors import StoreError
 
-
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
 
 

@@ -1,0 +1,37 @@
+"""A pool that belongs to a process goes with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.processes import ProcessId
+from shoal.pool.reconcile import sweep
+from shoal.state import Store
+from tests.pool.looking import nothing_left, rows
+from tests.waiting import wait_until
+
+
+def test_it_goes_when_its_process_goes(tiny):
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ComputePool("local://mine").up(owner=ProcessId.of(owner.pid))
+    assert len(rows()) == 1
+    assert sweep(Store()) == []
+    assert list_pools() == []  # nobody else means it when only one pool is there
+    owner.kill()
+    owner.wait()
+    wait_until(lambda: sweep(Store()) == [] and not rows(), "its end")
+    nothing_left()
+
+
+def test_down_leaves_no_trace_once_its_process_has_ended(tiny):
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pool = ComputePool("local://mine").up(owner=ProcessId.of(owner.pid))
+    pool.down()
+    assert pool.describe().state == "down"
+    owner.kill()
+    owner.wait()
+    sweep(Store())
+    assert not (tiny / "pools" / "mine").exists()
+    nothing_left()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import text
+
+from shoal.errors import StoreError
+from shoal.state import Store
+from shoal.state.home import home, runtime_root
+from shoal.state.schema import Lock
+from shoal.state.store import SCHEMA_VERSION
+
+COUNT = """
+from shoal.state import Store
+from shoal.state.schema import Lock
+store = Store()
+for _ in range(20):
+    with store.transaction() as session:
+        row = session.get_one(Lock, "counter")
+        row.expires_at += 1
+"""
+
+
+def test_no_update_of_many_processes_is_lost(fresh_home):
+    """12 processes x 20 read-modify-writes: SQLAlchemy's default loses 220 of the 240 in silence."""
+    with Store().transaction() as session:
+        session.add(Lock(name="counter", holder="test", expires_at=0))
+    workers = [subprocess.Popen([sys.executable, "-c", COUNT]) for _ in range(12)]
+    assert [worker.wait(timeout=120) for worker in workers] == [0] * 12
+    with Store().reading() as session:
+        assert session.get_one(Lock, "counter").expires_at == 240
+
+
+def test_many_processes_make_one_database(fresh_home):
+    workers = [subprocess.Popen([sys.executable, "-c", "from shoal.state import Store; Store()"]) for _ in range(6)]
+    assert [worker.wait(timeout=120) for worker in workers] == [0] * 6
+
+
+def test_a_transaction_that_raises_changes_nothing(fresh_home):
+    store = Store()
+
+    def fail() -> None:
+        with store.transaction() as session:
+            session.add(Lock(name="half", holder="test", expires_at=0))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    with store.reading() as session:
+        assert session.get(Lock, "half") is None
+
+
+def test_a_newer_database_is_refused(fresh_home):
+    store = Store()
+    with store.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StoreError, match="newer shoal .schema 9999, this one knows"):
+        Store()
+    assert SCHEMA_VERSION < "9999"
+
+
+def test_a_corrupt_database_is_named(fresh_home):
+    (fresh_home / "state.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreError, match=r"state\.db .*move it away"):
+        Store()
+
+
+def test_a_home_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(StoreError, match="SHOAL_HOME .* cannot be made"):
+        Store()
+
+
+def test_the_home_is_private(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "new"))
+    assert home().stat().st_mode & 0o777 == 0o700
+
+
+def test_two_homes_never_share_a_runtime_root(monkeypatch, tmp_path):
+    roots = set()
+    for name in ("a", "b"):
+        monkeypatch.setenv("SHOAL_HOME", str(tmp_path / name))
+        roots.add(runtime_root())
+    assert len(roots) == 2
+    longest = runtime_root() / "0123456789" / "session_2026-11-21_07-26-59_012376_4194304" / "sockets" / "plasma_store"
+    assert len(os.fsencode(longest)) <= 107  # AF_UNIX
+
+
+def test_the_schema_is_what_the_migrations_make(fresh_home):
+    """A column that was added to `schema` alone would be missing in every database there is."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    from shoal.state.schema import Base
+
+    store = Store()
+    with store._engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
