@@ -103,6 +103,7 @@ def node_environment(node: NodeRef) -> dict[str, str]:
     return {
         **inherited_environment(),
         NODE_TAG: node.id,
+        "SHOAL_PYTHON": sys.executable,  # what a job's entry point runs; the submitter may live in another environment
         "SHOAL_POOL": node.pool,
         # Ray's dashboard leaves folders in the temp dir when it is killed: they go with the node's folder.
         "TMPDIR": str(node_folder(node.id)),

@@ -1,0 +1,1 @@
+"""The public training API. One module per library, so that importing one loads nothing of the others."""

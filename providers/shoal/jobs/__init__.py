@@ -1,0 +1,24 @@
+"""A training run as a durable unit: submitted to a pool, found again from any process, collected once."""
+
+from __future__ import annotations
+
+from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
+from shoal.jobs.model_files import load_training
+from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
+from shoal.jobs.submission import attach, cancel, list_jobs, submit
+
+__all__ = [
+    "ChampionResult",
+    "JobHandle",
+    "JobResult",
+    "JobSpec",
+    "JobStatus",
+    "JobTimeoutError",
+    "Register",
+    "Tracking",
+    "attach",
+    "cancel",
+    "list_jobs",
+    "load_training",
+    "submit",
+]

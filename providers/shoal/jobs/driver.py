@@ -1,0 +1,269 @@
+"""What runs on the pool's head for each attempt of a job: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
+
+It trains, logs, compares and writes the result into the job's row. It ends itself when its row says so, or when nobody
+has asked about the job for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shoal.errors import MissingExtraError, ShoalError
+from shoal.jobs import attempts, credentials, model_files, staging, tracking
+from shoal.jobs.attempts import Key
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.logs import log_path, teed
+from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
+from shoal.jobs.tracking import Run
+from shoal.jobs.watchdog import Reason, Watchdog
+from shoal.pool.processes import ProcessId
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
+
+if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
+    from shoal.training.request import XGBTrainResult
+
+_STOPPED = Reason(JobState.CANCELLED, "it was stopped through Ray (SIGTERM)")
+
+
+class _Ended(BaseException):
+    """The job is not wanted any more; no `Exception`, so that nothing on the way takes it for a failure to handle."""
+
+
+class Driver:
+    """One attempt.
+
+    Args:
+        store: Where its row is.
+        job: Its row.
+        spec: Its spec, credentials and all.
+        secrets: What must not be printed, and the workers need.
+    """
+
+    def __init__(self, store: Store, job: Job, spec: JobSpec, secrets: Secrets) -> None:
+        self._store = store
+        self._job = job
+        self._key = Key(job.id, job.attempt)
+        self._spec = spec
+        self._secrets = secrets
+        self._watchdog = Watchdog(store, self._key, spec.run_config.timeout)
+        self._begun = time.monotonic()
+
+    def run(self) -> int:
+        """Work until the attempt has ended; returns the exit code."""
+        run: Run | None = None
+        self._watchdog.start()
+        try:
+            connect(self._job.endpoint["gcs"])
+            # Set last, because Ray has just set its own.
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            run = self._begin_run()
+            result = self._work(run)
+            self._finish_run(run, "FINISHED")
+        except _Ended:
+            reason = self._watchdog.reason or _STOPPED
+            self._quietly_finish(run, "KILLED")
+            return self._end(reason.state, reason.text)
+        except Exception as error:
+            if not isinstance(error, ShoalError):  # the message of our own says it all
+                print(traceback.format_exc(), flush=True)
+            self._quietly_finish(run, "FAILED")
+            return self._end(JobState.FAILED, _cause(error))
+        finally:
+            self._watchdog.stop()
+            staging.discard(self._spec.staged())
+        if not attempts.end(
+            self._store, self._key, JobState.SUCCEEDED, time.time(), result=result.model_dump(mode="json")
+        ):
+            print("the job was ended from outside before its result was written", flush=True)
+            return 1
+        return 0
+
+    def _work(self, run: Run | None) -> JobResult:
+        from shoal.data.connector import DataConnector
+        from shoal.training.xgboost import train_xgboost
+
+        spec = self._spec
+        dataset = DataConnector.from_spec(spec.dataset)
+        if run:
+            run.log_params(self._params())
+            run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
+        trained = train_xgboost(spec.to_request(), env=self._worker_environment(run))
+        path = model_files.save(model_files.folder(self._key, spec.run_config.artifact_location), trained)
+        print(f"model of {trained.rows} rows in {path}", flush=True)
+        metrics = _final_metrics(trained)
+        version: str | None = None
+        promoted: bool | None = None
+        champion: ChampionResult | None = None
+        uri = path
+        if run:
+            run.log_rounds(trained.eval_results)
+            run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
+            uri = run.log_xgboost(trained.booster(), dataset.to_pandas(limit=100)[list(spec.input_cols)])
+            if spec.register_as:
+                outcome = self._challenge(run, trained, uri)
+                version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
+                metrics[f"holdout-{spec.register_as.metric}"] = outcome.value
+        return JobResult(
+            job_id=self._key.job_id,
+            attempt=self._key.attempt,
+            model_path=path,
+            model_uri=uri,
+            metrics=metrics,
+            best_iteration=trained.best_iteration,
+            rows=trained.rows,
+            num_workers=trained.num_workers,
+            seconds=time.monotonic() - self._begun,
+            restarts=0,
+            peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
+            mlflow_run_id=run.run_id if run else None,
+            model_version=version,
+            promoted=promoted,
+            champion=champion,
+        )
+
+    def _challenge(self, run: Run, trained: XGBTrainResult, uri: str) -> Any:
+        from shoal.data.connector import DataConnector
+        from shoal.jobs import gate
+
+        register = self._spec.register_as
+        assert register is not None
+        holdout: DataConnector = DataConnector.from_spec(register.holdout)
+        value = gate.score(trained.booster(), holdout, self._spec.label_col, register.metric)
+        run.log_values({f"holdout-{register.metric}": value})
+        outcome = gate.challenge(
+            run.client,
+            self._store,
+            register,
+            uri,
+            value=value,
+            tags=self._tags(),
+            score_champion=lambda champion: gate.score(
+                gate.load(champion), holdout, self._spec.label_col, register.metric
+            ),
+        )
+        print(gate.describe(outcome, register), flush=True)
+        return outcome
+
+    def _begin_run(self) -> Run | None:
+        if self._spec.tracking is None:
+            return None
+        if not tracking.available():
+            if self._spec.register_as or self._spec.tracking.uri:
+                raise MissingExtraError("mlflow", "mlflow")
+            print("MLflow is not installed on the pool: the run is not tracked", flush=True)
+            return None
+        run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
+        attempts.note_run(self._store, self._key, run.run_id)
+        print(f"MLflow run: {run.link}", flush=True)
+        return run
+
+    def _tags(self) -> dict[str, str]:
+        return {
+            "shoal.job_id": self._key.job_id,
+            "shoal.attempt": str(self._key.attempt),
+            "shoal.pool": self._job.pool,
+            "shoal.holder": self._job.holder,
+        }
+
+    def _params(self) -> dict[str, Any]:
+        spec = self._spec
+        return {
+            **spec.params,
+            "framework": spec.framework,
+            "n_estimators": spec.n_estimators,
+            "input_cols": ", ".join(spec.input_cols),
+            "label_col": spec.label_col,
+            "num_workers": spec.scaling_config.num_workers,
+            "shoal.seed": spec.run_config.seed,
+        }
+
+    def _worker_environment(self, run: Run | None) -> dict[str, str]:
+        """What the workers need beside the data, handed to them as actor arguments."""
+        environment = dict(self._secrets.environment)
+        if run:
+            environment |= {"MLFLOW_TRACKING_URI": run.uri, "MLFLOW_RUN_ID": run.run_id}
+        return environment
+
+    def _finish_run(self, run: Run | None, status: str) -> None:
+        if run:
+            run.finish(status)
+
+    def _quietly_finish(self, run: Run | None, status: str) -> None:
+        """End the run where the job has ended badly; that MLflow cannot be reached is not its cause then."""
+        try:
+            self._finish_run(run, status)
+        except Exception as error:
+            print(f"the MLflow run could not be marked {status}: {error}", flush=True)
+
+    def _end(self, state: JobState, reason: str) -> int:
+        reason = self._secrets.redact(reason)
+        print(f"{state.value}: {reason}", flush=True)
+        attempts.end(self._store, self._key, state, time.time(), error=reason)
+        return 1
+
+    def _on_sigterm(self, *_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one farewell is enough
+        raise _Ended
+
+
+def connect(gcs: str) -> None:
+    """Connect this process to its pool as a Ray driver.
+
+    Not to the RAY_ADDRESS that Ray sets for a job: where two clusters run on one host it is now the one's and then the
+    other's (seen with 2.60).
+
+    Args:
+        gcs: Address of the head that the job was submitted to.
+    """
+    os.environ["RAY_ADDRESS"] = gcs
+    import ray
+
+    ray.init(address=gcs, logging_level=logging.WARNING)
+
+
+def _final_metrics(trained: XGBTrainResult) -> dict[str, float]:
+    """Of the best round with early stopping, else of the last."""
+    at = -1 if trained.best_iteration is None else trained.best_iteration
+    return {
+        tracking.metric_name(evaluated, metric): values[at]
+        for evaluated, series in trained.eval_results.items()
+        for metric, values in series.items()
+    }
+
+
+def _cause(error: Exception) -> str:
+    return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+
+
+def main() -> int:
+    """Entry point: ``JOB_ID ATTEMPT``."""
+    key = Key(sys.argv[1], int(sys.argv[2]))
+    secrets = Secrets()
+    # The log is there before the row says that the job runs: whoever follows it finds it.
+    with teed(log_path(key), lambda text: secrets.redact(text)):
+        store = Store(migrate=False)
+        job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
+        if job is None:
+            print(f"attempt {key.attempt} of job {key.job_id} is not wanted any more, or runs already")
+            return 0
+        secrets = credentials.take(key.submission_id)
+        os.environ.update(secrets.environment)
+        spec = JobSpec.model_validate(credentials.reveal(job.spec, secrets.uris))
+        print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
+        return Driver(store, job, spec, secrets).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Ray's and MLflow's threads may hang at interpreter exit; the gang has ended with its training

@@ -1,0 +1,306 @@
+"""A job in the hand of whoever submitted it or found it again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import JobCancelledError, JobError, JobFailedError, PoolDownError, PoolNotFoundError
+from shoal.jobs import attempts, credentials, staging
+from shoal.jobs.attempts import Key
+from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.logs import LogFollower
+from shoal.jobs.spec import JobResult, JobSpec
+from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
+from shoal.pool.status import Endpoint
+from shoal.state import Store
+from shoal.state.schema import JOB_ENDED, Job, JobState
+
+_POLL_S = 0.5
+"""Between looks at a job's row: one short transaction each."""
+
+_HEAD_CHECK_S = 3.0
+"""Between questions to the head whether the driver still runs: only a driver that was killed makes it necessary."""
+
+_SUBMISSION_GRACE_S = 20.0
+"""How long a job may be pending and unknown to its head before whoever waits for it submits it: its asker's own tries
+take up to 15 s, and the asker alone has the credentials that stood in the spec's URIs."""
+
+_STOP_PATIENCE_S = 15.0
+"""How long `cancel` waits for the driver's end: Ray kills it 3 s after SIGTERM."""
+
+_DRIVER = 'exec "${SHOAL_PYTHON:-$0}" -P -m shoal.jobs.driver "$@"'
+"""Run on the head by `sh`: with the head's own Python where the pool names it, which need not be the submitter's."""
+
+
+class JobTimeoutError(JobError, TimeoutError):
+    """`wait` gave up; the job goes on."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """How far one attempt of a job is; times in seconds since the epoch.
+
+    Attributes:
+        job_id: The job.
+        attempt: Its number, from 1.
+        pool: Where it runs.
+        holder: Who asked for it.
+        state: See `shoal.state.schema.JobState`.
+        error: Why it has no result.
+        result: What it returned.
+        mlflow_run_id: Its run, from its start on.
+        created_at: When it was asked for.
+        started_at: When its driver began.
+        ended_at: When it ended.
+    """
+
+    job_id: str
+    attempt: int
+    pool: str
+    holder: str
+    state: JobState
+    error: str | None
+    result: JobResult | None
+    mlflow_run_id: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+
+    @classmethod
+    def of(cls, job: Job) -> JobStatus:
+        """What a row says."""
+        return cls(
+            job_id=job.id,
+            attempt=job.attempt,
+            pool=job.pool,
+            holder=job.holder,
+            state=job.state,
+            error=job.error,
+            result=JobResult.model_validate(job.result) if job.result else None,
+            mlflow_run_id=job.mlflow_run_id,
+            created_at=job.created_at,
+            started_at=job.started_at,
+            ended_at=job.ended_at,
+        )
+
+
+class JobHandle:
+    """One attempt of a job. Made by :func:`shoal.jobs.submit` and :func:`shoal.jobs.attach`.
+
+    Args:
+        store: Where its row is.
+        job: Its row.
+        secrets: What its driver needs and its spec does not say; None in the hand of another than its asker.
+        cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` ends the job.
+        endpoint_of: Finds the head of a pool.
+        clock: Seconds since the epoch.
+        sleep: How to wait.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: Job,
+        *,
+        secrets: Secrets | None = None,
+        cancel_on_interrupt: bool = False,
+        endpoint_of: Callable[[str], Endpoint] = pool_endpoint,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._key = Key(job.id, job.attempt)
+        self._pool = job.pool
+        self._secrets = secrets
+        self._cancel_on_interrupt = cancel_on_interrupt
+        self._endpoint_of = endpoint_of
+        self._clock = clock
+        self._sleep = sleep
+        self._silent_since: float | None = None
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        return self._key.job_id
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of it, from 1."""
+        return self._key.attempt
+
+    @property
+    def pool(self) -> str:
+        """Where it runs."""
+        return self._pool
+
+    def status(self) -> JobStatus:
+        """How far it is; asking keeps a job alive that has `orphan_after`."""
+        return JobStatus.of(self.settle())
+
+    def wait(self, timeout: float | None = None, on_log: Callable[[str], Any] | None = print) -> JobResult:
+        """Wait for the job's end, and hand out its result.
+
+        Ctrl-C cancels a job that plain Python or the CLI submitted, and leaves any other alone.
+
+        Args:
+            timeout: Seconds after which to give up; the job goes on.
+            on_log: Called with each line of the job's log as it comes; None leaves the log aside.
+
+        Raises:
+            JobFailedError: It ended without a result; the message ends with the cause.
+            JobCancelledError: It was cancelled.
+            JobTimeoutError: It has not ended within `timeout`.
+        """
+        try:
+            for line in self._follow(timeout):
+                if on_log is not None:
+                    on_log(line)
+        except KeyboardInterrupt:
+            if self._cancel_on_interrupt:
+                self.cancel("interrupted by whoever waited for it")
+            raise
+        return self._outcome()
+
+    def logs(self, *, follow: bool = False) -> Iterator[str]:
+        """The lines of its log; with `follow` until the job has ended."""
+        if follow:
+            return self._follow(None)
+        return self._log().lines(ended=True)
+
+    def cancel(self, reason: str = "cancelled on request") -> bool:
+        """End the job, its gang and its driver; False when it had ended already."""
+        job = attempts.load(self._store, self._key)
+        if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), error=reason):
+            return False
+        # From here on the driver's own watchdog ends it; the signal only makes it sooner.
+        until = self._clock() + _STOP_PATIENCE_S
+        stopped = False
+        while self._clock() < until:
+            view = look(self._store, job, self._endpoint_of)
+            if view.silence in (Silence.POOL_GONE, Silence.HEAD_REPLACED) or (view.ray_job and view.ray_job.ended):
+                break
+            if view.silence is None and view.ray_job is None:
+                break  # it was never submitted
+            if not stopped:
+                stopped = self._stop()
+            self._sleep(_POLL_S)
+        self._tidy(job)
+        return True
+
+    def send(self) -> bool:
+        """Submit the attempt to its pool's head, unless that was done already.
+
+        Returns:
+            False where it was.
+
+        Raises:
+            PoolDownError: The pool is down.
+            JobError: The head does not answer or refused; the attempt has failed.
+        """
+        if self._secrets is not None:
+            credentials.hand_over(self._key.submission_id, self._secrets)
+        try:
+            endpoint = self._endpoint_of(self._pool)
+            with JobClient(endpoint.api, endpoint.token()) as client:
+                return client.submit(
+                    self._entrypoint(),
+                    self._key.submission_id,
+                    {"shoal_job": self.job_id, "attempt": str(self.attempt)},
+                )
+        except BaseException as error:
+            # Should it have arrived nevertheless, its driver finds that it is not wanted and goes away.
+            reason = f"it could not be submitted: {str(error) or type(error).__name__}"
+            attempts.end(self._store, self._key, JobState.FAILED, self._clock(), error=reason)
+            credentials.discard(self._key.submission_id)
+            raise
+
+    def settle(self) -> Job:
+        """Read the row, and set it right where the driver did not live to do so."""
+        job = attempts.touch(self._store, self._key, self._clock())
+        if job.state in JOB_ENDED:
+            return job
+        view = look(self._store, job, self._endpoint_of)
+        now = self._clock()
+        if view.silence is Silence.NO_ANSWER:
+            self._silent_since = self._silent_since or now
+        else:
+            self._silent_since = None
+        match judge(job, view, silent_for=now - (self._silent_since or now), last_words=self._last_words):
+            case Lost(state, reason):
+                if attempts.end(self._store, self._key, state, now, error=reason):
+                    self._tidy(job)
+            case Missing.SUBMISSION:
+                if now - job.created_at > _SUBMISSION_GRACE_S:
+                    self.send()
+        return attempts.load(self._store, self._key)
+
+    def _follow(self, timeout: float | None) -> Iterator[str]:
+        log = self._log()
+        started = self._clock()
+        head_check = started
+        while True:
+            if self._clock() >= head_check:
+                job = self.settle()
+                head_check = self._clock() + _HEAD_CHECK_S
+            else:
+                job = attempts.touch(self._store, self._key, self._clock())
+            ended = job.state in JOB_ENDED
+            if job.state is not JobState.PENDING:  # before its driver runs there is only Ray's own chatter
+                yield from log.lines(ended=ended)
+            if ended:
+                return
+            if timeout is not None and self._clock() - started > timeout:
+                raise JobTimeoutError(
+                    f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s; it goes on: '
+                    f"shoal.jobs.attach({self.job_id!r}) finds it again"
+                )
+            self._sleep(_POLL_S)
+
+    def _outcome(self) -> JobResult:
+        job = attempts.load(self._store, self._key)
+        what = f'job "{self.job_id}" (attempt {self.attempt})'
+        if job.state is JobState.CANCELLED:
+            raise JobCancelledError(f"{what} was cancelled: {job.error}")
+        if job.state is JobState.FAILED:
+            raise JobFailedError(f"{what} failed: {job.error}")
+        attempts.collect(self._store, self._key, self._clock())
+        return JobResult.model_validate(job.result)
+
+    def _entrypoint(self) -> list[str]:
+        return ["sh", "-c", _DRIVER, sys.executable, self.job_id, str(self.attempt)]
+
+    def _stop(self) -> bool:
+        try:
+            endpoint = self._endpoint_of(self._pool)
+            with JobClient(endpoint.api, endpoint.token()) as client:
+                return client.stop(self._key.submission_id)
+        except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
+            return False
+
+    def _log(self) -> LogFollower:
+        return LogFollower(self._key, self._log_over_http)
+
+    def _log_over_http(self) -> str:
+        job = attempts.load(self._store, self._key)
+        try:
+            endpoint = self._endpoint_of(self._pool)
+            if address(endpoint) != job.endpoint:
+                return ""
+            with JobClient(endpoint.api, endpoint.token()) as client:
+                return client.logs(self._key.submission_id)
+        except (JobError, PoolDownError, PoolNotFoundError):
+            return ""
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._log().lines(ended=True) if line.strip()]
+        return lines[-1] if lines else "(nothing)"
+
+    def _tidy(self, job: Job) -> None:
+        """Remove what the driver would have removed."""
+        credentials.discard(self._key.submission_id)
+        staging.discard(JobSpec.model_validate(job.spec).staged())

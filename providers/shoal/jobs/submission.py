@@ -1,0 +1,110 @@
+"""Submitting jobs and finding them again; needs no Ray, only the pool's HTTP endpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+
+from shoal.jobs import attempts, credentials, ids, staging
+from shoal.jobs.attempts import Order
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.handle import JobHandle, JobStatus
+from shoal.jobs.spec import JobSpec
+from shoal.jobs.truth import address, pool_endpoint
+from shoal.pool.holder import python_holder
+from shoal.pool.status import Endpoint
+from shoal.pool.which import which_pool
+from shoal.state import Store
+from shoal.state.schema import JOB_ENDED, Job, JobState
+
+
+def submit(
+    spec: JobSpec,
+    *,
+    holder: str | None = None,
+    endpoint_of: Callable[[str], Endpoint] = pool_endpoint,
+    clock: Callable[[], float] = time.time,
+) -> JobHandle:
+    """Have a training run on a pool, or find the run that does it already.
+
+    Asking again for a job that is pending or running attaches to it; one that has succeeded and whose result nobody has
+    collected is returned; otherwise a new attempt is made. Plain Python and the CLI mean a new job each time, unless
+    ``run_config.job_id`` says which.
+
+    Args:
+        spec: What to train.
+        holder: Who asks, by default this process.
+        endpoint_of: Finds the head of a pool.
+        clock: Seconds since the epoch.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+        PoolDownError: It is not up.
+        InvalidArgumentError: A job of this id runs with another spec.
+        JobError: The pool's head does not answer or refused.
+    """
+    holder = holder or python_holder()
+    store = Store()
+    pool = which_pool(store, spec.run_config.pool_name)
+    spec = spec.completed(pool, os.environ)
+    spec = spec.model_copy(update={"question": staging.question(spec)})
+    document, uris = credentials.hide(spec.document())
+    secrets = Secrets(credentials.from_environment(os.environ), uris)
+    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.question))
+    while True:
+        endpoint = endpoint_of(pool)
+        order = Order(job_id, pool, holder, document, address(endpoint), spec.run_config.orphan_after)
+        job = attempts.ask(store, order, clock())
+        handle = JobHandle(
+            store,
+            job,
+            secrets=secrets,
+            cancel_on_interrupt=ids.is_interactive(holder),
+            endpoint_of=endpoint_of,
+            clock=clock,
+        )
+        if _answers(handle, job, order):
+            # Where it had been asked for before, its own copy of the data is the one that it trains on.
+            staging.discard(spec.staged() - JobSpec.model_validate(job.spec).staged())
+            return handle
+        # It had died without a word: the next round makes a new attempt.
+
+
+def _answers(handle: JobHandle, job: Job, order: Order) -> bool:
+    """Whether an attempt is, or will be, the answer to an order; submits it where that is still to do."""
+    if job.state in JOB_ENDED:
+        return True  # its result waits to be collected
+    if job.state is JobState.PENDING and job.endpoint == order.endpoint and handle.send():
+        return True
+    return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
+
+
+def attach(job_id: str) -> JobHandle:
+    """Find a job again, from any process: its newest attempt.
+
+    Raises:
+        JobError: There is no such job.
+    """
+    store = Store()
+    return JobHandle(store, attempts.latest(store, job_id))
+
+
+def cancel(job_id: str) -> bool:
+    """End a job; False when it had ended already.
+
+    Raises:
+        JobError: There is no such job.
+    """
+    return attach(job_id).cancel()
+
+
+def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = (), limit: int = 100) -> list[JobStatus]:
+    """Attempts, the newest first.
+
+    Args:
+        pool_name: Of this pool only.
+        states: In one of these states only.
+        limit: At most so many.
+    """
+    return [JobStatus.of(job) for job in attempts.newest(Store(), pool=pool_name, states=states, limit=limit)]

@@ -1,0 +1,181 @@
+"""A job's run in MLflow: parameters, metrics per round, dataset, model; nothing where MLflow is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.jobs.credentials import without_credentials
+from shoal.jobs.spec import Tracking
+from shoal.state.home import subfolder
+from shoal.state.locks import file_lock
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xgboost
+    from mlflow import MlflowClient
+
+_METRICS_PER_CALL = 1000
+"""MLflow's own limit for one `log_batch`; one call per round would cost more than the rounds."""
+
+_PARAMS_PER_CALL = 100
+"""MLflow's own limit."""
+
+_PARAM_LENGTH = 6000
+"""MLflow's own limit; a thousand column names are longer."""
+
+_SIGNATURE_ROWS = 100
+"""Rows that the model's signature is inferred from: enough to see the types."""
+
+_NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
+
+
+def available() -> bool:
+    """Whether MLflow is installed."""
+    return importlib.util.find_spec("mlflow") is not None
+
+
+def default_uri() -> str:
+    """The local store that is used where none is named."""
+    return f"sqlite:///{subfolder('mlflow') / 'mlflow.db'}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has begun.
+
+    Attributes:
+        client: MLflow.
+        uri: Where the run is kept.
+        run_id: The run.
+        link: Where to look at it.
+    """
+
+    client: MlflowClient
+    uri: str
+    run_id: str
+    link: str
+
+    @classmethod
+    def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
+        """Begin a run; imports MLflow.
+
+        Args:
+            tracking: Where to.
+            name: Name of the run where `tracking` gives none.
+            tags: Beside those of `tracking`.
+        """
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a user's training is nobody else's business
+        import mlflow
+
+        for logger in _NOISY:
+            logging.getLogger(logger).setLevel(logging.WARNING)
+        uri = tracking.uri or default_uri()
+        mlflow.set_tracking_uri(uri)
+        client = mlflow.MlflowClient(uri)
+        experiment = _experiment(client, uri, tracking.experiment)
+        run = mlflow.start_run(
+            experiment_id=experiment, run_name=tracking.run_name or name, tags={**tracking.tags, **tags}
+        )
+        return cls(client, uri, run.info.run_id, _link(uri, experiment, run.info.run_id))
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """What the model is trained with."""
+        from mlflow.entities import Param
+
+        entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in params.items()]
+        for part in _parts(entities, _PARAMS_PER_CALL):
+            self.client.log_batch(self.run_id, params=part)
+
+    def log_dataset(self, name: str, digest: str, source: Sequence[str], *, context: str) -> None:
+        """What it is trained on: its fingerprint, as a dataset input of the run."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        shown = ", ".join(without_credentials(path) for path in source)
+        dataset = Dataset(name=name, digest=digest, source_type="parquet", source=shown)
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+
+    def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """The metrics of all rounds, as ``<set>-<metric>``."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entities = [
+            Metric(metric_name(evaluated, metric), value, now, step)
+            for evaluated, series in evals.items()
+            for metric, values in series.items()
+            for step, value in enumerate(values)
+        ]
+        for part in _parts(entities, _METRICS_PER_CALL):
+            self.client.log_batch(self.run_id, metrics=part)
+
+    def log_values(self, values: Mapping[str, float]) -> None:
+        """Single numbers about the run."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entities = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
+        self.client.log_batch(self.run_id, metrics=entities)
+
+    def log_xgboost(self, booster: xgboost.Booster, sample: pd.DataFrame) -> str:
+        """Log the model with its signature; returns its URI.
+
+        Args:
+            booster: The model.
+            sample: Some rows of its input.
+        """
+        import warnings
+
+        import mlflow.xgboost
+        import xgboost
+
+        head = sample.head(_SIGNATURE_ROWS)
+        with warnings.catch_warnings():
+            # That integer columns cannot hold missing values: whoever serves the model sends what it was trained on.
+            warnings.filterwarnings("ignore", message=".*integer column.*")
+            signature = mlflow.models.infer_signature(head, booster.inplace_predict(head.astype("float32")))
+        # With the requirements given it takes 0.5 s; without, MLflow finds them out by running the model, in 5.8 s.
+        requirements = [f"xgboost=={xgboost.__version__}"]
+        info = mlflow.xgboost.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
+        return str(info.model_uri)
+
+    def finish(self, status: str) -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+        import mlflow
+
+        mlflow.end_run(status)
+
+
+def metric_name(evaluated: str, metric: str) -> str:
+    """``<set>-<metric>``, without what MLflow refuses in a name (XGBoost has ``ndcg@10``)."""
+    return re.sub(r"[^\w\-. :/]", "_", f"{evaluated}-{metric}")
+
+
+def _experiment(client: MlflowClient, uri: str, name: str) -> str:
+    """The experiment of that name, made where there is none."""
+    local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
+    artifacts = f"file://{subfolder('mlflow', 'artifacts') / name}" if local else None
+    # The first to open a new SQLite store runs its migrations for some seconds; a second at the same time would fail.
+    with file_lock(subfolder("mlflow") / "first.lock"):
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        return str(client.create_experiment(name, artifact_location=artifacts))
+
+
+def _link(uri: str, experiment: str, run_id: str) -> str:
+    shown = without_credentials(uri)
+    if shown.startswith(("http://", "https://")):
+        return f"{shown.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
+    return f"{run_id} (to look at it: mlflow ui --backend-store-uri {shown})"
+
+
+def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,0 +1,1 @@
+"""What runs inside the pool: the gang of workers, XGBoost's tracker, the engines, prediction. Knows nothing of jobs."""

@@ -1,0 +1,31 @@
+"""The base of the config objects that users make: checked on construction, frozen, and wrong values refused by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shoal.errors import InvalidArgumentError
+
+
+def describe(exc: ValidationError) -> str:
+    """What pydantic found, on one line, each field by name."""
+    return "; ".join(
+        f"{'.'.join(map(str, error['loc'])) or 'value'}={error['input']!r}: {error['msg']}" for error in exc.errors()
+    )
+
+
+class Config(BaseModel):
+    """A frozen set of options; an unknown one or a wrong value raises `InvalidArgumentError`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # Hidden from type checkers, which would take it for the signature and lose the fields.
+    if not TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None:
+            try:
+                super().__init__(**options)
+            except ValidationError as exc:
+                raise InvalidArgumentError(f"{type(self).__name__}: {describe(exc)}") from exc

@@ -1,0 +1,96 @@
+"""What is asked of the XGBoost engine and what it answers: plain data, so that a job can carry both as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from shoal.data.spec import DatasetSpec
+from shoal.training.run_config import RunConfig
+from shoal.training.scaling import XGBScalingConfig
+
+
+class XGBTrainRequest(BaseModel):
+    """One XGBoost training."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: DatasetSpec = Field(description="Rows to train on.")
+    input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
+    label_col: str = Field(description="Label column.")
+    eval_sets: dict[str, DatasetSpec] = Field(
+        default_factory=dict, description="Rows to evaluate on after each round, by name."
+    )
+    n_estimators: int = Field(default=100, ge=1, description="Rounds of boosting.")
+    params: dict[str, JsonValue] = Field(
+        default_factory=dict, description="XGBoost's own parameters, the objective among them."
+    )
+    weight_col: str | None = Field(default=None, description="Column of row weights.")
+    base_margin_col: str | None = Field(default=None, description="Column of margins to boost from.")
+    early_stopping_rounds: int | None = Field(
+        default=None,
+        ge=1,
+        description="Stop when the last metric of the last eval set has not improved for so many rounds.",
+    )
+    verbose_eval: bool | Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Print the metrics: True every round, n every n rounds."
+    )
+    scaling: XGBScalingConfig = Field(default_factory=XGBScalingConfig, description="How many workers of which size.")
+    run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that are read, each once."""
+        return tuple(dict.fromkeys((*self.input_cols, self.label_col, *self.extra_cols)))
+
+    @property
+    def extra_cols(self) -> tuple[str, ...]:
+        """The columns beside features and label."""
+        return tuple(column for column in (self.weight_col, self.base_margin_col) if column is not None)
+
+
+class WorkerStats(BaseModel):
+    """What one worker did, by its own clock."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int = Field(description="Rank of the worker.")
+    node: str = Field(description="Node that it ran on.")
+    rows: int = Field(description="Rows that it trained on.")
+    passes: int = Field(description="How often it decoded its training rows: 1 where they fit in memory, else 4.")
+    read_seconds: float = Field(description="Seconds spent reading and decoding.")
+    quantise_seconds: float = Field(
+        description="Seconds spent building the quantised matrices, waiting for peers included."
+    )
+    train_seconds: float = Field(description="Seconds spent boosting and evaluating.")
+    peak_rss_bytes: int = Field(description="Highest resident size of its process during this training.")
+
+
+class XGBTrainResult(BaseModel):
+    """A trained model and how it came about."""
+
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    model: bytes = Field(description="The booster in XGBoost's UBJSON format.")
+    eval_results: dict[str, dict[str, list[float]]] = Field(description="Eval set -> metric -> value per round.")
+    best_iteration: int | None = Field(default=None, description="Best round, from 0, with early stopping; else None.")
+    best_score: float | None = Field(
+        default=None, description="Metric of the best round, with early stopping; else None."
+    )
+    rounds: int = Field(description="Rounds of boosting in the model.")
+    rows: int = Field(description="Rows trained on.")
+    num_workers: int = Field(description="Workers that trained.")
+    threads_per_worker: int = Field(description="Threads of each.")
+    seconds: float = Field(description="Seconds from the call to the result.")
+    workers: tuple[WorkerStats, ...] = Field(description="What each worker did, by rank.")
+
+    def booster(self) -> Any:
+        """Loads the model.
+
+        Returns:
+            An ``xgboost.Booster``, as ``xgboost.train`` returns it.
+        """
+        from shoal.training.xgboost import load_booster
+
+        return load_booster(self)

@@ -1,0 +1,46 @@
+"""How a training is run, whatever it trains."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shoal.training.config import Config
+
+
+class RunConfig(Config):
+    """Where and under which limits a training runs; the same for all estimators and distributors.
+
+    Example:
+        >>> from shoal import RunConfig
+        >>> RunConfig(pool_name="retrain", seed=7, timeout=3600)
+    """
+
+    pool_name: str | None = Field(
+        default=None, description="Pool to train on; None: inside a job its own, $SHOAL_POOL, the only pool there is."
+    )
+    job_id: str | None = Field(
+        default=None, min_length=1, description="Id of the job, to attach to it when asked again; None: a fresh one."
+    )
+    artifact_location: str | None = Field(
+        default=None, description="Directory or URI for models and results; None: the pool's default."
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**31,
+        description="Seed of the plan of the data, and of the library unless its params name one.",
+    )
+    clamp: bool = Field(
+        default=False,
+        description="Reduce, with a warning, what is asked for beyond the active nodes, instead of refusing it.",
+    )
+    timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds that the training may take, from its call to its result; None: no limit.",
+    )
+    orphan_after: float | None = Field(
+        default=900.0,
+        gt=0,
+        description="Seconds without anybody asking for the job after which it ends itself; None: never.",
+    )

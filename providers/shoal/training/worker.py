@@ -1,0 +1,120 @@
+"""The actor that a gang's workers are: it runs one function after the other, and says how each ended."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.data.shard import set_current_shard
+from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.training.context import TrainingContext, set_context
+from shoal.training.lifeline import Lifeline
+
+
+class PeerError(TrainingError):
+    """This worker failed only because another did; whoever raises it knows that its own part was sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Which process a worker is.
+
+    Args:
+        rank: Rank in the gang.
+        node: Name of its node.
+        pid: Its process id there.
+    """
+
+    rank: int
+    node: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (node {self.node}, pid {self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """What a call returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a call raised, in a form that needs none of the worker's modules to be read.
+
+    Args:
+        summary: Type and message.
+        traceback: The traceback as text.
+        error: The exception itself, if it is one of shoal's own about the data, the training or its arguments.
+    """
+
+    summary: str
+    traceback: str
+    error: DataError | TrainingError | InvalidArgumentError | None
+
+
+class Worker:
+    """One worker of a gang.
+
+    Args:
+        rank: Its rank.
+        world_size: Number of workers.
+        local_world_size: Number of workers on its node.
+    """
+
+    def __init__(self, rank: int, world_size: int, local_world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._local_world_size = local_world_size
+        self._lifeline: Lifeline | None = None
+
+    def join(self, host: str, port: int, token: str, env: Mapping[str, str]) -> int:
+        """Connects to the driver's switchboard.
+
+        Args:
+            host: Its address.
+            port: Its port.
+            token: Its token.
+            env: Environment variables to set; a call's arguments pass from process to process and are stored nowhere.
+
+        Returns:
+            The process id.
+        """
+        os.environ.update(env)
+        self._lifeline = Lifeline(host, port, token, self._rank)
+        set_current_shard(self._rank, self._world_size)
+        set_context(TrainingContext(self._rank, self._world_size, self._local_world_size, self._lifeline.log))
+        return os.getpid()
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Imports modules while the driver does something else; whoever needs one that is missing will say so."""
+        for module in modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
+        """Calls a function.
+
+        Args:
+            function: What to call.
+            args: Its arguments.
+
+        Returns:
+            What came of it; an exception too is a value, so that Ray's own errors mean that this process died.
+        """
+        assert self._lifeline is not None
+        try:
+            return Success(function(*args))
+        except Exception as exc:
+            error = exc if isinstance(exc, DataError | TrainingError | InvalidArgumentError) else None
+            summary = "".join(traceback.format_exception_only(exc)).strip()
+            return Failure(summary, traceback.format_exc(), error)
+        finally:
+            self._lifeline.done()

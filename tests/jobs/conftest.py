@@ -1,0 +1,60 @@
+"""Fixtures of the jobs' tests: a store of one's own, a head that is an HTTP server, a tiny dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs.spec import JobSpec
+from shoal.pool.holder import host
+from shoal.state import Store
+from shoal.state.schema import Pool, PoolState
+from tests.jobs.fake_head import FakeHead
+
+POOL = "retrain"
+
+
+@pytest.fixture
+def store(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store with one pool that is up."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    store = Store()
+    with store.transaction() as session:
+        session.add(
+            Pool(
+                name=POOL,
+                spec={},
+                state=PoolState.UP,
+                host=host(),
+                min_nodes=1,
+                max_nodes=4,
+                epoch=1,
+                next_node=1,
+                created_at=0.0,
+                touched_at=0.0,
+            )
+        )
+    return store
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[FakeHead]:
+    head = FakeHead(tmp_path / "token")
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def another_head(tmp_path: Path) -> Iterator[FakeHead]:
+    head = FakeHead(tmp_path / "another-token")
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return JobSpec(dataset=DatasetSpec(paths=("/data/train",)), input_cols=("a", "b"), label_col="y")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import attempts
+from shoal.jobs.attempts import Key, Order
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
+
+ORDER = Order("job", "retrain", "airflow:d/r", {"question": "q"}, {"api": "a", "gcs": "g"}, 900.0)
+FIRST = Key("job", 1)
+
+
+def asked(store: Store, now: float = 0.0, **changes: object) -> Job:
+    return attempts.ask(store, dataclasses.replace(ORDER, **changes), now)
+
+
+def test_the_first_to_ask_makes_an_attempt(store):
+    job = asked(store, 5.0)
+
+    assert (job.id, job.attempt, job.state, job.created_at) == ("job", 1, JobState.PENDING, 5.0)
+    assert Key(job.id, job.attempt).submission_id == "job-1"
+
+
+def test_asking_again_attaches_while_it_is_pending_or_runs(store):
+    asked(store)
+    assert asked(store, 1.0).attempt == 1
+    assert attempts.start(store, FIRST, {}, 2.0)
+
+    again = asked(store, 3.0)
+
+    assert (again.attempt, again.state, again.asked_at) == (1, JobState.RUNNING, 3.0)
+
+
+def test_a_result_is_handed_out_until_it_was_collected(store):
+    asked(store)
+    attempts.end(store, FIRST, JobState.SUCCEEDED, 1.0, result={"rows": 1})
+
+    assert asked(store, 2.0).attempt == 1
+    attempts.collect(store, FIRST, 3.0)
+    assert asked(store, 4.0).attempt == 2
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
+def test_what_ended_badly_is_tried_anew(store, state):
+    asked(store)
+    attempts.end(store, FIRST, state, 1.0, error="why")
+
+    assert asked(store, 2.0).attempt == 2
+    assert attempts.latest(store, "job").attempt == 2
+
+
+def test_another_question_under_the_id_of_a_job_that_runs_is_refused(store):
+    asked(store)
+
+    with pytest.raises(InvalidArgumentError, match='"job" is pending with another spec'):
+        asked(store, spec={"question": "other"})
+
+
+def test_another_question_is_not_answered_with_an_old_result(store):
+    asked(store)
+    attempts.end(store, FIRST, JobState.SUCCEEDED, 1.0, result={})
+
+    assert asked(store, spec={"question": "other"}).attempt == 2
+
+
+def test_whoever_writes_an_end_first_has_the_last_word(store):
+    asked(store)
+    attempts.start(store, FIRST, {}, 1.0)
+
+    assert attempts.end(store, FIRST, JobState.CANCELLED, 2.0, error="on request")
+    assert not attempts.end(store, FIRST, JobState.SUCCEEDED, 3.0, result={"rows": 1})
+
+    job = attempts.load(store, FIRST)
+    assert (job.state, job.error, job.result) == (JobState.CANCELLED, "on request", None)
+
+
+def test_a_driver_that_is_not_wanted_does_not_start(store):
+    asked(store)
+    assert attempts.start(store, FIRST, {"pid": 1}, 1.0)
+    assert attempts.start(store, FIRST, {"pid": 2}, 2.0) is None
+    assert attempts.start(store, Key("job", 7), {}, 2.0) is None
+    attempts.end(store, FIRST, JobState.CANCELLED, 3.0)
+    assert attempts.start(store, FIRST, {"pid": 3}, 4.0) is None
+    assert attempts.load(store, FIRST).driver == {"pid": 1}
+
+
+def test_all_who_ask_at_once_get_the_same_attempt(store):
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: asked(Store()).attempt, range(16)))
+
+    assert answers == [1] * 16
+
+
+def test_an_unknown_job_is_said_to_be_unknown(store):
+    with pytest.raises(JobError, match='job "nobody" does not exist'):
+        attempts.latest(store, "nobody")
+
+
+def test_listing_by_pool_and_state(store):
+    for number, pool in enumerate(("a", "b", "a")):
+        asked(store, float(number), job_id=f"job{number}", pool=pool)
+    attempts.end(store, Key("job0", 1), JobState.FAILED, 9.0)
+
+    def listed(pool: str | None = None, states: tuple[JobState, ...] = (), limit: int = 10) -> list[str]:
+        return [job.id for job in attempts.newest(store, pool=pool, states=states, limit=limit)]
+
+    assert listed() == ["job2", "job1", "job0"]
+    assert listed(pool="a") == ["job2", "job0"]
+    assert listed(states=(JobState.FAILED,)) == ["job0"]
+    assert listed(limit=1) == ["job2"]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal.jobs import credentials
+from shoal.jobs.credentials import Secrets
+from shoal.state import home
+
+
+def test_only_what_the_driver_needs_is_taken_from_the_environment():
+    environment = {
+        "MLFLOW_TRACKING_PASSWORD": "p",
+        "MLFLOW_TRACKING_URI": "http://x",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AZURE_STORAGE_KEY": "z",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
+        "AIRFLOW__CORE__FERNET_KEY": "no",
+        "DATABASE_PASSWORD": "no",
+        "AWS_EMPTY": "",
+    }
+
+    taken = credentials.from_environment(environment)
+
+    assert sorted(taken) == [
+        "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "MLFLOW_TRACKING_PASSWORD",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://me:pa%40ss@host:5000/x", "http://host:5000/x"),
+        ("postgresql+psycopg://me:secret@db/mlflow", "postgresql+psycopg://db/mlflow"),
+        ("s3://KEY:SECRET@bucket/path", "s3://bucket/path"),
+        ("http://host:5000/a:b@c", "http://host:5000/a:b@c"),
+        ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
+        ("me@host", "me@host"),
+    ],
+)
+def test_a_uri_loses_its_credentials(uri, shown):
+    assert credentials.without_credentials(uri) == shown
+
+
+def test_hiding_and_revealing_a_document():
+    document = {"tracking": {"uri": "http://a:b@host"}, "eval": [{"paths": ["/x", "s3://k:s@bucket"]}], "n": 1}
+
+    hidden, uris = credentials.hide(document)
+
+    assert hidden == {"tracking": {"uri": "http://host"}, "eval": [{"paths": ["/x", "s3://bucket"]}], "n": 1}
+    assert credentials.reveal(hidden, uris) == document
+
+
+def test_the_file_is_for_its_owner_alone_and_read_once(fresh_home: Path):
+    secrets = Secrets({"AWS_SECRET_ACCESS_KEY": "s"}, {"/tracking/uri": "http://a:b@host"})
+
+    credentials.hand_over("job-1", secrets)
+
+    [file] = (home() / "credentials").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert credentials.take("job-1") == secrets
+    assert not file.exists()
+    assert credentials.take("job-1") == Secrets()
+
+
+def test_nothing_to_say_leaves_no_file(fresh_home: Path):
+    credentials.hand_over("job-1", Secrets())
+
+    assert not (home() / "credentials").exists() or not any((home() / "credentials").iterdir())
+
+
+def test_no_secret_is_printed():
+    secrets = Secrets(
+        {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "AWS_REGION": "eu-central-1", "AWS_SESSION_TOKEN": "abc"},
+        {"/tracking/uri": "http://me:hunter22@host/x"},
+    )
+
+    said = secrets.redact("wJalrXUtnFEMI at http://me:hunter22@host/x with hunter22 in eu-central-1, alphabc")
+
+    assert said == "*** at http://host/x with *** in eu-central-1, alphabc"
+    assert "hunter22" not in repr(secrets)
+    assert "wJalr" not in repr(secrets)

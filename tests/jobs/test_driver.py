@@ -1,0 +1,224 @@
+"""The driver with everything real but the gang: the engine is replaced by plain XGBoost in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shoal.data import DataConnector
+from shoal.errors import TrainingError
+from shoal.jobs import JobResult, JobSpec, Register, Tracking, attempts, credentials, driver, load_training, watchdog
+from shoal.jobs.attempts import Key, Order
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.logs import log_path
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
+from shoal.training.request import WorkerStats, XGBTrainRequest, XGBTrainResult
+from shoal.training.run_config import RunConfig
+
+KEY = Key("job", 1)
+
+
+def plain_xgboost(request: XGBTrainRequest, **_: object) -> XGBTrainResult:
+    import xgboost
+
+    data = DataConnector.from_spec(request.dataset).to_pandas()
+    matrix = xgboost.DMatrix(data[list(request.input_cols)], data[request.label_col])
+    evals: dict[str, dict[str, list[float]]] = {}
+    model = xgboost.train(request.params, matrix, request.n_estimators, evals=[(matrix, "eval")], evals_result=evals)
+    stats = WorkerStats(
+        rank=0,
+        node="n",
+        rows=len(data),
+        passes=1,
+        read_seconds=0,
+        quantise_seconds=0,
+        train_seconds=0,
+        peak_rss_bytes=7,
+    )
+    return XGBTrainResult(
+        model=bytes(model.save_raw("ubj")),
+        eval_results=evals,
+        rounds=request.n_estimators,
+        rows=len(data),
+        num_workers=1,
+        threads_per_worker=1,
+        seconds=0.5,
+        workers=(stats,),
+    )
+
+
+@pytest.fixture(scope="module")
+def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+@pytest.fixture
+def spec(tmp_path: Path, mlflow_uri: str) -> JobSpec:
+    random = np.random.default_rng(0)
+    data = pd.DataFrame({"a": random.random(50), "b": random.random(50)})
+    data.assign(y=data["a"]).to_parquet(tmp_path / "train.parquet")
+    train = DataConnector.from_parquet(tmp_path / "train.parquet")
+    return JobSpec(
+        dataset=train, input_cols=("a", "b"), label_col="y", n_estimators=3, tracking=Tracking(uri=mlflow_uri)
+    )
+
+
+@pytest.fixture
+def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signal handlers and variables are the test process's own: put back what a driver changes."""
+    monkeypatch.setattr(driver, "connect", lambda gcs: None)
+    monkeypatch.setattr("shoal.training.xgboost.train_xgboost", plain_xgboost)
+    monkeypatch.setattr(sys, "argv", ["driver", KEY.job_id, str(KEY.attempt)])
+    before = signal.getsignal(signal.SIGTERM)
+    variables = dict(os.environ)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None) -> tuple[int, Job]:
+    document, uris = credentials.hide(spec.model_copy(update={"question": "q"}).document())
+    attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
+    credentials.hand_over(KEY.submission_id, Secrets((secrets or Secrets()).environment, uris))
+    code = driver.main()
+    return code, attempts.load(store, KEY)
+
+
+def log() -> str:
+    return log_path(KEY).read_text()
+
+
+@pytest.mark.usefixtures("environment")
+class TestDriver:
+    def test_from_spec_to_result(self, store, spec, tmp_path):
+        import mlflow
+
+        spec = spec.model_copy(
+            update={
+                "register_as": Register(model="driven", metric="rmse", holdout=spec.dataset),
+                "run_config": RunConfig(artifact_location=str(tmp_path / "models")),
+            }
+        )
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+        result = JobResult.model_validate(job.result)
+        assert result.model_path == f"{tmp_path}/models/job/1/model.ubj"
+        assert (result.rows, result.promoted, result.model_version, result.champion) == (50, True, "1", None)
+        assert result.metrics.keys() == {"eval-rmse", "holdout-rmse"}
+        assert result.metrics["eval-rmse"] == pytest.approx(result.metrics["holdout-rmse"], rel=1e-5)
+        assert result.peak_memory_per_worker == (7,)
+        assert result.mlflow_run_id == job.mlflow_run_id
+        run = mlflow.MlflowClient(spec.tracking.uri).get_run(result.mlflow_run_id)
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["shoal.holder"] == "cli:me@here"
+        assert run.data.params["n_estimators"] == "3"
+        assert job.driver is not None
+        assert job.driver["pid"] == os.getpid()
+        assert "is the first champion" in log()
+        trained = load_training(result)
+        assert trained.eval_results["eval"]["rmse"][-1] == result.metrics["eval-rmse"]
+        assert trained.booster().num_boosted_rounds() == 3
+
+    def test_without_mlflow_it_runs_untracked(self, store, spec, monkeypatch):
+        monkeypatch.setattr("shoal.jobs.tracking.available", lambda: False)
+
+        code, job = drive(store, spec.model_copy(update={"tracking": Tracking()}))
+
+        assert code == 0, log()
+        result = JobResult.model_validate(job.result)
+        assert (result.mlflow_run_id, result.model_uri) == (None, result.model_path)
+        assert "not tracked" in log()
+
+    def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
+        monkeypatch.setattr("shoal.jobs.tracking.available", lambda: False)
+        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state) == (1, JobState.FAILED)
+        assert 'pip install "shoal[mlflow]"' in str(job.error)
+
+    def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
+        import mlflow
+
+        def fail(*_: object, **__: object) -> None:
+            raise TrainingError("rank 1: out of memory")
+
+        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", fail)
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, job.error) == (1, JobState.FAILED, "rank 1: out of memory")
+        assert log().rstrip().endswith("failed: rank 1: out of memory")
+        assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "FAILED"
+
+    def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
+        password = "hunter22"
+
+        def fail(request: XGBTrainRequest, env: dict[str, str]) -> None:
+            assert env["MLFLOW_TRACKING_PASSWORD"] == password == os.environ["MLFLOW_TRACKING_PASSWORD"]
+            print(f"trying {password}")
+            raise ValueError(f"{password} was refused")
+
+        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", fail)
+
+        code, job = drive(store, spec, Secrets({"MLFLOW_TRACKING_PASSWORD": password}))
+
+        assert code == 1
+        assert job.error == "ValueError: *** was refused"
+        assert "trying ***" in log()
+        assert password not in log()
+
+    def test_sigterm_cancels(self, store, spec, monkeypatch):
+        import mlflow
+
+        def stopped(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60)
+
+        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", stopped)
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state) == (1, JobState.CANCELLED)
+        assert "SIGTERM" in str(job.error)
+        assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
+
+    def test_its_row_ends_it(self, store, spec, monkeypatch):
+        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+
+        def cancelled(*_: object, **__: object) -> None:
+            attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
+            threading.Event().wait(60)
+
+        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", cancelled)
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, job.error) == (1, JobState.CANCELLED, "on request")
+        assert log().rstrip().endswith("cancelled: on request")
+
+    def test_what_is_not_wanted_any_more_is_not_begun(self, store, spec):
+        assert drive(store, spec)[0] == 0
+        first = log()
+
+        assert driver.main() == 0
+        assert log().removeprefix(first).startswith("attempt 1 of job job is not wanted any more")
+
+    def test_staged_data_go_with_the_job(self, store, spec):
+        staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
+
+        drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
+
+        assert not Path(str(staged.staging)).exists()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal.errors import JobError
+from shoal.jobs.locks import store_lock
+from shoal.state import Store
+from shoal.state.schema import Lock
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_only_one_at_a_time(store):
+    inside: list[int] = []
+    together = []
+
+    def work(number: int) -> None:
+        with store_lock(Store(), "promote", 60.0, sleep=lambda _: None):
+            inside.append(number)
+            together.append(len(inside))
+            inside.remove(number)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(8)))
+
+    assert together == [1] * 8
+
+
+def test_it_is_free_again_after_an_error(store):
+    with pytest.raises(ValueError, match="inside"), store_lock(store, "promote", 60.0):
+        raise ValueError("inside")
+
+    with store.transaction() as session:
+        assert session.get(Lock, "promote") is None
+
+
+def test_a_dead_holders_lock_is_taken_when_it_has_expired(store):
+    clock = Clock()
+    with store.transaction() as session:
+        session.add(Lock(name="promote", holder="dead", expires_at=10.0))
+
+    with store_lock(store, "promote", 60.0, clock=clock, sleep=clock.sleep):
+        assert clock.now >= 10.0
+
+
+def test_patience_ends(store):
+    clock = Clock()
+    with store.transaction() as session:
+        session.add(Lock(name="promote", holder="other", expires_at=1e9))
+
+    with (
+        pytest.raises(JobError, match='"promote" was held by others'),
+        store_lock(store, "promote", 60.0, patience=5.0, clock=clock, sleep=clock.sleep),
+    ):
+        pytest.fail("not reached")
+
+
+def test_a_holder_that_was_too_slow_does_not_free_the_next_ones_lock(store):
+    clock = Clock()
+    with store_lock(store, "promote", 1.0, clock=clock, sleep=clock.sleep):
+        clock.now = 5.0
+        with store_lock(store, "promote", 60.0, clock=clock, sleep=clock.sleep):
+            pass
+        with store.transaction() as session:
+            session.add(Lock(name="promote", holder="third", expires_at=99.0))
+
+    with store.transaction() as session:
+        assert session.get_one(Lock, "promote").holder == "third"

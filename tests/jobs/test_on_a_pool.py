@@ -1,0 +1,154 @@
+"""Jobs on a real pool, from submission to the loaded model."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pandas as pd
+import pytest
+
+from shoal import ComputePool, jobs
+from shoal.data import DataConnector
+from shoal.errors import JobCancelledError, JobFailedError
+from shoal.jobs import JobHandle, JobSpec, Register, Tracking
+from shoal.pool.processes import ProcessId
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
+from shoal.training.run_config import RunConfig
+from shoal.training.scaling import XGBScalingConfig
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.ray
+
+ENGINE = "airflow:dag/run"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    for name, rows in (("train", 20_000), ("holdout", 2_000)):
+        frame = pd.DataFrame({"a": random.random(rows), "b": random.random(rows)})
+        frame.assign(y=frame["a"] * 3 + frame["b"]).to_parquet(folder / f"{name}.parquet", row_group_size=1_000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
+    return Tracking(uri=f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db")
+
+
+@pytest.fixture
+def spec(pool: ComputePool, data: Path, tracking: Tracking) -> JobSpec:
+    holdout = DataConnector.from_parquet(data / "holdout.parquet")
+    return JobSpec(
+        dataset=DataConnector.from_parquet(data / "train.parquet"),
+        input_cols=("a", "b"),
+        label_col="y",
+        eval_set=holdout,
+        n_estimators=10,
+        params={"objective": "reg:squarederror"},
+        verbose_eval=True,
+        scaling_config=XGBScalingConfig(num_workers=2, num_cpu_per_worker=1),
+        run_config=RunConfig(pool_name=pool.name),
+        register=Register(model="e2e", metric="rmse", holdout=holdout),
+        tracking=tracking,
+    )
+
+
+def forever(spec: JobSpec, **run_config: object) -> JobSpec:
+    """A training that ends only when it is made to."""
+    config = spec.run_config.model_copy(update=run_config)
+    return spec.model_copy(update={"n_estimators": 10_000_000, "verbose_eval": 100, "run_config": config})
+
+
+def driver_of(handle: JobHandle) -> ProcessId:
+    """The driver, once it trains."""
+
+    def training() -> ProcessId | None:
+        with Store().transaction() as session:
+            job = session.get_one(Job, (handle.job_id, handle.attempt))
+        assert job.error is None, job.error
+        begun = job.driver and any("eval-rmse" in line for line in handle.logs())
+        return ProcessId.from_json(job.driver) if begun else None
+
+    return wait_until(training, "the first rounds", 60)
+
+
+def gang_is_gone(pool: ComputePool) -> bool:
+    return not any(node.busy for node in pool.describe().active)
+
+
+def test_train_register_and_beat_the_champion(spec: JobSpec):
+    lines: list[str] = []
+
+    first = jobs.submit(spec).wait(on_log=lines.append)
+    second = jobs.submit(spec.model_copy(update={"n_estimators": 30})).wait(on_log=None)
+
+    assert (first.rows, first.num_workers, first.model_version, first.promoted) == (20_000, 2, "1", True)
+    assert (second.model_version, second.promoted) == ("2", True)
+    assert second.champion is not None
+    assert second.champion.value == first.metrics["holdout-rmse"]
+    assert len(first.peak_memory_per_worker) == 2
+    assert sum("eval-rmse" in line for line in lines) == 10
+    assert any("MLflow run:" in line for line in lines)
+    trained = jobs.load_training(first)
+    assert trained.booster().num_boosted_rounds() == 10
+    assert trained.eval_results["eval"]["rmse"][-1] == first.metrics["eval-rmse"]
+
+
+def test_a_failure_names_its_cause(spec: JobSpec):
+    broken = spec.model_copy(update={"input_cols": ("a", "nothing")})
+
+    with pytest.raises(JobFailedError, match="nothing"):
+        jobs.submit(broken).wait(on_log=None)
+
+
+def test_another_process_finds_the_job_and_cancels_it(pool: ComputePool, spec: JobSpec):
+    handle = jobs.submit(forever(spec), holder=ENGINE)
+    driver = driver_of(handle)
+
+    assert jobs.submit(forever(spec), holder=ENGINE).attempt == handle.attempt
+    assert jobs.cancel(handle.job_id)
+
+    assert not driver.alive()
+    wait_until(lambda: gang_is_gone(pool), "the gang's end")
+    with pytest.raises(JobCancelledError, match="on request"):
+        jobs.attach(handle.job_id).wait(on_log=None)
+
+
+def test_a_killed_driver_is_noticed_and_the_next_attempt_works(pool: ComputePool, spec: JobSpec):
+    named = {"job_id": "killed"}
+    handle = jobs.submit(forever(spec, **named))
+    driver_of(handle).signal(signal.SIGKILL)
+
+    with pytest.raises(JobFailedError, match="was killed"):
+        handle.wait(on_log=None)
+    wait_until(lambda: gang_is_gone(pool), "the gang's end")
+    again = jobs.submit(spec.model_copy(update={"run_config": spec.run_config.model_copy(update=named)}))
+    assert again.attempt == 2
+    assert again.wait(on_log=None).attempt == 2
+
+
+def test_an_orphan_ends_itself(spec: JobSpec):
+    handle = jobs.submit(forever(spec, orphan_after=15.0))
+    driver = driver_of(handle)
+
+    wait_until(lambda: not driver.alive(), "the driver's end", 60)
+
+    status = jobs.attach(handle.job_id).status()
+    assert status.state is JobState.CANCELLED
+    assert "nobody has asked" in str(status.error)
+
+
+def test_a_submission_without_the_token_is_refused(pool: ComputePool):
+    endpoint = pool.endpoint()
+
+    answer = httpx.post(f"{endpoint.api}/api/jobs/", json={"entrypoint": "true", "submission_id": "intruder"})
+
+    assert answer.status_code == httpx.codes.UNAUTHORIZED
+    assert "intruder" not in os.listdir(endpoint.token_path.parent)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+
+from shoal.data import DataConnector
+from shoal.data.spec import DatasetSpec
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import JobSpec, Register, Tracking
+from shoal.jobs.ids import checked, is_interactive, job_id
+from shoal.jobs.staging import question
+from shoal.training.run_config import RunConfig
+
+TRAIN = {"dataset": {"paths": ["/data/train"]}, "input_cols": ["a", "b"], "label_col": "y"}
+HOLDOUT = {"paths": ["/data/holdout"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"input_cols": []}, "input_cols"),
+        ({"input_cols": ["a", "y"]}, "y is named for two"),
+        ({"weight_col": "a"}, "a is named for two"),
+        ({"n_estimators": 0}, "n_estimators"),
+        ({"early_stopping_rounds": 5}, "early_stopping_rounds needs an eval_set"),
+        ({"n_estimatorz": 5}, "n_estimatorz"),
+        ({"params": {"objective": object()}}, "params"),
+        ({"run_config": {"job_id": "../../etc"}}, 'job_id "../../etc" is not legal'),
+        (
+            {"register": {"model": "m", "metric": "rmsle", "holdout": HOLDOUT}},
+            '"rmsle" is not known; known are: accuracy',
+        ),
+        ({"register": {"model": "m", "metric": "auc", "mode": "min", "holdout": HOLDOUT}}, "best at its maximum"),
+        ({"register": {"model": "a/b", "metric": "auc", "holdout": HOLDOUT}}, "no legal name"),
+        ({"register": {"model": "m", "alias": "latest", "metric": "auc", "holdout": HOLDOUT}}, 'alias "latest"'),
+        ({"register": {"model": "m", "metric": "auc"}}, "register.holdout"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(fields, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        JobSpec.parse(TRAIN | fields)
+
+
+def test_the_json_of_a_spec_is_the_spec():
+    spec = JobSpec.parse(
+        TRAIN
+        | {
+            "eval_set": {"valid": {"paths": ["/data/valid"]}},
+            "register": {"model": "m", "metric": "auc", "holdout": HOLDOUT},
+        }
+    )
+
+    assert JobSpec.model_validate(spec.document()) == spec
+    assert spec.document()["register"]["model"] == "m"
+
+
+def test_a_spec_does_not_change():
+    with pytest.raises(ValidationError):
+        JobSpec.parse(TRAIN).label_col = "other"  # type: ignore[misc]
+
+
+def test_connectors_stand_for_their_specs():
+    connector = DataConnector.from_parquet("/data/train")
+
+    spec = JobSpec(
+        dataset=connector,
+        input_cols=("a",),
+        label_col="y",
+        eval_set=connector,
+        register=Register(model="m", metric="rmse", holdout=connector),
+    )
+
+    assert spec.dataset == DatasetSpec(paths=("/data/train",))
+    assert spec.eval_set == {"eval": spec.dataset}
+    assert spec.register_as is not None
+    assert spec.register_as.holdout == spec.dataset
+
+
+def test_the_metric_says_what_is_better():
+    assert Register(model="m", metric="rmse", holdout=HOLDOUT).best == "min"
+    assert Register(model="m", metric="auc", holdout=HOLDOUT).best == "max"
+
+
+class TestCompleted:
+    def test_the_submitters_tracking_server_is_taken_where_none_is_named(self):
+        surroundings = {"MLFLOW_TRACKING_URI": "http://tracking:5000"}
+        named = JobSpec.parse(TRAIN | {"tracking": {"uri": "http://mine:5000"}})
+
+        assert JobSpec.parse(TRAIN).completed("p", surroundings).tracking.uri == "http://tracking:5000"
+        assert named.completed("p", surroundings).tracking.uri == "http://mine:5000"
+        assert JobSpec.parse(TRAIN).completed("p", {}).tracking.uri is None
+
+    def test_a_relative_database_is_the_submitters(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        spec = JobSpec(**TRAIN, tracking=Tracking(uri="sqlite:///runs.db"))
+
+        assert spec.completed("p", {}).tracking.uri == f"sqlite:///{tmp_path}/runs.db"
+        absolute = JobSpec(**TRAIN, tracking=Tracking(uri="sqlite:////runs.db"))
+        assert absolute.completed("p", {}).tracking.uri == "sqlite:////runs.db"
+
+    def test_the_pool_is_written_down(self):
+        assert JobSpec.parse(TRAIN).completed("retrain", {}).run_config.pool_name == "retrain"
+
+
+class TestIds:
+    def test_an_engine_that_asks_again_means_the_same_job(self):
+        assert job_id("xgboost", "airflow:dag/run", "q") == job_id("xgboost", "airflow:dag/run", "q")
+        assert job_id("xgboost", "airflow:dag/run", "q") != job_id("xgboost", "airflow:dag/other", "q")
+        assert job_id("xgboost", "airflow:dag/run", "q") != job_id("xgboost", "airflow:dag/run", "r")
+
+    @pytest.mark.parametrize("holder", ["cli:me@here", "python:me@here/1"])
+    def test_a_person_who_asks_again_means_another(self, holder):
+        assert is_interactive(holder)
+        assert job_id("xgboost", holder, "q") != job_id("xgboost", holder, "q")
+
+    @pytest.mark.parametrize("illegal", ["", "a b", "a/b", "..", "x" * 101, "a\n"])
+    def test_an_id_that_is_no_part_of_a_path_is_refused(self, illegal):
+        with pytest.raises(InvalidArgumentError):
+            checked(illegal)
+
+
+class TestQuestion:
+    def test_equal_data_staged_twice_are_one_question(self, fresh_home: Path):
+        frame = pd.DataFrame({"a": [1.0, 2.0], "b": [0.0, 1.0], "y": [0.0, 1.0]})
+        first, second = DataConnector.from_dataframe(frame), DataConnector.from_dataframe(frame)
+        other = DataConnector.from_dataframe(frame * 2)
+
+        def ask(connector: DataConnector) -> str:
+            return question(JobSpec(dataset=connector, input_cols=("a", "b"), label_col="y"))
+
+        assert first.staging != second.staging
+        assert ask(first) == ask(second)
+        assert ask(first) != ask(other)
+
+    def test_rotated_credentials_do_not_change_it(self):
+        def ask(password: str) -> str:
+            return question(JobSpec(**TRAIN, tracking=Tracking(uri=f"http://me:{password}@tracking")))
+
+        assert ask("first") == ask("second")
+
+    def test_another_seed_does(self):
+        assert question(JobSpec(**TRAIN)) != question(JobSpec(**TRAIN, run_config=RunConfig(seed=1)))

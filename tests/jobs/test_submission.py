@@ -1,0 +1,407 @@
+"""Submitting, attaching, waiting and cancelling against a real store and a head that is a small HTTP server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from shoal import jobs
+from shoal.data import DataConnector
+from shoal.errors import JobCancelledError, JobError, JobFailedError, PoolDownError, PoolNotFoundError
+from shoal.jobs import JobHandle, JobResult, JobSpec, Tracking, attempts, credentials, submission
+from shoal.jobs.attempts import Key
+from shoal.jobs.handle import JobTimeoutError
+from shoal.jobs.logs import log_path
+from shoal.pool.status import Endpoint
+from shoal.state import Store
+from shoal.state.schema import Job, JobState, Pool, PoolState
+from shoal.training.run_config import RunConfig
+from tests.jobs.conftest import POOL
+from tests.jobs.fake_head import FakeHead
+
+ENGINE = "airflow:dag/run"
+RESULT = JobResult(
+    job_id="job",
+    attempt=1,
+    model_path="/m/model.ubj",
+    model_uri="/m/model.ubj",
+    metrics={"eval-rmse": 1.0},
+    best_iteration=None,
+    rows=3,
+    num_workers=1,
+    seconds=1.0,
+    restarts=0,
+    peak_memory_per_worker=(1,),
+    mlflow_run_id=None,
+    model_version=None,
+    promoted=None,
+    champion=None,
+)
+
+
+class Clock:
+    """Time that passes only by sleeping; what is due at some time happens then."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.due: list[tuple[float, Callable[[], object]]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        happening, self.due = (
+            [what for at, what in self.due if at <= self.now],
+            [(at, what) for at, what in self.due if at > self.now],
+        )
+        for what in happening:
+            what()
+
+    def after(self, seconds: float, what: Callable[[], object]) -> None:
+        self.due.append((self.now + seconds, what))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def submit(store: Store, head: FakeHead, clock: Clock) -> Callable[..., JobHandle]:
+    def submit(spec: JobSpec, *, holder: str = ENGINE, at: Endpoint | None = None) -> JobHandle:
+        return submission.submit(spec, holder=holder, endpoint_of=lambda _: at or head.endpoint, clock=clock)
+
+    return submit
+
+
+@pytest.fixture
+def held(store: Store, head: FakeHead, clock: Clock) -> Callable[..., JobHandle]:
+    """The same job in the hand of one whose time the test controls."""
+
+    def held(handle: JobHandle, *, at: Callable[[], Endpoint] = lambda: head.endpoint, **options: Any) -> JobHandle:
+        job = attempts.load(store, Key(handle.job_id, handle.attempt))
+        return JobHandle(store, job, endpoint_of=lambda _: at(), clock=clock, sleep=clock.sleep, **options)
+
+    return held
+
+
+def key(handle: JobHandle) -> Key:
+    return Key(handle.job_id, handle.attempt)
+
+
+def run(store: Store, head: FakeHead, handle: JobHandle, lines: str = "") -> None:
+    """What a driver does when it begins."""
+    path = log_path(key(handle))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(lines)
+    attempts.start(store, key(handle), {"pid": 1}, 1000.0)
+    head.jobs[key(handle).submission_id].status = "RUNNING"
+
+
+def row(store: Store, handle: JobHandle) -> Job:
+    return attempts.load(store, key(handle))
+
+
+class TestSubmit:
+    def test_the_row_is_there_before_the_submission(self, store, head, submit, spec, monkeypatch):
+        states = []
+        answer = head.answer
+        monkeypatch.setattr(
+            head, "answer", lambda *args: (states.append([job.state for job in jobs.list_jobs()]), answer(*args))[1]
+        )
+
+        handle = submit(spec)
+
+        assert states == [[JobState.PENDING]]
+        assert row(store, handle).endpoint == {"api": head.endpoint.api, "gcs": head.endpoint.gcs}
+
+    def test_its_command_names_the_job_and_nothing_secret(self, head, submit, spec, monkeypatch):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+        secret = spec.model_copy(update={"tracking": Tracking(uri="http://me:hunter22@host")})
+
+        handle = submit(secret)
+
+        [job] = head.jobs.values()
+        assert 'shoal.jobs.driver "$@"\'' in job.entrypoint
+        assert job.entrypoint.endswith(f"{handle.job_id} 1")
+        assert job.metadata == {"shoal_job": handle.job_id, "attempt": "1"}
+        stored = json.dumps(row(Store(), handle).spec)
+        for secret_text in ("wJalrXUtnFEMI", "hunter22"):
+            assert secret_text not in job.entrypoint + json.dumps(job.metadata) + stored
+        taken = credentials.take(key(handle).submission_id)
+        assert taken.environment["AWS_SECRET_ACCESS_KEY"] == "wJalrXUtnFEMI"
+        assert taken.uris == {"/tracking/uri": "http://me:hunter22@host"}
+
+    def test_an_engine_that_asks_again_finds_its_job(self, head, submit, spec):
+        first, second = submit(spec), submit(spec)
+
+        assert (first.job_id, first.attempt) == (second.job_id, second.attempt)
+        assert len(head.jobs) == 1
+
+    def test_a_person_who_asks_again_gets_another(self, head, submit, spec):
+        assert submit(spec, holder="cli:me@here").job_id != submit(spec, holder="cli:me@here").job_id
+
+    def test_an_id_that_is_given_is_kept(self, submit, spec):
+        named = spec.model_copy(update={"run_config": RunConfig(job_id="nightly")})
+
+        assert submit(named, holder="cli:me@here").job_id == "nightly"
+        assert submit(named, holder="cli:me@here").attempt == 1
+
+    def test_killed_between_row_and_submission(self, store, head, submit, spec):
+        first = submit(spec)
+        head.jobs.clear()  # as if it had never arrived
+
+        second = submit(spec)
+
+        assert second.attempt == first.attempt
+        assert list(head.jobs) == [key(first).submission_id]
+
+    def test_a_result_that_nobody_collected_is_returned(self, store, head, submit, spec):
+        first = submit(spec)
+        attempts.end(store, key(first), JobState.SUCCEEDED, 1.0, result=RESULT.model_dump(mode="json"))
+
+        assert submit(spec).wait() == RESULT
+        assert head.submissions == 1
+        assert submit(spec).attempt == 2
+
+    def test_a_driver_that_died_without_a_word_makes_room_for_the_next_attempt(self, store, head, submit, spec):
+        first = submit(spec)
+        run(store, head, first)
+        job = head.jobs[key(first).submission_id]
+        job.status, job.exit_code = "FAILED", -9
+
+        second = submit(spec)
+
+        assert second.attempt == 2
+        assert row(store, first).state is JobState.FAILED
+        assert "was killed" in str(row(store, first).error)
+
+    def test_a_new_head_means_a_new_attempt(self, store, head, another_head, submit, spec):
+        first = submit(spec)
+
+        second = submit(spec, at=another_head.endpoint)
+
+        assert second.attempt == 2
+        assert "new head" in str(row(store, first).error)
+        assert list(another_head.jobs) == [key(second).submission_id]
+
+    def test_a_head_that_does_not_answer_fails_the_attempt(self, store, head, submit, spec):
+        endpoint = head.endpoint
+        head.close()
+
+        with pytest.raises(JobError, match="does not answer"):
+            submit(spec, at=endpoint)
+
+        [job] = jobs.list_jobs()
+        assert job.state is JobState.FAILED
+        assert "could not be submitted" in str(job.error)
+
+    def test_a_pool_that_is_not_there(self, store, submit, spec):
+        elsewhere = spec.model_copy(update={"run_config": RunConfig(pool_name="nowhere")})
+
+        with pytest.raises(PoolNotFoundError, match='"nowhere" does not exist or is not authorized'):
+            submit(elsewhere)
+        assert jobs.list_jobs() == []
+
+    def test_data_staged_again_for_a_job_that_runs_are_removed(self, store, head, submit):
+        frame = pd.DataFrame({"a": [1.0, 2.0], "y": [0.0, 1.0]})
+
+        def ask() -> tuple[JobHandle, Path]:
+            connector = DataConnector.from_dataframe(frame)
+            spec = JobSpec(dataset=connector, input_cols=("a",), label_col="y")
+            return submit(spec), Path(str(connector.staging))
+
+        (first, staged_first), (second, staged_second) = ask(), ask()
+
+        assert key(first) == key(second)
+        assert staged_first.exists()
+        assert not staged_second.exists()
+
+
+class TestWait:
+    def test_the_log_and_the_result(self, store, head, submit, held, spec, clock):
+        handle = held(submit(spec))
+        lines: list[str] = []
+
+        def say(text: str) -> None:
+            with log_path(key(handle)).open("a") as file:
+                file.write(text)
+
+        clock.after(2.0, lambda: run(store, head, handle, "begun\nround"))
+        clock.after(4.0, lambda: say(" 1\n"))
+        clock.after(6.0, lambda: say("round 2\nlast words"))
+        clock.after(
+            6.0,
+            lambda: attempts.end(
+                store, key(handle), JobState.SUCCEEDED, clock(), result=RESULT.model_dump(mode="json")
+            ),
+        )
+
+        assert handle.wait(on_log=lines.append) == RESULT
+        assert lines == ["begun", "round 1", "round 2", "last words"]
+        assert row(store, handle).collected_at is not None
+        assert list(handle.logs()) == lines
+
+    def test_waiting_keeps_a_job_alive(self, store, head, submit, held, spec, clock):
+        handle = held(submit(spec))
+        run(store, head, handle)
+
+        with pytest.raises(JobTimeoutError, match="is still running after 60 s; it goes on"):
+            handle.wait(timeout=60.0, on_log=None)
+
+        assert row(store, handle).asked_at >= 1060.0
+        assert row(store, handle).state is JobState.RUNNING
+
+    def test_a_failure_ends_with_its_cause(self, store, head, submit, held, spec):
+        handle = held(submit(spec))
+        run(store, head, handle)
+        attempts.end(store, key(handle), JobState.FAILED, 1.0, error='column "x" is missing')
+
+        with pytest.raises(JobFailedError, match=r'failed: column "x" is missing$'):
+            handle.wait(on_log=None)
+
+    def test_the_log_of_a_driver_that_never_ran_comes_over_http(self, store, head, submit, held, spec):
+        handle = held(submit(spec))
+        job = head.jobs[key(handle).submission_id]
+        job.status, job.exit_code, job.logs = "FAILED", 1, "Running entrypoint\nModuleNotFoundError: shoal\n"
+        lines: list[str] = []
+
+        with pytest.raises(JobFailedError, match=r"ModuleNotFoundError: shoal$"):
+            handle.wait(on_log=lines.append)
+        assert lines == ["Running entrypoint", "ModuleNotFoundError: shoal"]
+
+    def test_a_head_that_vanishes_is_noticed(self, store, head, submit, held, spec, clock):
+        endpoint = head.endpoint
+        handle = held(submit(spec), at=lambda: endpoint)
+        run(store, head, handle)
+        clock.after(5.0, head.close)
+
+        with pytest.raises(JobFailedError, match="has not answered for"):
+            handle.wait(on_log=None)
+
+    def test_a_pool_that_goes_down_is_noticed(self, store, head, submit, held, spec, clock):
+        def down() -> Endpoint:
+            raise PoolDownError("down")
+
+        handle = held(submit(spec), at=down)
+        run(store, head, handle)
+        with store.transaction() as session:
+            session.get_one(Pool, POOL).state = PoolState.STOPPING
+
+        with pytest.raises(JobFailedError, match="went down while the job was running"):
+            handle.wait(on_log=None)
+
+    def test_a_pool_between_two_heads_is_waited_for(self, store, head, submit, held, spec, clock):
+        endpoints = [head.endpoint]
+
+        def endpoint() -> Endpoint:
+            if not endpoints:
+                raise PoolDownError("the head is not ready")
+            return endpoints[0]
+
+        handle = held(submit(spec), at=endpoint)
+        run(store, head, handle)
+        for start in (1.0, 60.0):
+            clock.after(start, endpoints.clear)
+            clock.after(start + 30.0, lambda: endpoints.append(head.endpoint))
+
+        with pytest.raises(JobTimeoutError):
+            handle.wait(timeout=120.0, on_log=None)
+
+    def test_a_pool_on_another_host_is_no_verdict(self, store, submit, held, spec):
+        def elsewhere() -> Endpoint:
+            raise PoolDownError("local to host b")
+
+        handle = held(submit(spec), at=elsewhere)
+        with store.transaction() as session:
+            session.get_one(Pool, POOL).host = "b"
+
+        with pytest.raises(PoolDownError, match="local to host b"):
+            handle.status()
+        assert row(store, handle).state is JobState.PENDING
+
+    @pytest.mark.parametrize(
+        ("owner", "state"), [(True, JobState.CANCELLED), (False, JobState.RUNNING)], ids=["its own", "another's"]
+    )
+    def test_ctrl_c(self, store, head, submit, held, spec, clock, owner, state):
+        handle = held(submit(spec), cancel_on_interrupt=owner)
+        run(store, head, handle)
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        clock.after(2.0, interrupt)
+
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait(on_log=None)
+        assert row(store, handle).state is state
+        assert bool(head.stops) is owner
+
+    def test_an_attached_job_that_was_never_submitted_is_submitted_in_the_end(
+        self, store, head, submit, held, spec, clock
+    ):
+        handle = held(submit(spec))
+        head.jobs.clear()
+
+        with pytest.raises(JobTimeoutError):
+            handle.wait(timeout=10.0, on_log=None)
+        assert not head.jobs
+        with pytest.raises(JobTimeoutError):
+            handle.wait(timeout=30.0, on_log=None)
+        assert list(head.jobs) == [key(handle).submission_id]
+
+
+class TestCancel:
+    def test_a_job_that_runs(self, store, head, submit, held, spec):
+        handle = held(submit(spec))
+        run(store, head, handle)
+
+        assert handle.cancel("no longer needed")
+
+        assert head.stops == [key(handle).submission_id]
+        with pytest.raises(JobCancelledError, match="no longer needed"):
+            handle.wait(on_log=None)
+        assert not handle.cancel()
+
+    def test_what_it_left_is_removed(self, store, head, submit, held, monkeypatch):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s" * 10)
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
+        handle = held(submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y")))
+
+        handle.cancel()
+
+        assert not Path(str(connector.staging)).exists()
+        assert credentials.take(key(handle).submission_id).environment == {}
+
+    def test_a_pool_that_is_gone(self, store, submit, held, spec):
+        def gone() -> Endpoint:
+            raise PoolNotFoundError(POOL, [])
+
+        handle = held(submit(spec), at=gone)
+
+        assert handle.cancel()
+        assert row(store, handle).state is JobState.CANCELLED
+
+    def test_a_head_that_does_not_answer_is_not_waited_for_forever(self, store, head, submit, held, spec):
+        endpoint = head.endpoint
+        handle = held(submit(spec), at=lambda: endpoint)
+        run(store, head, handle)
+        head.close()
+
+        assert handle.cancel()  # its watchdog sees the row
+
+
+def test_attaching_finds_the_newest_attempt(store, submit, spec):
+    first = submit(spec)
+    attempts.end(store, key(first), JobState.FAILED, 1.0, error="x")
+    second = submit(spec)
+
+    assert jobs.attach(first.job_id).attempt == second.attempt == 2
+    with pytest.raises(JobError, match="does not exist"):
+        jobs.attach("nobody")

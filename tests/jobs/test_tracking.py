@@ -1,0 +1,223 @@
+"""Tracking and the gate against a real MLflow store and tiny real boosters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shoal.data import DataConnector
+from shoal.data.spec import DatasetSpec
+from shoal.errors import DataError, JobError
+from shoal.jobs import Register, Tracking, gate
+from shoal.jobs.gate import Outcome, is_better
+from shoal.jobs.spec import ChampionResult
+from shoal.jobs.tracking import Run, metric_name
+from shoal.state import Store
+
+NAN = float("nan")
+COLUMNS = ["a", "b"]
+
+
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
+    """One MLflow database for the module: its first migrations take seconds."""
+    return Tracking(
+        uri=f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db", experiment="test", tags={"team": "x"}
+    )
+
+
+@pytest.fixture
+def run(store: Store, tracking: Tracking) -> Iterator[Run]:
+    import mlflow
+
+    run = Run.begin(tracking, name="job-1", tags={"shoal.job_id": "job"})
+    yield run
+    mlflow.end_run()
+
+
+def frame(rows: int = 200, seed: int = 0) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    data = pd.DataFrame({"a": random.random(rows), "b": random.random(rows)})
+    return data.assign(y=data["a"] * 3 + data["b"])
+
+
+def booster(rounds: int, columns: list[str] = COLUMNS):
+    import xgboost
+
+    data = frame()
+    return xgboost.train({"eta": 0.3}, xgboost.DMatrix(data[columns], data["y"]), rounds)
+
+
+@pytest.fixture
+def holdout(tmp_path: Path) -> DataConnector:
+    frame(100, seed=1).to_parquet(tmp_path / "holdout.parquet", row_group_size=30)
+    return DataConnector.from_parquet(tmp_path / "holdout.parquet")
+
+
+class TestRun:
+    def test_what_is_logged_can_be_read(self, run, tracking):
+        run.log_params({"eta": 0.3, "input_cols": "x" * 7000, **{f"p{n}": n for n in range(150)}})
+        run.log_dataset("y", "d" * 32, ["s3://key:secret@bucket/train"], context="training")
+        run.log_rounds({"eval": {"rmse": [0.5] * 1500 + [0.25], "ndcg@10": [NAN]}})
+        run.log_values({"rows": 3, "nothing": NAN})
+        run.finish("FINISHED")
+
+        read = run.client.get_run(run.run_id)
+        assert read.info.status == "FINISHED"
+        assert read.info.run_name == "job-1"
+        assert (read.data.tags["shoal.job_id"], read.data.tags["team"]) == ("job", "x")
+        assert (read.data.params["eta"], read.data.params["p149"]) == ("0.3", "149")
+        assert len(read.data.params["input_cols"]) == 6000
+        assert read.data.metrics["eval-rmse"] == 0.25
+        assert len(run.client.get_metric_history(run.run_id, "eval-rmse")) == 1501
+        [dataset] = read.inputs.dataset_inputs
+        assert dataset.dataset.digest == "d" * 32
+        assert "secret" not in dataset.dataset.source
+        assert run.run_id in run.link
+
+    def test_a_failed_run_is_marked(self, run):
+        run.finish("FAILED")
+
+        assert run.client.get_run(run.run_id).info.status == "FAILED"
+
+    def test_a_model_has_a_signature_and_predicts_what_it_predicted(self, run):
+        import mlflow
+
+        model = booster(5)
+        sample = frame()[COLUMNS]
+
+        uri = run.log_xgboost(model, sample)
+
+        loaded = mlflow.pyfunc.load_model(uri)
+        assert [column.name for column in loaded.metadata.signature.inputs] == COLUMNS
+        np.testing.assert_allclose(loaded.predict(sample), model.inplace_predict(sample.to_numpy()), rtol=1e-6)
+
+    def test_the_default_store_is_in_the_home(self, store: Store, fresh_home: Path, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        run = Run.begin(Tracking(), name="job-1", tags={})
+        run.log_xgboost(booster(1), frame()[COLUMNS])
+        run.finish("FINISHED")
+
+        assert (fresh_home / "mlflow" / "mlflow.db").exists()
+        assert any((fresh_home / "mlflow" / "artifacts").rglob("*.ubj"))
+        assert list(tmp_path.iterdir()) == []
+        assert "mlflow ui --backend-store-uri sqlite:///" in run.link
+
+
+def test_names_that_mlflow_refuses():
+    assert metric_name("eval", "ndcg@10") == "eval-ndcg_10"
+
+
+@pytest.mark.parametrize(
+    ("challenger", "champion", "mode", "wins"),
+    [
+        (1.0, None, "min", True),
+        (1.0, 2.0, "min", True),
+        (2.0, 1.0, "min", False),
+        (2.0, 1.0, "max", True),
+        (1.0, 2.0, "max", False),
+        (1.0, 1.0, "min", False),
+        (1.0, 1.0, "max", False),
+        (NAN, None, "min", False),
+        (NAN, 1.0, "max", False),
+        (1.0, NAN, "min", True),
+    ],
+)
+def test_only_what_is_strictly_better_wins(challenger, champion, mode, wins):
+    assert is_better(challenger, champion, mode) is wins
+
+
+class TestGate:
+    def challenge(self, run: Run, store: Store, name: str, rounds: int, holdout: DataConnector) -> Outcome:
+        register = Register(model=name, metric="rmse", holdout=holdout)
+        model = booster(rounds)
+        return gate.challenge(
+            run.client,
+            store,
+            register,
+            run.log_xgboost(model, frame()[COLUMNS]),
+            value=gate.score(model, holdout, "y", "rmse"),
+            tags={"shoal.job_id": "job"},
+            score_champion=lambda uri: gate.score(gate.load(uri), holdout, "y", "rmse"),
+        )
+
+    def test_first_worse_better_equal(self, run, store, holdout):
+        first = self.challenge(run, store, "flights", 5, holdout)
+        worse = self.challenge(run, store, "flights", 1, holdout)
+        better = self.challenge(run, store, "flights", 20, holdout)
+        equal = self.challenge(run, store, "flights", 20, holdout)
+
+        assert (first.promoted, first.champion) == (True, None)
+        assert (worse.promoted, worse.champion) == (False, ChampionResult(version="1", value=first.value))
+        assert (better.promoted, better.champion) == (True, ChampionResult(version="1", value=first.value))
+        assert (equal.promoted, equal.champion) == (False, ChampionResult(version="3", value=better.value))
+        assert run.client.get_model_version_by_alias("flights", "champion").version in (3, "3")
+        tags = run.client.get_model_version("flights", worse.version).tags
+        assert tags["shoal.job_id"] == "job"
+        assert float(tags["holdout.rmse"]) == worse.value
+
+    def test_a_champion_that_changes_meanwhile_is_compared_with_anew(self, run, store, holdout):
+        self.challenge(run, store, "race", 1, holdout)
+        self.challenge(run, store, "race", 20, holdout)
+        run.client.set_registered_model_alias("race", "champion", "1")
+        register = Register(model="race", metric="rmse", holdout=holdout)
+        model = booster(5)
+        scored = []
+
+        def score(uri: str) -> float:
+            scored.append(uri)
+            run.client.set_registered_model_alias(
+                "race", "champion", "2"
+            )  # another is promoted while this one is scored
+            return gate.score(gate.load(uri), holdout, "y", "rmse")
+
+        outcome = gate.challenge(
+            run.client,
+            store,
+            register,
+            run.log_xgboost(model, frame()[COLUMNS]),
+            value=gate.score(model, holdout, "y", "rmse"),
+            tags={},
+            score_champion=score,
+        )
+
+        assert scored == ["models:/race/1", "models:/race/2"]
+        assert not outcome.promoted
+        assert outcome.champion is not None
+        assert outcome.champion.version == "2"
+
+    def test_a_champion_that_is_gone_is_said(self, run):
+        with pytest.raises(JobError, match="the champion models:/nothing/1 cannot be loaded"):
+            gate.load("models:/nothing/1")
+
+    def test_the_outcome_in_words(self):
+        register = Register(model="m", metric="auc", holdout=DatasetSpec(paths=("/x",)))
+        against = ChampionResult(version="1", value=0.5)
+
+        def said(*, promoted: bool, champion: ChampionResult | None) -> str:
+            return gate.describe(Outcome("2", 0.75, promoted, champion), register)
+
+        assert said(promoted=True, champion=None) == "m version 2 (auc=0.75) is the first champion"
+        assert said(promoted=True, champion=against) == "m version 2 (auc=0.75) replaces champion version 1 (auc=0.5)"
+        assert "does not beat" in said(promoted=False, champion=against)
+
+
+class TestScore:
+    def test_a_model_takes_its_own_columns(self, holdout):
+        model = booster(20, ["b", "a"])
+
+        assert gate.score(model, holdout, "y", "rmse") < 0.2
+
+    def test_a_column_that_the_holdout_lacks(self, holdout):
+        with pytest.raises(DataError, match="lacks what the model needs: target"):
+            gate.score(booster(1), holdout, "target", "rmse")
+
+    def test_a_null_label(self, tmp_path):
+        frame(10).assign(y=[None] + [1.0] * 9).to_parquet(tmp_path / "null.parquet")
+
+        with pytest.raises(DataError, match='null labels in column "y"'):
+            gate.score(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"), "y", "rmse")

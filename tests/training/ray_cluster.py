@@ -1,0 +1,115 @@
+"""A Ray cluster of two one-CPU nodes on loopback, shared by the tests that train, and rows to train on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+# Before Ray is imported: without these it may listen beyond loopback and report home.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+COLUMNS = ["a", "b", "c"]
+ROWS = 6_000
+
+_NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
+
+
+class TwoNodes:
+    """The head, "a-head", and one more node, "b", which a test may kill."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={**_NODE, "node_name": "a-head", "include_dashboard": False}
+        )
+        self.add_second()
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add_second(self) -> None:
+        self.second: Any = self.cluster.add_node(**_NODE, node_name="b")
+
+    def kill_second(self) -> None:
+        """SIGKILL for the node's raylet; its workers are left to notice."""
+        self.second.all_processes["raylet"][0].process.kill()
+
+    def replace_second(self) -> None:
+        self.cluster.remove_node(self.second, allow_graceful=False)
+        self.add_second()
+
+
+_shared: list[TwoNodes] = []
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[TwoNodes]:
+    """One for the session, in whichever of the test folders it is asked for."""
+    if not _shared:
+        _shared.append(TwoNodes())
+    yield _shared[0]
+    if _shared[0].cluster.head_node is not None:
+        _shared[0].cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
+    """This process as a driver connected to the two nodes; for a module, so that no other's tests find it connected."""
+    import ray
+
+    from shoal.training.gang import end_gangs
+
+    ray.shutdown()
+    ray.init(address=two_nodes.address, log_to_driver=False, logging_level="ERROR")
+    yield two_nodes
+    end_gangs()
+    ray.shutdown()
+
+
+def write_rows(folder: Path, rows: int = ROWS, files: int = 3, seed: int = 0) -> Path:
+    """Parquet files with float32 columns a, b, c, a regression label y, a class label k, a weight w and a margin m."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, count in enumerate(np.diff(np.linspace(0, rows, files + 1).astype(int))):
+        x = rng.normal(size=(count, 3)).astype(np.float32)
+        y = (2 * x[:, 0] - x[:, 1] ** 2 + rng.normal(scale=0.1, size=count)).astype(np.float32)
+        table = pa.table(
+            {
+                **dict(zip(COLUMNS, x.T, strict=True)),
+                "y": y,
+                "k": (y > 0).astype(np.int64) + (y > 1),
+                "w": rng.uniform(0.5, 2, size=count).astype(np.float32),
+                "m": np.full(count, 5, np.float32),
+            }
+        )
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=1_000)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """6,000 rows in 3 files of 2 row groups."""
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those of the processes that still run; a zombie has ended."""
+    running = []
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                running.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return running

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.params import check_params, device_of, merge_params, worker_params
+
+
+def test_numpy_scalars_become_plain() -> None:
+    merged = merge_params(
+        {"max_depth": np.int64(3), "eta": np.float32(0.5), "quantile_alpha": np.array([0.1, 0.9])}, None, 10
+    )
+    assert merged == {"max_depth": 3, "eta": 0.5, "quantile_alpha": [0.1, 0.9]}
+    assert type(merged["max_depth"]) is int
+
+
+@pytest.mark.parametrize("objective", ["reg:squarederror", "reg:linear"])
+def test_same_objective_twice_is_no_contradiction(objective: str) -> None:
+    assert merge_params({"objective": objective}, "reg:squarederror", 10) == {"objective": "reg:squarederror"}
+
+
+@pytest.mark.parametrize(
+    ("params", "objective", "named"),
+    [
+        ({"objective": "binary:logistic"}, "reg:squarederror", "binary:logistic"),
+        ({"eta": 0.1, "learning_rate": 0.2}, None, "learning_rate"),
+        ({"n_estimators": 50}, None, "n_estimators"),
+        ({"num_boost_round": 50}, None, "num_boost_round"),
+        ({"max_depth": object()}, None, "max_depth"),
+        ({"objective": lambda: 0}, None, "objective"),
+        ({1: 2}, None, "name"),
+    ],
+)
+def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        merge_params(params, objective, 100)
+
+
+def test_rounds_given_twice_alike() -> None:
+    assert merge_params({"n_estimators": 100}, None, 100) == {}
+
+
+def test_what_workers_get() -> None:
+    assert worker_params({"eta": 0.1, "n_jobs": 2}, threads=2, gpus=0, seed=7) == {
+        "seed": 7,
+        "eta": 0.1,
+        "nthread": 2,
+        "device": "cpu",
+    }
+    assert worker_params({"random_state": 1}, threads=2, gpus=1, seed=7) == {
+        "random_state": 1,
+        "nthread": 2,
+        "device": "cuda",
+    }
+
+
+@pytest.mark.parametrize("params", [{"nthread": 4}, {"n_jobs": 4}, {"tree_method": "exact"}, {"booster": "gblinear"}])
+def test_params_that_workers_cannot_follow(params: dict) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(params))):
+        worker_params(params, threads=2, gpus=0, seed=0)
+
+
+def test_gpus_are_rays_to_choose() -> None:
+    assert device_of({"device": "cuda"}) == "cuda"
+    with pytest.raises(InvalidArgumentError, match="cuda:1"):
+        device_of({"device": "cuda:1"})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"objective": "multi:softprob", "num_class": 3, "eval_metric": ["merror", "mlogloss"]},
+        {"objective": "binary:logistic", "scale_pos_weight": 2, "max_delta_step": 1, "verbosity": 0},
+        {"booster": "dart", "rate_drop": 0.1, "subsample": 0.5, "lambda": 2, "alpha": 1, "gamma": 0.1},
+        {"monotone_constraints": {"a": 1}, "interaction_constraints": [["a", "b"]], "base_score": 0.5},
+        {"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.9]},
+        {"objective": "survival:cox"},
+        {"objective": "reg:gamma"},
+    ],
+)
+def test_good_params_pass(params: dict) -> None:
+    check_params(worker_params(params, threads=1, gpus=0, seed=0), ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_depth", "deep"),
+        ("subsample", 3),
+        ("objective", "reg:sqared"),
+        ("eval_metric", "rsme"),
+        ("monotone_constraints", {"z": 1}),
+        ("objective", "multi:softprob"),
+    ],
+)
+def test_xgboost_refuses_a_value(name: str, value: Any) -> None:
+    with pytest.raises(TrainingError) as caught:
+        check_params({name: value}, ["a", "b"])
+    message = str(caught.value)
+    assert "XGBoost refuses the parameters" in message
+    assert "Stack trace" not in message
+    assert "workspace/src" not in message
+
+
+def test_its_message_names_the_parameter() -> None:
+    with pytest.raises(TrainingError, match="max_depth"):
+        check_params({"max_depth": "deep"}, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("maxdepth", "did you mean max_depth"), ("early_stopping_rounds", "fit"), ("huber_slope", "reg:squarederror")],
+)
+def test_unknown_parameters_are_errors(name: str, hint: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=hint) as caught:
+        check_params({name: 1, "eta": 0.1}, ["a"])
+    assert name in str(caught.value)

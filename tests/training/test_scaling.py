@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.training.scaling import GangSize, Node, XGBScalingConfig, resolve_size
+
+
+def nodes(*sizes: tuple[int, int]) -> list[Node]:
+    return [Node(name=f"n{i}", cpus=cpus, gpus=gpus) for i, (cpus, gpus) in enumerate(sizes)]
+
+
+def size(workers: int, cpus: float, gpus: int = 0) -> GangSize:
+    return GangSize(workers, cpus, max(1, int(cpus)), gpus)
+
+
+@pytest.mark.parametrize(
+    ("config", "active", "expected"),
+    [
+        ({}, nodes((4, 0), (4, 0)), size(2, 4)),
+        ({}, nodes((8, 0), (2, 0)), size(2, 2)),
+        ({"num_workers": 3}, nodes((4, 0), (2, 0)), size(3, 2)),
+        ({"num_workers": 4}, nodes((4, 0)), size(4, 1)),
+        ({"num_workers": 1}, nodes((2, 0), (8, 0)), size(1, 8)),
+        ({"num_cpu_per_worker": 1}, nodes((4, 0), (4, 0)), size(2, 1)),
+        ({"num_workers": 8, "num_cpu_per_worker": 1}, nodes((4, 0), (4, 0)), size(8, 1)),
+        # A head without CPUs holds no worker.
+        ({}, nodes((0, 0), (4, 0)), size(1, 4)),
+        ({}, nodes((8, 2), (8, 2)), size(4, 4, 1)),
+        ({"use_gpu": False}, nodes((8, 2), (8, 2)), size(2, 8)),
+        # Not every node has a GPU: CPUs, unless GPUs are asked for.
+        ({}, nodes((8, 2), (8, 0)), size(2, 8)),
+        ({"use_gpu": True}, nodes((8, 2), (8, 0)), size(2, 4, 1)),
+        ({"use_gpu": True, "num_workers": 1}, nodes((8, 2), (8, 2)), size(1, 8, 1)),
+    ],
+)
+def test_size_of_the_gang(config: dict, active: list[Node], expected: GangSize) -> None:
+    assert resolve_size(XGBScalingConfig(**config), active) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "active", "clamped"),
+    [
+        ({"num_workers": 3}, nodes((1, 0), (1, 0)), size(2, 1)),
+        ({"num_cpu_per_worker": 4}, nodes((2, 0), (2, 0)), size(2, 2)),
+        ({"num_workers": 5, "num_cpu_per_worker": 2}, nodes((4, 0), (3, 0)), size(3, 2)),
+        ({"num_workers": 3, "use_gpu": True}, nodes((8, 1), (8, 1)), size(2, 8, 1)),
+    ],
+)
+def test_too_much_is_refused_or_clamped_with_a_warning(config: dict, active: list[Node], clamped: GangSize) -> None:
+    with pytest.raises(CapacityError, match="scale_cluster"):
+        resolve_size(XGBScalingConfig(**config), active)
+    with pytest.warns(UserWarning, match="reduced to"):
+        assert resolve_size(XGBScalingConfig(**config), active, clamp=True) == clamped
+
+
+def test_no_node_can_hold_a_worker() -> None:
+    with pytest.raises(CapacityError, match="none is active"):
+        resolve_size(XGBScalingConfig(), [])
+    with pytest.raises(CapacityError, match="a GPU and a CPU"):
+        resolve_size(XGBScalingConfig(use_gpu=True), nodes((4, 0)), clamp=True)
+
+
+def test_readers_keep_their_share_of_the_cpus() -> None:
+    assert resolve_size(XGBScalingConfig(), nodes((4, 0)), cpu_fraction=0.5) == size(1, 2.0)
+    assert resolve_size(XGBScalingConfig(), nodes((1, 0)), cpu_fraction=0.5) == GangSize(1, 0.5, 1, 0)
+
+
+def test_device_decides_where_use_gpu_does_not() -> None:
+    active = nodes((4, 1), (4, 1))
+    assert resolve_size(XGBScalingConfig(), active, device="cpu").gpus_per_worker == 0
+    assert resolve_size(XGBScalingConfig(), active, device="cuda").gpus_per_worker == 1
+
+
+@pytest.mark.parametrize(("use_gpu", "device"), [(True, "cpu"), (False, "cuda"), (False, "gpu")])
+def test_device_and_use_gpu_contradict_each_other(use_gpu: bool, device: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="use_gpu"):
+        resolve_size(XGBScalingConfig(use_gpu=use_gpu), nodes((4, 1)), device=device)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_workers": 0}, {"num_workers": -2}, {"num_cpu_per_worker": 1.5}, {"workers": 2}]
+)
+def test_config_is_checked_when_it_is_made(wrong: dict) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        XGBScalingConfig(**wrong)
