@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.waiting import wait_until
+
 # Before Ray is imported: without these it may listen beyond loopback and report home.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -20,6 +22,8 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 COLUMNS = ["a", "b", "c"]
 ROWS = 6_000
 
+# Ray takes 14 s to notice a dead raylet; a test that kills one should not wait that long for the next node.
+_NOTICE = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 _NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
 
 
@@ -30,7 +34,8 @@ class TwoNodes:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster(
-            initialize_head=True, head_node_args={**_NODE, "node_name": "a-head", "include_dashboard": False}
+            initialize_head=True,
+            head_node_args={**_NODE, "node_name": "a-head", "include_dashboard": False, "_system_config": _NOTICE},
         )
         self.add_second()
 
@@ -46,7 +51,11 @@ class TwoNodes:
         self.second.all_processes["raylet"][0].process.kill()
 
     def replace_second(self) -> None:
+        import ray
+
+        gone = self.second.node_id
         self.cluster.remove_node(self.second, allow_graceful=False)
+        wait_until(lambda: not any(n["NodeID"] == gone and n["Alive"] for n in ray.nodes()), "Ray to miss the node")
         self.add_second()
 
 

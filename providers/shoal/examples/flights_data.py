@@ -73,7 +73,7 @@ def _joined() -> pd.DataFrame:
     weather = pd.read_csv(_located("weather.csv"))
     weather = weather.drop_duplicates(["origin", "time_hour"])[["origin", "time_hour", *_WEATHER]]
     table = flights.merge(weather, on=["origin", "time_hour"], how="left")
-    table["weekday"] = pd.to_datetime(table[["year", "month", "day"]]).dt.weekday
+    table["weekday"] = pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week
     table["sched_dep_minute"] = _minutes(table["sched_dep_time"])
     table["sched_arr_minute"] = _minutes(table["sched_arr_time"])
     for column in ("carrier", "origin", "dest"):

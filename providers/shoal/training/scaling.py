@@ -171,8 +171,7 @@ def _refuse_or_warn(clamp: bool, problem: str, instead: str) -> None:
         raise CapacityError(
             f"{problem}: add nodes with shoal.scale_cluster, ask for less, or set RunConfig(clamp=True)"
         )
-    # 4 frames up: resolve_size, train_xgboost and fit are ours.
-    warnings.warn(f"{problem}: reduced to {instead}", stacklevel=4)
+    warnings.warn(f"{problem}: reduced to {instead}", stacklevel=3)
 
 
 def _describe(nodes: Sequence[Node]) -> str:

@@ -1,0 +1,74 @@
+"""`make run`, to its end and interrupted at every stage; on the real thing, with fewer months."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from shoal.examples.flights_data import FEATURES, LABEL, month_files
+from shoal.jobs import list_jobs
+from shoal.pool.api import sweep
+from tests.pool.looking import nothing_left
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.ray
+
+STAGES = ["pool flights comes up", "scaling 1 -> 3", "training on", "MLflow run", "pool goes down"]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-m", "shoal.examples.flights", "--month", "2", "--rounds", "10", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def nothing_runs() -> None:
+    wait_until(lambda: sweep() == [], "nothing left to sweep")
+    nothing_left()
+
+
+def test_the_data_are_what_the_package_has(tmp_path):
+    import pyarrow.parquet as pq
+
+    files = month_files(range(1, 13), tmp_path / "flights")
+    assert sum(pq.read_metadata(file).num_rows for file in files) == 327_346
+    assert pq.read_schema(files[0]).names == [*FEATURES, LABEL]
+
+
+def test_twice_the_second_keeps_the_champion(fresh_home):
+    for version, verdict in (("1", "promoted"), ("2", "kept the champion")):
+        process = start()
+        said, _ = process.communicate(timeout=280)
+        assert process.returncode == 0, said
+        assert re.search(rf"verdict +│ {verdict}", said), said
+        assert f"models:/flight-delays/{version}" in said
+        assert re.search(r"nodes over time │ .*3 at", said), said
+    assert [job.state for job in list_jobs()] == ["succeeded", "succeeded"]
+    nothing_runs()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_interrupt_leaves_nothing(fresh_home, stage):
+    process = start()
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if stage in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, "".join(said) + rest
+    assert "Traceback" not in rest
+    nothing_runs()
+    assert all(job.state != "running" for job in list_jobs())
+
+
+def test_a_wrong_month_is_refused_before_anything_starts(fresh_home):
+    process = start("--month", "13")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: month 13" in said
+    nothing_left()

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
+from shoal.training import gang as gangs
+from shoal.training.context import get_context
+from shoal.training.gang import Gang, GangShape, shared_gang
+from shoal.training.worker import PeerError
+from tests.training.ray_cluster import TwoNodes, alive
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.ray
+
+TWO = GangShape(2, 1.0)
+
+
+def where_am_i(*args: Any) -> tuple[Any, ...]:
+    import ray
+
+    context = get_context()
+    return context.rank, context.world_size, context.local_world_size, ray.get_runtime_context().get_node_id(), args
+
+
+def raise_in(rank: int, error: Exception, others: str) -> None:
+    if get_context().rank == rank:
+        raise error
+    if others == "peer error":
+        raise PeerError("connection reset")
+    threading.Event().wait()
+
+
+def assert_gone(gang: Gang) -> None:
+    # Their sockets are closed before `end` returns; the rest of an exit takes the kernel a few milliseconds.
+    wait_until(lambda: not alive([worker.pid for worker in gang.workers]), "the workers to end", 5)
+
+
+def test_ranks_follow_the_nodes_and_results_the_ranks(driver: TwoNodes) -> None:
+    with shared_gang(TWO) as gang:
+        results = gang.run(where_am_i, [("x",), ("y",)])
+    head, second = driver.cluster.head_node, driver.second
+    assert results == [(0, 2, 1, head.node_id, ("x",)), (1, 2, 1, second.node_id, ("y",))]
+    assert [worker.node for worker in gang.workers] == ["a-head", "b"]
+
+
+def test_a_gang_is_reused_by_the_next_run_of_its_shape(driver: TwoNodes) -> None:
+    with shared_gang(TWO) as first:
+        pass
+    with shared_gang(TWO) as second:
+        assert second is first
+    with shared_gang(GangShape(1, 1.0)) as other:
+        # It held the CPUs that another shape may need.
+        assert first.ended
+        assert other is not first
+
+
+def test_what_workers_log_is_printed_here_before_the_run_returns(
+    driver: TwoNodes, capsys: pytest.CaptureFixture
+) -> None:
+    def talk() -> None:
+        for line in range(100):
+            get_context().log(f"{get_context().rank}: {line}")
+
+    with shared_gang(TWO) as gang:
+        gang.run(talk, [(), ()])
+    lines = capsys.readouterr().out.splitlines()
+    for rank in range(2):
+        assert [line for line in lines if line.startswith(f"{rank}:")] == [f"{rank}: {line}" for line in range(100)]
+
+
+def test_environment_reaches_the_workers_alone(driver: TwoNodes) -> None:
+    with shared_gang(TWO, env={"SHOAL_TEST_SECRET": "s3cret"}) as gang:
+        assert gang.run(os.getenv, [("SHOAL_TEST_SECRET",)] * 2) == ["s3cret", "s3cret"]
+    assert "SHOAL_TEST_SECRET" not in os.environ
+    with shared_gang(TWO) as other:
+        assert other is not gang
+
+
+@pytest.mark.parametrize("others", ["peer error", "wait"])
+@pytest.mark.parametrize(
+    ("error", "expected"), [(DataError("null label"), DataError), (KeyError("x"), TrainingError)], ids=["data", "other"]
+)
+def test_the_first_cause_is_raised_with_its_rank_and_traceback(
+    driver: TwoNodes, error: Exception, expected: type[Exception], others: str
+) -> None:
+    with pytest.raises(expected) as caught, shared_gang(TWO) as gang:
+        gang.run(raise_in, [(1, error, others)] * 2)
+    worker = gang.workers[1]
+    assert type(caught.value) is expected
+    assert str(error) in str(caught.value)
+    assert f"rank 1 (node b, pid {worker.pid})" in str(caught.value)
+    assert any("raise error" in note for note in caught.value.__notes__)
+    assert gang.ended
+    assert_gone(gang)
+
+
+def test_a_failed_gang_is_not_reused(driver: TwoNodes) -> None:
+    with pytest.raises(TrainingError), shared_gang(TWO) as failed:
+        failed.run(raise_in, [(0, ValueError("x"), "wait")] * 2)
+    with shared_gang(TWO) as gang:
+        assert gang is not failed
+        assert gang.run(where_am_i, [(), ()])[0][0] == 0
+
+
+def test_a_gang_whose_worker_died_between_runs_is_not_reused(driver: TwoNodes) -> None:
+    with shared_gang(TWO) as dead:
+        pass
+    os.kill(dead.workers[1].pid, 9)
+    assert dead._failed.wait(30)
+    with shared_gang(TWO) as gang:
+        assert gang is not dead
+        assert gang.run(where_am_i, [(), ()])[1][0] == 1
+
+
+def test_a_time_limit_ends_it(driver: TwoNodes) -> None:
+    with pytest.raises(TrainingError, match="time limit"), shared_gang(TWO) as gang:
+        gang.run(raise_in, [(9, ValueError("x"), "wait")] * 2, timeout=0.5)
+    assert_gone(gang)
+
+
+def test_a_result_that_cannot_be_pickled(driver: TwoNodes) -> None:
+    with pytest.raises(TrainingError, match=r"pickle|serializ"), shared_gang(TWO) as gang:
+        gang.run(threading.Lock, [(), ()])
+
+
+def test_ctrl_c_ends_it(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(gang: Gang, deadline: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Gang, "_next", interrupted)
+    with pytest.raises(KeyboardInterrupt), shared_gang(TWO) as gang:
+        gang.run(raise_in, [(9, ValueError("x"), "wait")] * 2)
+    assert_gone(gang)
+
+
+@pytest.mark.parametrize("shape", [GangShape(3, 1.0), GangShape(1, 2.0), GangShape(1, 1.0, gpus_per_worker=1)], ids=str)
+def test_what_can_never_fit_is_refused_at_once(driver: TwoNodes, shape: GangShape) -> None:
+    gangs.end_gangs()
+    with pytest.raises(CapacityError, match="scale_cluster"):
+        Gang.start(shape)
+
+
+def test_busy_cpus_are_waited_for_aloud_until_the_deadline(
+    driver: TwoNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    gangs.end_gangs()
+    holder = Gang.start(GangShape(1, 1.0))
+    monkeypatch.setattr(gangs, "_PATIENCE_SECONDS", 0.2)
+    try:
+        with pytest.raises(CapacityError, match="did not get their CPUs"):
+            Gang.start(TWO, timeout=0.5)
+        assert "waiting for 2 workers of 1 CPU" in capsys.readouterr().out
+    finally:
+        holder.end()
+    # The group that was refused has left nothing behind that holds CPUs.
+    Gang.start(TWO).end()
+
+
+def test_two_threads_of_a_driver_have_a_gang_each(driver: TwoNodes) -> None:
+    one_each = GangShape(1, 1.0)
+    both = threading.Barrier(2)
+    seen = []
+
+    def train() -> None:
+        with shared_gang(one_each) as gang:
+            both.wait(60)
+            seen.append(gang.run(os.getpid, [()])[0])
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(set(seen)) == 2
+
+
+def test_a_driver_that_exits_leaves_no_process(driver: TwoNodes, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    gangs.end_gangs()
+    script = f"""
+import os, ray
+ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
+from shoal.training.gang import GangShape, shared_gang
+with shared_gang(GangShape(2, 1.0)) as gang:
+    print(*gang.run(os.getpid, [(), ()]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # The gang ends before the driver does.
+    wait_until(lambda: not alive([int(pid) for pid in done.stdout.split()]), "the workers to end", 5)
+
+
+def test_a_worker_that_dies_while_it_joins(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    gangs.end_gangs()
+
+    class Frail(gangs.Worker):
+        def join(self, *args: Any) -> int:
+            os.kill(os.getpid(), 9)
+            return 0
+
+    monkeypatch.setattr(gangs, "Worker", Frail)
+    began = time.monotonic()
+    with pytest.raises(WorkerLostError, match=r"rank 0 \(node a-head\) was lost while it started"):
+        Gang.start(TWO)
+    assert time.monotonic() - began < 60
