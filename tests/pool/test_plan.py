@@ -152,6 +152,13 @@ def test_with_its_minimum_reached_it_settles_at_what_it_has():
     assert verdict.state is OperationState.ROLLED_BACK
 
 
+def test_a_lease_operation_needs_its_lease():
+    asked = operation(2, kind=OperationKind.LEASE, lease_id="l2")
+    assert judge(snapshot(head(), leases=[lease(2, NOW + 1)], operations=[asked], set_by=None), NOW) == []
+    [verdict] = judge(snapshot(head(), leases=[lease(2, NOW - 1)], operations=[asked], set_by=None), NOW)
+    assert verdict.state is OperationState.SUPERSEDED
+
+
 def test_a_smaller_demand_supersedes_and_a_larger_one_does_not():
     older = operation(3, id="older")
     [verdict] = judge(snapshot(head(), size=2, operations=[older], set_by="newer"), NOW)

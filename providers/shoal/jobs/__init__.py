@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.jobs.cleanup import CleanupReport, clean_up
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
 from shoal.jobs.model_files import load_training
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
@@ -9,6 +10,7 @@ from shoal.jobs.submission import attach, cancel, list_jobs, submit
 
 __all__ = [
     "ChampionResult",
+    "CleanupReport",
     "JobHandle",
     "JobResult",
     "JobSpec",
@@ -18,6 +20,7 @@ __all__ = [
     "Tracking",
     "attach",
     "cancel",
+    "clean_up",
     "list_jobs",
     "load_training",
     "submit",

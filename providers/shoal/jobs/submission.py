@@ -23,6 +23,7 @@ def submit(
     spec: JobSpec,
     *,
     holder: str | None = None,
+    key: str = "",
     endpoint_of: Callable[[str], Endpoint] = pool_endpoint,
     clock: Callable[[], float] = time.time,
 ) -> JobHandle:
@@ -35,6 +36,7 @@ def submit(
     Args:
         spec: What to train.
         holder: Who asks, by default this process.
+        key: Tells apart the tasks of one holder that ask for the same (a task's id and map index).
         endpoint_of: Finds the head of a pool.
         clock: Seconds since the epoch.
 
@@ -51,7 +53,7 @@ def submit(
     spec = spec.model_copy(update={"question": staging.question(spec)})
     document, uris = credentials.hide(spec.document())
     secrets = Secrets(credentials.from_environment(os.environ), uris)
-    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.question))
+    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.question), key)
     while True:
         endpoint = endpoint_of(pool)
         order = Order(job_id, pool, holder, document, address(endpoint), spec.run_config.orphan_after)

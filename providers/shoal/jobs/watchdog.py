@@ -8,8 +8,10 @@ import threading
 import time
 from dataclasses import dataclass
 
-from shoal.errors import StoreError
+from shoal.errors import ShoalError, StoreError
 from shoal.jobs.attempts import Key
+from shoal.pool.api import ComputePool
+from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -64,6 +66,7 @@ class Watchdog:
         self._key = key
         self._timeout = timeout
         self._done = threading.Event()
+        self._renew_at = 0.0
         self._thread = threading.Thread(target=self._run, name="shoal-watchdog", daemon=True)
         self.reason: Reason | None = None
 
@@ -75,6 +78,16 @@ class Watchdog:
         """Watch no more."""
         self._done.set()
 
+    def _renew_lease(self, job: Job | None) -> None:
+        """A run's lease lives as long as its job does, even where whoever asked for it has no time to renew it."""
+        if job is None or time.monotonic() < self._renew_at:
+            return
+        self._renew_at = time.monotonic() + LEASE_TTL / 3
+        try:
+            ComputePool(job.pool, holder=job.holder, store=self._store).renew()
+        except ShoalError as error:
+            print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
+
     def _run(self) -> None:
         while not self._done.wait(_PERIOD_S):
             try:
@@ -84,6 +97,7 @@ class Watchdog:
                 continue  # a store that cannot be reached is no reason to throw hours of training away
             self.reason = why_end(job, time.time(), self._timeout)
             if self.reason is None:
+                self._renew_lease(job)
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
             if not self._done.wait(_GRACE_S):

@@ -16,15 +16,16 @@ from shoal.pool import journal
 from shoal.pool import reconcile as _reconcile
 from shoal.pool.backends.local import log_path, token_path
 from shoal.pool.holder import host, python_holder
+from shoal.pool.leases import PoolLease
 from shoal.pool.plan import Snapshot, wanted
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec, is_uri
 from shoal.pool.status import Endpoint, LeaseStatus, NodeInfo, NodeStatus, OperationStatus, PoolStatus
-from shoal.pool.tunables import DOWN_PATIENCE, ROLLBACK_AFTER, WAIT_PERIOD
+from shoal.pool.tunables import DOWN_PATIENCE, LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.which import which_pool
 from shoal.state import Store
-from shoal.state.schema import Node, NodeState, Operation, OperationState, Pool, PoolState
+from shoal.state.schema import Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 OnProgress = Callable[[PoolStatus], None]
 """Called now and then while something is waited for."""
@@ -187,6 +188,78 @@ class ComputePool:
             ensure_running()
         else:
             self._wait(operation_id, least=parsed.block_until_min_cluster_size, on_progress=on_progress)
+        return True
+
+    def lease(
+        self,
+        size: int,
+        *,
+        ttl: float = LEASE_TTL,
+        is_async: bool = False,
+        options: Mapping[str, Any] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> PoolLease:
+        """Claim nodes for this holder, beside the base demand and other holders' claims: the largest wins.
+
+        A holder has one lease on a pool; asking again renews it at the new size. Past the deadline the lease is taken
+        back, and the pool with it.
+
+        Args:
+            size: Nodes, the head among them.
+            ttl: Seconds that it lives without being renewed.
+            is_async: Return as soon as the claim is journaled.
+            options: As of `scale_cluster`.
+            on_progress: Called while waiting.
+
+        Returns:
+            The lease; as a context manager it is renewed meanwhile and released at the end, come what may.
+
+        Raises:
+            InvalidArgumentError: A size above MAX_NODES, a wrong option.
+            PoolDownError: The pool is not up.
+            ScaleError: The nodes did not come; the claim was taken back.
+
+        Example:
+            >>> with pool.lease(3):
+            ...     estimator.fit(...)
+        """
+        size = _checked_size(size, "size")
+        parsed = ScaleOptions.parse(options, size)
+        if not ttl > 0:
+            raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
+        with self._store.transaction() as session:
+            operation_id, lease = journal.request_lease(
+                session,
+                self.name,
+                size,
+                holder=self.holder,
+                ttl=ttl,
+                rollback_after=parsed.rollback_after_seconds,
+                min_size=parsed.block_until_min_cluster_size,
+                now=time.time(),
+            )
+        if is_async:
+            ensure_running()
+        else:
+            self._wait(operation_id, least=parsed.block_until_min_cluster_size, on_progress=on_progress)
+        return PoolLease(self._store, lease.id, lease.epoch, self.name, self.holder, ttl)
+
+    def release(self) -> bool:
+        """Give up what this holder claims; False where it claims nothing. Its nodes go unless others need them."""
+        with self._store.transaction() as session:
+            released = journal.release_leases(session, self.name, self.holder, time.time())
+        _reconcile.reconcile(self._store, self.name)
+        ensure_running()
+        return released > 0
+
+    def renew(self, ttl: float = LEASE_TTL) -> bool:
+        """Hold on to what this holder claims, for another `ttl` seconds; False where it claims nothing any more."""
+        with self._store.transaction() as session:
+            leases = journal.load(session, self.name).leases
+            mine = next((lease for lease in leases if lease.holder == self.holder), None)
+            if mine is None or mine.expires_at <= time.time():
+                return False
+            journal.renew_lease(session, mine.id, mine.epoch, ttl, time.time())
         return True
 
     def alter(self, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
@@ -448,6 +521,8 @@ def _reason(snapshot: Snapshot, now: float) -> str | None:
 
 
 def _rolled_back_to(operation: Operation) -> str:
+    if operation.kind is OperationKind.LEASE:
+        return "; its lease was taken back"
     if operation.replaced_size is None:
         return "; everything it had started was ended"
     return f"; rolled back to {operation.replaced_size}"

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError
+from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolNotFoundError
 from shoal.pool.backends.base import NodeRef
 from shoal.pool.holder import host
 from shoal.pool.plan import Snapshot, Verdict, judge, plan_nodes
@@ -147,11 +147,7 @@ def request_scale(
     snapshot = load(session, name)
     pool = snapshot.pool
     require_up(pool)
-    if size > pool.max_nodes:
-        raise InvalidArgumentError(
-            f'a size of {size} is above MAX_NODES={pool.max_nodes} of pool "{name}": raise it with '
-            f"`shoal pool alter {name} --max-nodes {size}` or shoal.alter_pool({name!r}, max_nodes={size})"
-        )
+    _require_below_max(pool, size, "a size")
     if size < pool.min_nodes:
         raise InvalidArgumentError(
             f'a size of {size} is below MIN_NODES={pool.min_nodes} of pool "{name}": lower it with '
@@ -169,6 +165,72 @@ def request_scale(
     pool.touched_at = now
     pool.cooldown_until = None
     return operation.id
+
+
+def request_lease(
+    session: Session,
+    name: str,
+    size: int,
+    *,
+    holder: str,
+    ttl: float,
+    rollback_after: float,
+    min_size: int | None,
+    now: float,
+) -> tuple[str, Lease]:
+    """Claim nodes for a holder; asked again, its lease is renewed at the new size, under a new epoch.
+
+    Returns:
+        The id of the operation that carries it out, and the lease.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+        PoolDownError: It is not up, or bound to another machine.
+        InvalidArgumentError: The size is above MAX_NODES.
+    """
+    snapshot = load(session, name)
+    pool = snapshot.pool
+    require_up(pool)
+    _require_below_max(pool, size, "a lease")
+    lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
+    if lease is None:
+        lease = Lease(id=uuid.uuid4().hex[:12], pool=name, holder=holder, epoch=0, created_at=now)
+        session.add(lease)
+    lease.size, lease.expires_at = size, now + ttl
+    lease.epoch += 1
+    operation = _open(session, pool, OperationKind.LEASE, size, holder, now + rollback_after, now)
+    operation.lease_id, operation.min_size = lease.id, min_size
+    pool.touched_at, pool.cooldown_until = now, None
+    return operation.id, lease
+
+
+def renew_lease(session: Session, lease_id: str, epoch: int, ttl: float, now: float) -> None:
+    """Hold on to a lease.
+
+    Raises:
+        FencedError: It has expired, was released, or was taken over under a newer epoch.
+    """
+    lease = session.get(Lease, lease_id, with_for_update=True)
+    if lease is None or lease.expires_at <= now:
+        raise FencedError(f"lease {lease_id} has expired or was released: what it held may be gone, ask for it anew")
+    if lease.epoch != epoch:
+        raise FencedError(f"lease {lease_id} is at epoch {lease.epoch}, this is {epoch}: somebody took it over")
+    lease.expires_at = now + ttl
+    session.get_one(Pool, lease.pool).touched_at = now
+
+
+def release_leases(session: Session, name: str, holder: str, now: float) -> int:
+    """Give up what a holder claims; returns how many leases that were.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+    """
+    snapshot = load(session, name)
+    mine = [lease for lease in snapshot.leases if lease.holder == holder]
+    for lease in mine:
+        session.delete(lease)
+    snapshot.pool.touched_at = now
+    return len(mine)
 
 
 def request_down(session: Session, name: str, now: float) -> None:
@@ -267,6 +329,14 @@ def note_stuck(session: Session, node_id: str, problem: str) -> None:
     session.execute(update(Node).where(Node.id == node_id).values(error=problem))
 
 
+def _require_below_max(pool: Pool, size: int, what: str) -> None:
+    if size > pool.max_nodes:
+        raise InvalidArgumentError(
+            f'{what} of {size} is above MAX_NODES={pool.max_nodes} of pool "{pool.name}": raise it with '
+            f"`shoal pool alter {pool.name} --max-nodes {size}` or shoal.alter_pool({pool.name!r}, max_nodes={size})"
+        )
+
+
 def _open(
     session: Session, pool: Pool, kind: OperationKind, size: int, holder: str, deadline: float, now: float
 ) -> Operation:
@@ -292,7 +362,14 @@ def _carry_out(session: Session, snapshot: Snapshot, verdict: Verdict, now: floa
     demand = snapshot.demand
     if verdict.settle_at is not None and demand and demand.operation_id == operation.id:
         demand.size, demand.set_at = verdict.settle_at, now
+    lease = session.get(Lease, operation.lease_id) if operation.lease_id else None
+    if verdict.settle_at is not None and lease:
+        lease.size = verdict.settle_at
     if verdict.state is not OperationState.ROLLED_BACK:
+        return
+    if operation.kind is OperationKind.LEASE:
+        if lease:
+            session.delete(lease)
         return
     # A later operation that would restore this one's demand restores what this one replaced instead.
     for later in snapshot.operations:

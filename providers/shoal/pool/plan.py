@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.pool.tunables import MAX_START_FAILURES
-from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationState, Pool, PoolState
+from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 _COMING = frozenset({NodeState.PLANNED, NodeState.STARTING})
 _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
@@ -70,7 +70,10 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
     surplus = len(snapshot.nodes) > target
     if ready >= operation.size and not (owns_demand and surplus):
         return Verdict(operation.id, OperationState.SUCCEEDED)
-    if not owns_demand and demand is not None and demand.size < operation.size:
+    if operation.kind is OperationKind.LEASE:
+        if not any(lease.id == operation.lease_id and lease.expires_at > now for lease in snapshot.leases):
+            return Verdict(operation.id, OperationState.SUPERSEDED, "its lease was released or has expired")
+    elif not owns_demand and demand is not None and demand.size < operation.size:
         return Verdict(operation.id, OperationState.SUPERSEDED, f"a newer operation set the demand to {demand.size}")
     late = now >= operation.deadline
     if not late and operation.failures < MAX_START_FAILURES:

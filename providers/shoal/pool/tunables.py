@@ -5,6 +5,9 @@ from __future__ import annotations
 ROLLBACK_AFTER = 720.0
 """Default deadline of a scale operation: what Snowflake's `scale_cluster` takes, long enough for cloud nodes."""
 
+LEASE_TTL = 900.0
+"""Default time to live of a lease: several polls of a slow orchestrator, and short enough for what a dead run holds."""
+
 START_TIMEOUT = 120.0
 """A local node that is not up by then never will be: alone it takes 3 to 9 s here, and waits for others before it."""
 

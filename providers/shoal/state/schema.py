@@ -42,6 +42,7 @@ class OperationKind(StrEnum):
 
     UP = "up"
     SCALE = "scale"
+    LEASE = "lease"
 
 
 class OperationState(StrEnum):
@@ -144,6 +145,7 @@ class Operation(Base):
     min_size: Mapped[int | None]  # `block_until_min_cluster_size`
     replaced_size: Mapped[int | None]  # the base demand it took the place of: what its rollback restores
     replaced_operation_id: Mapped[str | None]
+    lease_id: Mapped[str | None]  # of a lease operation: what its rollback takes back
     deadline: Mapped[float]
     failures: Mapped[int]  # nodes that failed to start under it
     node_errors: Mapped[dict[str, str]]  # node name -> what went wrong

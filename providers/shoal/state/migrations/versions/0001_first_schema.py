@@ -148,6 +148,7 @@ def upgrade() -> None:
         sa.Column("min_size", sa.Integer(), nullable=True),
         sa.Column("replaced_size", sa.Integer(), nullable=True),
         sa.Column("replaced_operation_id", sa.String(length=255), nullable=True),
+        sa.Column("lease_id", sa.String(length=255), nullable=True),
         sa.Column("deadline", sa.Double(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("node_errors", sa.JSON(), nullable=False),
