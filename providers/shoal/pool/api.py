@@ -512,6 +512,8 @@ def _operation_status(row: Operation) -> OperationStatus:
 
 def _reason(snapshot: Snapshot, now: float) -> str | None:
     pool, last = snapshot.pool, snapshot.operations[-1] if snapshot.operations else None
+    if pool.state is not PoolState.UP:
+        return None
     short = len(snapshot.nodes) < wanted(pool, snapshot.demand, snapshot.leases, now)
     if short and pool.cooldown_until and pool.cooldown_until > now:
         return f"a node failed to start; the next try is in {pool.cooldown_until - now:.0f} s"
