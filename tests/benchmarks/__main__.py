@@ -16,7 +16,8 @@ LIBRARIES = ("ray", "xgboost-cpu", "pyarrow")
 def main() -> int:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     cpus = len(os.sched_getaffinity(0))
-    print(f"{datetime.date.today()}, {cpus} CPUs ({platform.machine()}), Python {platform.python_version()}, {versions}\n")
+    machine = f"{cpus} CPUs ({platform.machine()}), Python {platform.python_version()}"
+    print(f"{datetime.date.today()}, {machine}, {versions}\n", flush=True)
     return max(subprocess.run([sys.executable, "-m", name], check=False).returncode for name in BENCHMARKS)
 
 

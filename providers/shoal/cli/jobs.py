@@ -69,7 +69,7 @@ def list_(
         show("no jobs")
     else:
         rows = [
-            (job.job_id, job.attempt, job.pool, job.state.value, when(job.created_at), _took(job), _first_line(job.error))
+            (job.job_id, job.attempt, job.pool, job.state.value, when(job.created_at), _took(job), _brief(job.error))
             for job in found
         ]
         show(table(("JOB", "ATTEMPT", "POOL", "STATE", "CREATED", "TOOK", "ERROR"), rows))
@@ -208,7 +208,7 @@ def _log(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _first_line(text: str | None) -> str | None:
+def _brief(text: str | None) -> str | None:
     """A list shows what went wrong, `show` the whole of it."""
     return text.splitlines()[0] if text else text
 
