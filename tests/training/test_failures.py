@@ -135,7 +135,7 @@ engine.train_xgboost(XGBTrainRequest(dataset={"paths": (rows,)}, input_cols=tupl
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_driver_killed(two_nodes: TwoNodes, rows: Path, tmp_path: Path, stage: str) -> None:
-    from shoal.training.gang import end_gangs
+    from shoal.training.shared_gang import end_gangs
 
     end_gangs()
     reached = tmp_path / "reached"

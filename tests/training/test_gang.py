@@ -11,7 +11,8 @@ import pytest
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
 from shoal.training import gang as gangs
 from shoal.training.context import get_context
-from shoal.training.gang import Gang, GangShape, shared_gang
+from shoal.training.gang import Gang, GangShape
+from shoal.training.shared_gang import end_gangs, shared_gang
 from shoal.training.worker import PeerError
 from tests.training.ray_cluster import TwoNodes, alive
 from tests.waiting import wait_until
@@ -47,6 +48,7 @@ def test_ranks_follow_the_nodes_and_results_the_ranks(driver: TwoNodes) -> None:
     head, second = driver.cluster.head_node, driver.second
     assert results == [(0, 2, 1, head.node_id, ("x",)), (1, 2, 1, second.node_id, ("y",))]
     assert [worker.node for worker in gang.workers] == ["a-head", "b"]
+    assert gang.host == "127.0.0.1"
 
 
 def test_a_gang_is_reused_by_the_next_run_of_its_shape(driver: TwoNodes) -> None:
@@ -141,7 +143,7 @@ def test_ctrl_c_ends_it(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("shape", [GangShape(3, 1.0), GangShape(1, 2.0), GangShape(1, 1.0, gpus_per_worker=1)], ids=str)
 def test_what_can_never_fit_is_refused_at_once(driver: TwoNodes, shape: GangShape) -> None:
-    gangs.end_gangs()
+    end_gangs()
     with pytest.raises(CapacityError, match="scale_cluster"):
         Gang.start(shape)
 
@@ -149,7 +151,7 @@ def test_what_can_never_fit_is_refused_at_once(driver: TwoNodes, shape: GangShap
 def test_busy_cpus_are_waited_for_aloud_until_the_deadline(
     driver: TwoNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    gangs.end_gangs()
+    end_gangs()
     holder = Gang.start(GangShape(1, 1.0))
     monkeypatch.setattr(gangs, "_PATIENCE_SECONDS", 0.2)
     try:
@@ -184,11 +186,12 @@ def test_a_driver_that_exits_leaves_no_process(driver: TwoNodes, tmp_path: Path)
     import subprocess
     import sys
 
-    gangs.end_gangs()
+    end_gangs()
     script = f"""
 import os, ray
 ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
-from shoal.training.gang import GangShape, shared_gang
+from shoal.training.gang import GangShape
+from shoal.training.shared_gang import shared_gang
 with shared_gang(GangShape(2, 1.0)) as gang:
     print(*gang.run(os.getpid, [(), ()]))
 """
@@ -199,7 +202,7 @@ with shared_gang(GangShape(2, 1.0)) as gang:
 
 
 def test_a_worker_that_dies_while_it_joins(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    gangs.end_gangs()
+    end_gangs()
 
     class Frail(gangs.Worker):
         def join(self, *args: Any) -> int:

@@ -122,5 +122,10 @@ def test_strangers_are_hung_up_on(heard: Heard, hello: bytes) -> None:
         stranger.sendall(hello)
         stranger.settimeout(30)
         assert stranger.recv(1) == b""
-    wait_until(lambda: heard.board.wait_all_gone(0), "the line to be dropped")
     assert heard.events.empty()
+
+
+def test_a_silent_stranger_is_not_waited_for(heard: Heard) -> None:
+    with socket.create_connection((heard.board.host, heard.board.port)):
+        wait_until(lambda: heard.board._lines, "the connection")
+        assert heard.board.wait_all_gone(0)

@@ -29,17 +29,20 @@ def run_xgboost_as_job(request: XGBTrainRequest, callbacks: Sequence[Any] = ()) 
 
     Raises:
         InvalidArgumentError: There are callbacks.
+        DataError: Footers show that the rows cannot be used; nothing was started.
         JobFailedError: The training failed; the message ends with the cause.
     """
     from shoal.jobs import submit
     from shoal.jobs.model_files import load_training
     from shoal.jobs.spec import JobSpec
+    from shoal.training.xgboost import checked_data
 
     if callbacks:
         raise InvalidArgumentError(
             "callbacks work where the process is connected to the pool's Ray, not in a job: leave them out, or call "
             "ray.init(<the pool's address>) first"
         )
+    checked_data(request)  # here too, so that a misspelt column does not cost the start of a pool
     with _pool_for(request.run_config.pool_name) as pool_name:
         spec = JobSpec.of_request(request, pool_name=pool_name, tracked=bool(os.environ.get("MLFLOW_TRACKING_URI")))
         handle = submit(spec)

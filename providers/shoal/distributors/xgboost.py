@@ -106,6 +106,7 @@ class XGBEstimator:
             TrainingError: If XGBoost refuses a parameter, or the training failed; the first cause, naming its rank.
         """
         own: list[DataConnector] = []
+        self._result = self._booster = None
         try:
             self._request = self._make_request(
                 dataset,
@@ -118,7 +119,6 @@ class XGBEstimator:
                 base_margin_col=base_margin_col,
                 early_stopping_rounds=early_stopping_rounds,
             )
-            self._booster = None
             self._result = run_xgboost(self._request, self.callbacks)
         finally:
             # The copies of DataFrames that were staged for this training alone.

@@ -7,10 +7,12 @@ next month, promotes or keeps, and shrinks again. Whatever happens on the way, n
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -153,8 +155,9 @@ def _summary(timeline: Timeline, month: int, result: JobResult) -> None:
     for name, value in rows:
         table.add_row(name, str(value))
     console.print(table)
-    console.print(f"Look next: `shoal jobs show {result.job_id}`, `shoal jobs logs {result.job_id}`,")
-    console.print(f"           `mlflow ui --backend-store-uri sqlite:///{home()}/mlflow/mlflow.db`,")
+    tools = Path(os.path.relpath(sys.executable)).parent
+    console.print(f"Look next: `{tools}/shoal jobs show {result.job_id}`, `{tools}/shoal jobs logs {result.job_id}`,")
+    console.print(f"           `{tools}/mlflow ui --backend-store-uri sqlite:///{home()}/mlflow/mlflow.db`,")
     console.print(
         f"           or the same for another month: python -m shoal.examples.flights --month {max(2, month - 1)}"
     )

@@ -77,6 +77,8 @@ class Run:
 
         for logger in _NOISY:
             logging.getLogger(logger).setLevel(logging.WARNING)
+        # It warns that uv makes environments without pip; nothing here depends on it.
+        logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
         uri = tracking.uri or default_uri()
         mlflow.set_tracking_uri(uri)
         client = mlflow.MlflowClient(uri)

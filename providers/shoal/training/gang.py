@@ -7,15 +7,13 @@ explains its peers' errors, never the other way round), and the cause is raised.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import math
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
@@ -374,8 +372,9 @@ class Gang:
         elif _is_death(exc):
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {_first_line(exc)}")))
         else:
-            # Such as a result that cannot be pickled.
-            self._note(_Cause(_Weight.RAISED, TrainingError(f"{self._who(rank)} failed: {_first_line(exc)}")))
+            # Such as a result that cannot be pickled: a task's error ends with what was raised.
+            raised = str(exc).strip().splitlines()[-1]
+            self._note(_Cause(_Weight.RAISED, TrainingError(f"{self._who(rank)} failed: {raised}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
         """The switchboard's thread."""
@@ -413,71 +412,6 @@ class Gang:
         if self._group is not None:
             # Frees the CPUs, and has the raylets kill whatever process still runs on them.
             remove_placement_group(self._group)
-
-
-# Sharing: one idle gang per driver
-
-_idle: dict[tuple[Any, ...], Gang] = {}
-_idle_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def shared_gang(
-    shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None
-) -> Iterator[Gang]:
-    """A gang that outlives the run, for the driver's next run of the same shape: starting one costs seconds, reusing it
-    nothing.
-
-    It keeps its CPUs until :func:`end_gangs`, the end of this process, or a run of another shape.
-
-    Args:
-        shape: Number and size of the workers.
-        timeout: Seconds to wait for CPUs and GPUs that are in use.
-        env: Environment variables for the workers; a gang is reused only with the same ones.
-
-    Yields:
-        The gang, for this run alone. If the run fails, it ends.
-
-    Raises:
-        CapacityError: As :meth:`Gang.start`.
-    """
-    key = (shape, tuple(sorted((env or {}).items())))
-    with _idle_lock:
-        gang = _idle.pop(key, None)
-    if gang is None or not gang.sound:
-        if gang is not None:
-            gang.end()
-        # Idle gangs of other shapes hold CPUs that this one may need.
-        end_gangs()
-        gang = Gang.start(shape, timeout=timeout, env=env)
-    try:
-        yield gang
-    except BaseException:
-        gang.end()
-        raise
-    _end_at_exit()
-    with _idle_lock:
-        spare = _idle.setdefault(key, gang)
-    if spare is not gang:
-        # Another thread of this driver put one aside meanwhile.
-        gang.end()
-
-
-def end_gangs() -> None:
-    """Ends the gangs that wait for another run."""
-    while True:
-        with _idle_lock:
-            if not _idle:
-                return
-            _, gang = _idle.popitem()
-        gang.end()
-
-
-@functools.cache
-def _end_at_exit() -> None:
-    # Not at import: handlers run last registered first, and this one needs Ray, whose own is registered when Ray is
-    # imported.
-    atexit.register(end_gangs)
 
 
 def _driver_address() -> str:

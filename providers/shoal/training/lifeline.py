@@ -104,7 +104,7 @@ class Switchboard:
             False if one was still there.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: not self._lines, timeout)
+            return self._changed.wait_for(lambda: all(line.rank is None for line in self._lines.values()), timeout)
 
     def hang_up(self) -> None:
         """Has the workers that are still there end themselves; the lines stay open, to see them go."""
@@ -190,7 +190,11 @@ class Switchboard:
     def _check_silence(self) -> None:
         now = time.monotonic()
         for line in list(self._lines.values()):
-            if now - line.heard > _SILENCE_SECONDS:
+            if now - line.heard <= _SILENCE_SECONDS:
+                continue
+            if line.rank is None:
+                self._drop(line)
+            else:
                 # The line stays, to see the process end.
                 self._report(
                     line, f"its process has been silent for {_SILENCE_SECONDS:.0f} s: stopped, or starved of CPU"

@@ -70,7 +70,8 @@ class WorkerStats(BaseModel):
 class XGBTrainResult(BaseModel):
     """A trained model and how it came about."""
 
-    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+    # A metric may be NaN, such as the AUC of a set of one class; JSON itself has no word for it.
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
 
     model: bytes = Field(description="The booster in XGBoost's UBJSON format.")
     eval_results: dict[str, dict[str, list[float]]] = Field(description="Eval set -> metric -> value per round.")

@@ -75,9 +75,9 @@ def resolve_size(
 ) -> GangSize:
     """Turns a scaling config into a number of workers and the size of each.
 
-    All workers of a gang are of one size. With ``num_cpu_per_worker=-1`` the workers are dealt to the nodes (one to each, or one
-    to each GPU, with ``num_workers=-1``; else each to the node that has the most CPUs left for it), a node's CPUs are divided by
-    its workers, and the smallest share is everybody's.
+    All workers of a gang are of one size. With ``num_cpu_per_worker=-1`` the workers are dealt to the nodes (one to
+    each, or one to each GPU, with ``num_workers=-1``; else each to the node that has the most CPUs left for it), a
+    node's CPUs are divided by its workers, and the smallest share is everybody's.
 
     Args:
         config: What was asked for.

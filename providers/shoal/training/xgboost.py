@@ -11,10 +11,11 @@ from shoal.data.connector import DataConnector
 from shoal.data.plan import Shard
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, TrainingError
 from shoal.training import cluster
-from shoal.training.gang import WAIT_SECONDS, GangShape, shared_gang
+from shoal.training.gang import WAIT_SECONDS, GangShape
 from shoal.training.params import check_params, device_of, merge_params, worker_params
 from shoal.training.request import WorkerStats, XGBTrainRequest, XGBTrainResult
 from shoal.training.scaling import GangSize, resolve_size
+from shoal.training.shared_gang import shared_gang
 from shoal.training.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def train_xgboost(
     _require_libraries()
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
-    train, eval_sets = _checked_data(request)
+    train, eval_sets = checked_data(request)
     params = merge_params(request.params, None, request.n_estimators)
     size = resolve_size(
         request.scaling,
@@ -105,8 +106,12 @@ def _require_libraries() -> None:
             raise MissingExtraError(package, extra) from exc
 
 
-def _checked_data(request: XGBTrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
-    """The datasets, checked as far as footers tell. An eval set that is the training set itself is the same object."""
+def checked_data(request: XGBTrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
+    """The datasets, checked as far as footers tell. An eval set that is the training set itself is the same object.
+
+    Raises:
+        DataError: Whatever footers can show to be wrong, naming file, column and row group.
+    """
     train = DataConnector.from_spec(request.dataset)
     validate_columns(train, request.input_cols, request.label_col, request.extra_cols)
     check_label(train, request.label_col)

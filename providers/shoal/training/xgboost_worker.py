@@ -25,6 +25,7 @@ from shoal.data.sizes import FLOAT32_BYTES
 from shoal.errors import DataError, TrainingError
 from shoal.training import memory
 from shoal.training.context import TrainingContext, get_context
+from shoal.training.loopback import is_loopback, tie_to_loopback
 from shoal.training.params import own_message
 from shoal.training.worker import PeerError
 
@@ -278,11 +279,25 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
             raise DataError(f"{where}: the columns {table.column_names} were read instead of {self._columns}")
         label = to_vector(table, task.label_col, "float32")
         check_label_values(label, task.label_col, rows)
+        _check_binary(label, task, rows)
         info = {"label": label}
         for name, column in (("weight", task.weight_col), ("base_margin", task.base_margin_col)):
             if column is not None:
                 info[name] = _complete(to_vector(table, column, "float32"), name, column, rows)
         return _Batch(to_matrix(table, task.input_cols), info)
+
+
+def _check_binary(label: np.ndarray, task: Task, rows: RowRange) -> None:
+    """Refuses labels outside of [0, 1] for a binary objective; XGBoost would complain of its own `base_score`."""
+    objective = str(task.params.get("objective"))
+    if not objective.startswith("binary:"):
+        return
+    bad = np.flatnonzero((label < 0) | (label > 1))
+    if len(bad):
+        raise DataError(
+            f'{rows.path}, row group {rows.row_group}: the label "{task.label_col}" is {label[bad[0]]} at row '
+            f"{rows.start + int(bad[0])}, but {objective} takes labels from 0 to 1 only"
+        )
 
 
 def _complete(values: np.ndarray, what: str, column: str, rows: RowRange) -> np.ndarray:
@@ -302,6 +317,8 @@ def _communicator(args: dict[str, Any], context: TrainingContext) -> Iterator[No
         # "Task 00000000 got rank 0" tells nobody anything; verbosity does not silence it.
         with contextlib.redirect_stdout(io.StringIO()):
             stack.enter_context(xgboost.collective.CommunicatorContext(**args))
+        if is_loopback(args["dmlc_tracker_uri"]):
+            tie_to_loopback()
         rank = xgboost.collective.get_rank()
         if rank != context.rank:
             raise TrainingError(

@@ -1,0 +1,70 @@
+"""Fitting from a process that is no Ray driver: as a job on a pool, checked before anything starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shoal import RunConfig
+from shoal.data import DataConnector
+from shoal.distributors import elsewhere
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
+from shoal.errors import DataError, InvalidArgumentError, JobFailedError
+from shoal.jobs import list_jobs
+from shoal.state.home import home
+
+
+@pytest.fixture
+def frame():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 3))
+    return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": x @ [1.0, -2.0, 0.5]})
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """Other tests of the session may have connected this process to a Ray cluster of their own."""
+    monkeypatch.setattr("shoal.distributors.where.is_connected", lambda: False)
+
+
+def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, frame, monkeypatch):
+    monkeypatch.setattr(elsewhere, "_pool_for", lambda _: pytest.fail("a pool was asked for"))
+    with pytest.raises(DataError, match='no column "aa"'):
+        XGBEstimator().fit(frame, ["aa", "b"], "y")
+
+
+def test_callbacks_cannot_travel_with_a_job(outside, fresh_home, frame):
+    with pytest.raises(InvalidArgumentError, match="callbacks work where"):
+        XGBEstimator(callbacks=[object()]).fit(frame, ["a", "b"], "y")
+
+
+@pytest.mark.ray
+def test_a_fit_is_a_job_on_the_pool_and_its_result_comes_back(outside, pool, frame, capsys):
+    estimator = XGBEstimator(
+        n_estimators=10,
+        objective="reg:squarederror",
+        scaling_config=XGBScalingConfig(num_workers=2),
+        run_config=RunConfig(pool_name=pool.name),
+    )
+    booster = estimator.fit(frame, ["a", "b", "c"], "y", eval_set={"train": frame}, verbose_eval=5)
+    said = capsys.readouterr().out
+    assert "[5]" in said  # the rounds were printed where the caller is
+    assert booster.feature_names == ["a", "b", "c"]
+    losses = estimator.get_eval_results()["train"]["rmse"]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+    predictions = estimator.predict(frame)
+    assert np.sqrt(np.mean((predictions - frame["y"]) ** 2)) == pytest.approx(losses[-1], rel=1e-3)
+    assert np.allclose(estimator.to_sklearn().predict(frame[["a", "b", "c"]]), predictions)
+    assert list((home() / "staging").iterdir()) == []
+
+
+@pytest.mark.ray
+def test_a_job_that_fails_says_why_here(outside, pool, frame):
+    frame.loc[7, "y"] = np.inf
+    connector = DataConnector.from_dataframe(frame)
+    with pytest.raises(JobFailedError, match='the label "y" is null, NaN or infinite in 1 of'):
+        XGBEstimator(n_estimators=2, run_config=RunConfig(pool_name=pool.name)).fit(connector, ["a", "b"], "y")
+    assert connector.discard_staging() is True
+    assert list_jobs(pool.name)[0].state == "failed"

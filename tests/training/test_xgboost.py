@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shoal.data import DataConnector
+from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
+from shoal.training.request import XGBTrainRequest, XGBTrainResult
+from shoal.training.xgboost import load_booster, train_xgboost
+from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
+
+pytestmark = pytest.mark.ray
+
+
+def request(rows: Path, **changes: Any) -> XGBTrainRequest:
+    values = {
+        "dataset": {"paths": (str(rows),)},
+        "input_cols": tuple(COLUMNS),
+        "label_col": "y",
+        "n_estimators": 10,
+        "params": {"max_depth": 3},
+    }
+    return XGBTrainRequest(**{**values, **changes})
+
+
+def spec(path: Path) -> dict[str, Any]:
+    return {"paths": (str(path),)}
+
+
+def rmse(result: XGBTrainResult, rows: Path) -> float:
+    import xgboost
+
+    table = DataConnector.from_parquet(rows).to_pandas()
+    predicted = load_booster(result).predict(xgboost.DMatrix(table[COLUMNS]))
+    return float(np.sqrt(np.mean((predicted - table["y"]) ** 2)))
+
+
+def test_two_trainings_are_byte_for_byte_the_same(driver: TwoNodes, rows: Path) -> None:
+    sampled = request(rows, params={"max_depth": 3, "subsample": 0.5, "colsample_bytree": 0.7})
+    first, second = train_xgboost(sampled), train_xgboost(sampled)
+    assert first.model == second.model
+    other = train_xgboost(sampled.model_copy(update={"run_config": sampled.run_config.model_copy(update={"seed": 1})}))
+    assert other.model != first.model
+
+
+def test_it_learns_as_well_as_one_process_does(driver: TwoNodes, rows: Path) -> None:
+    import xgboost
+
+    result = train_xgboost(request(rows, n_estimators=30))
+    table = DataConnector.from_parquet(rows).to_pandas()
+    alone = xgboost.train({"max_depth": 3}, xgboost.QuantileDMatrix(table[COLUMNS], table["y"]), 30)
+    theirs = float(np.sqrt(np.mean((alone.predict(xgboost.DMatrix(table[COLUMNS])) - table["y"]) ** 2)))
+    assert rmse(result, rows) == pytest.approx(theirs, rel=0.05)
+
+
+def test_what_it_took_is_told(driver: TwoNodes, rows: Path) -> None:
+    result = train_xgboost(request(rows))
+    assert (result.rows, result.num_workers, result.threads_per_worker, result.rounds) == (ROWS, 2, 1, 10)
+    assert [(worker.rank, worker.node, worker.rows) for worker in result.workers] == [
+        (0, "a-head", ROWS // 2),
+        (1, "b", ROWS // 2),
+    ]
+    for worker in result.workers:
+        assert worker.passes == 1
+        assert worker.peak_rss_bytes > 50 * 2**20
+    assert load_booster(result).feature_names == COLUMNS
+
+
+def test_result_and_request_travel_as_json(driver: TwoNodes, rows: Path) -> None:
+    asked = request(rows, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2, verbose_eval=True)
+    assert XGBTrainRequest.model_validate_json(asked.model_dump_json()) == asked
+    result = train_xgboost(asked)
+    assert XGBTrainResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_eval_sets_are_reported_by_name_whatever_their_size(driver: TwoNodes, rows: Path, tmp_path: Path) -> None:
+    tiny = write_rows(tmp_path / "tiny", rows=1, files=1)
+    more = write_rows(tmp_path / "more", rows=500, seed=1)
+    result = train_xgboost(
+        request(rows, eval_sets={"train": spec(rows), "tiny": spec(tiny), "more": spec(more)}, n_estimators=3)
+    )
+    assert {name: len(metrics["rmse"]) for name, metrics in result.eval_results.items()} == {
+        "train": 3,
+        "tiny": 3,
+        "more": 3,
+    }
+    # Metrics are over all the rows, not those of rank 0.
+    for name, path in (("train", rows), ("tiny", tiny), ("more", more)):
+        assert result.eval_results[name]["rmse"][-1] == pytest.approx(rmse(result, path), rel=1e-3), name
+
+
+def test_early_stopping_is_agreed_and_remembered(driver: TwoNodes, rows: Path, tmp_path: Path) -> None:
+    noise = write_rows(tmp_path / "noise", rows=300, seed=2)
+    result = train_xgboost(
+        request(
+            rows,
+            eval_sets={"eval": spec(noise)},
+            n_estimators=200,
+            early_stopping_rounds=2,
+            params={"max_depth": 8, "eta": 0.8},
+        )
+    )
+    values = result.eval_results["eval"]["rmse"]
+    assert result.best_iteration == int(np.argmin(values))
+    assert result.best_score == pytest.approx(min(values))
+    assert result.rounds == len(values) == result.best_iteration + 3
+    assert load_booster(result).best_iteration == result.best_iteration
+
+
+def test_metrics_are_printed_here_as_often_as_asked(
+    driver: TwoNodes, rows: Path, capsys: pytest.CaptureFixture
+) -> None:
+    train_xgboost(request(rows, eval_sets={"eval": spec(rows)}, verbose_eval=4))
+    printed = [line for line in capsys.readouterr().out.splitlines() if "eval-rmse" in line]
+    assert [line.split("\t")[0] for line in printed] == ["[0]", "[4]", "[8]", "[9]"]
+    train_xgboost(request(rows, eval_sets={"eval": spec(rows)}))
+    assert "eval-rmse" not in capsys.readouterr().out
+
+
+def test_weights_and_margins_count(driver: TwoNodes, rows: Path) -> None:
+    plain = train_xgboost(request(rows))
+    assert train_xgboost(request(rows, weight_col="w")).model != plain.model
+    # The margin, 5 everywhere, is what the first tree starts from.
+    margined = load_booster(train_xgboost(request(rows, base_margin_col="m", n_estimators=50, params={"eta": 1})))
+    import xgboost
+
+    table = DataConnector.from_parquet(rows).to_pandas()
+    with_margin = xgboost.DMatrix(table[COLUMNS], base_margin=table["m"])
+    assert np.mean(np.abs(margined.predict(with_margin) - table["y"])) < 0.5
+
+
+def test_a_sum_that_only_all_rows_give(driver: TwoNodes, rows: Path) -> None:
+    """One leaf, no shrinkage: the model is the mean of every label, each counted once."""
+    constant = {"max_depth": 1, "eta": 1, "lambda": 0, "gamma": 1e9, "base_score": 0.0}
+    model = load_booster(train_xgboost(request(rows, n_estimators=1, params=constant)))
+    table = DataConnector.from_parquet(rows).to_pandas()
+    assert model.inplace_predict(np.zeros((1, 3), np.float32))[0] == pytest.approx(table["y"].mean(), abs=1e-5)
+
+
+def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
+    import xgboost
+
+    class Look(xgboost.callback.TrainingCallback):
+        def before_training(self, model: Any) -> Any:
+            import socket
+
+            from shoal.training.loopback import is_loopback, open_listeners
+
+            for listener in open_listeners():
+                host = listener.getsockname()[0].removeprefix("::ffff:")
+                device = listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+                assert is_loopback(host) or device.rstrip(b"\0") == b"lo", host
+            return model
+
+    train_xgboost(request(rows, n_estimators=2), callbacks=[Look()])
+
+
+def test_one_worker(driver: TwoNodes, rows: Path) -> None:
+    result = train_xgboost(request(rows, scaling={"num_workers": 1}))
+    assert (result.num_workers, result.rows) == (1, ROWS)
+
+
+def test_objectives(driver: TwoNodes, rows: Path) -> None:
+    params = {"objective": "multi:softprob", "num_class": 3, "eval_metric": ["mlogloss", "merror"]}
+    result = train_xgboost(request(rows, label_col="k", params=params, eval_sets={"eval": spec(rows)}))
+    assert set(result.eval_results["eval"]) == {"mlogloss", "merror"}
+    assert result.eval_results["eval"]["merror"][-1] < 0.2
+
+
+# What is refused. None of it may take a gang, or more than a look at the footers, unless it says so.
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"input_cols": ("a", "bb")}, DataError, '"bb"'),
+        ({"label_col": "z"}, DataError, '"z"'),
+        ({"weight_col": "z"}, DataError, '"z"'),
+        ({"params": {"max_depth": "deep"}}, TrainingError, "max_depth"),
+        ({"params": {"maxdepth": 3}}, InvalidArgumentError, "max_depth"),
+        ({"params": {"nthread": 7}}, InvalidArgumentError, "num_cpu_per_worker"),
+        ({"params": {"num_boost_round": 7}}, InvalidArgumentError, "num_boost_round"),
+        ({"params": {"device": "cpu"}, "scaling": {"use_gpu": True}}, InvalidArgumentError, "use_gpu"),
+        ({"scaling": {"use_gpu": True}}, CapacityError, "scale_cluster"),
+        ({"scaling": {"num_workers": 3}}, CapacityError, "scale_cluster"),
+        ({"eval_sets": {"eval": {"paths": ("/nowhere",)}}}, DataError, "/nowhere"),
+    ],
+)
+def test_refused_before_anything_starts(
+    driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, change: dict, error: type[Exception], named: str
+) -> None:
+    from shoal.training.gang import Gang
+
+    monkeypatch.setattr(Gang, "start", lambda *_, **__: pytest.fail("a gang was started"))
+    with pytest.raises(error, match=named):
+        train_xgboost(request(rows, **change))
+
+
+def test_clamp(driver: TwoNodes, rows: Path) -> None:
+    with pytest.warns(UserWarning, match="reduced to 2"):
+        result = train_xgboost(request(rows, scaling={"num_workers": 9}, run_config={"clamp": True}))
+    assert result.num_workers == 2
+
+
+def without_statistics(folder: Path, column: str, values: list[float | None]) -> Path:
+    """A dataset whose footers do not tell of its nulls."""
+    table = pq.read_table(write_rows(folder / "made", rows=3_000, files=1))
+    index = table.column_names.index(column)
+    nulled = pa.array([*values, *table[column].to_pylist()[len(values) :]], pa.float32())
+    (folder / "bad").mkdir()
+    pq.write_table(
+        table.set_column(index, column, nulled),
+        folder / "bad" / "rows.parquet",
+        row_group_size=1_000,
+        write_statistics=False,
+    )
+    return folder / "bad"
+
+
+@pytest.mark.parametrize(("column", "argument"), [("y", {}), ("w", {"weight_col": "w"})])
+@pytest.mark.parametrize("value", [None, float("inf")])
+def test_nulls_found_while_reading(
+    driver: TwoNodes, tmp_path: Path, column: str, argument: dict, value: float | None
+) -> None:
+    rows = without_statistics(tmp_path, column, [1.0, value])
+    with pytest.raises(DataError, match=rf'rows.parquet, row group 0.*"{column}".*row 1.*\[rank \d'):
+        train_xgboost(request(rows, **argument))
+
+
+def test_a_file_that_vanishes_after_it_was_planned(
+    driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.training import xgboost as engine
+
+    rows = write_rows(tmp_path / "rows")
+    run = engine._run
+
+    def vanish(*args: Any) -> Any:
+        (rows / "part-1.parquet").unlink()
+        return run(*args)
+
+    monkeypatch.setattr(engine, "_run", vanish)
+    with pytest.raises(DataError, match=r"part-1\.parquet is gone"):
+        train_xgboost(request(rows))
+
+
+def test_labels_that_the_objective_cannot_take(driver: TwoNodes, rows: Path) -> None:
+    with pytest.raises(DataError, match=r'part-\d.parquet, row group 0: the label "y" is .*binary:logistic'):
+        train_xgboost(request(rows, params={"objective": "binary:logistic"}))
+    # What shoal does not know, XGBoost says itself.
+    with pytest.raises(TrainingError, match=r"XGBoost: .*label must be .*rank \d"):
+        train_xgboost(request(rows, label_col="k", params={"objective": "multi:softprob", "num_class": 2}))
+
+
+def test_not_connected(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(InvalidArgumentError, match="not connected"):
+        train_xgboost(request(rows))
