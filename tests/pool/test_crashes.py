@@ -18,6 +18,8 @@ from tests.pool.looking import folders, rows, tagged
 from tests.pool.tiny import FAIL_FILE
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.crash
+
 STEPS = [
     "before request_scale",
     "request_scale, not committed",

@@ -45,27 +45,27 @@ def test_up_scale_and_down(up):
     assert len(ComputePool("tiny").up().get_nodes()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"expected_cluster_size": 99}, r"above MAX_NODES=4 of pool \"tiny\".*--max-nodes 99"),
-        ({"expected_cluster_size": 0}, "1 or more"),
-        ({"expected_cluster_size": -1}, "1 or more"),
-        ({"expected_cluster_size": 2.0}, "whole number"),
-        ({"expected_cluster_size": True}, "whole number"),
-        ({"expected_cluster_size": "3"}, "whole number"),
-        ({"expected_cluster_size": 2, "options": {"rollback_after_second": 5}}, "did you mean rollback_after_seconds"),
-        ({"expected_cluster_size": 2, "options": {"colour": 1}}, 'unknown option "colour"'),
-        ({"expected_cluster_size": 2, "options": {"rollback_after_seconds": 0}}, "rollback_after_seconds"),
-        ({"expected_cluster_size": 2, "options": {"rollback_after_seconds": float("nan")}}, "rollback_after_seconds"),
-        ({"expected_cluster_size": 2, "options": {"block_until_min_cluster_size": 3}}, "above expected_cluster_size=2"),
-        ({"expected_cluster_size": 2, "options": {"block_until_min_cluster_size": 0}}, "block_until_min"),
-        ({"expected_cluster_size": 2, "pool_name": "tiny", "notebook_name": "other"}, "differ"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_starts(up, arguments, said):
-    with pytest.raises(InvalidArgumentError, match=said):
-        shoal.scale_cluster(**arguments)
+WRONG = [
+    ({"expected_cluster_size": 99}, r"above MAX_NODES=4 of pool \"tiny\".*--max-nodes 99"),
+    ({"expected_cluster_size": 0}, "1 or more"),
+    ({"expected_cluster_size": -1}, "1 or more"),
+    ({"expected_cluster_size": 2.0}, "whole number"),
+    ({"expected_cluster_size": True}, "whole number"),
+    ({"expected_cluster_size": "3"}, "whole number"),
+    ({"expected_cluster_size": 2, "options": {"rollback_after_second": 5}}, "did you mean rollback_after_seconds"),
+    ({"expected_cluster_size": 2, "options": {"colour": 1}}, 'unknown option "colour"'),
+    ({"expected_cluster_size": 2, "options": {"rollback_after_seconds": 0}}, "rollback_after_seconds"),
+    ({"expected_cluster_size": 2, "options": {"rollback_after_seconds": float("nan")}}, "rollback_after_seconds"),
+    ({"expected_cluster_size": 2, "options": {"block_until_min_cluster_size": 3}}, "above expected_cluster_size=2"),
+    ({"expected_cluster_size": 2, "options": {"block_until_min_cluster_size": 0}}, "block_until_min"),
+    ({"expected_cluster_size": 2, "pool_name": "tiny", "notebook_name": "other"}, "differ"),
+]
+
+
+def test_wrong_arguments_are_refused_before_anything_starts(up):
+    for arguments, said in WRONG:
+        with pytest.raises(InvalidArgumentError, match=said):
+            shoal.scale_cluster(**arguments)
     assert up.describe().last_operation.kind == "up"
 
 
