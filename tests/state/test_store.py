@@ -57,7 +57,7 @@ def test_a_newer_database_is_refused(fresh_home):
     store = Store()
     with store.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StoreError, match="newer shoal .schema 9999, this one knows"):
+    with pytest.raises(StoreError, match=r"newer shoal .schema 9999, this one knows"):
         Store()
     assert SCHEMA_VERSION < "9999"
 
@@ -71,7 +71,7 @@ def test_a_corrupt_database_is_named(fresh_home):
 def test_a_home_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(StoreError, match="SHOAL_HOME .* cannot be made"):
+    with pytest.raises(StoreError, match=r"SHOAL_HOME .* cannot be made"):
         Store()
 
 

@@ -31,7 +31,7 @@ class CleanupReport:
 
 
 def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned up") -> CleanupReport:
-    """End what a run still has on a pool: its jobs, its lease, and whatever nobody owns. Safe to run twice, at any time.
+    """End what a run still has on a pool: its jobs, its lease, and whatever nobody owns. Safe at any time, and twice.
 
     Args:
         pool_name: The pool; one that is gone or down has nothing to clean.

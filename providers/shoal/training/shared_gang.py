@@ -19,7 +19,7 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """A gang that outlives the run, for the driver's next run of its shape: starting one costs seconds, reusing it nothing.
+    """A gang that outlives the run, for the driver's next of its shape: starting costs seconds, reusing nothing.
 
     It keeps its CPUs until :func:`end_gangs`, the end of this process, or a run of another shape.
 
