@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ def session_home() -> Iterator[Path]:
     for name in before:
         os.environ.pop(name, None)
     os.environ["SHOAL_HOME"] = str(folder)
+    # Started with `&` by a script, the session ignores SIGINT, and so would every process that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield folder
     from shoal.state.home import runtime_root
 
