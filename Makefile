@@ -15,7 +15,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-fast lint format bench soak clean lock
+.PHONY: help install run run-prefect test test-fast test-engines lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,8 +37,15 @@ $(STAMP): requirements/dev.txt pyproject.toml
 run: install  ## Retrain on a year of flights: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
 	@$(BIN)/python -m shoal.examples.flights
 
-test: install  ## Every test, on a real local pool
-	@$(BIN)/python -m pytest
+run-prefect: install  ## The same as a Prefect flow, against a server of its own
+	@$(BIN)/python -m shoal.examples.prefect_run
+
+test: install  ## Every test of the core, on a real local pool
+	@$(BIN)/python -m pytest -m "not server"
+
+# Apart until their issue is closed: they start a real Airflow and a real Prefect server, over and over.
+test-engines: install  ## The tests that start Airflow and Prefect servers
+	@$(BIN)/python -m pytest -m server
 
 test-fast: install  ## The tests that need neither Ray nor a server
 	@$(BIN)/python -m pytest -m "not ray and not server and not crash"

@@ -123,13 +123,17 @@ def retrain(month: int, rounds: int) -> JobResult:
         timeline.say("pool goes down")
         pool.down()
     timeline.look(pool.describe())
-    _check_it_loads(result)
-    _summary(timeline, month, result)
+    check_it_loads(result)
+    summary(timeline, month, result, "shoal.examples.flights")
     return result
 
 
-def _check_it_loads(result: JobResult) -> None:
-    """The model has to exist and load where the summary says it is."""
+def check_it_loads(result: JobResult) -> None:
+    """The model has to exist and load where the summary says it is.
+
+    Raises:
+        ShoalError: It does not.
+    """
     import mlflow
 
     from shoal.jobs.tracking import default_uri
@@ -140,7 +144,15 @@ def _check_it_loads(result: JobResult) -> None:
         raise ShoalError(f"version {result.model_version} of {MODEL} is empty")
 
 
-def _summary(timeline: Timeline, month: int, result: JobResult) -> None:
+def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> None:
+    """Print what came of it.
+
+    Args:
+        timeline: How many nodes there were.
+        month: Judged on.
+        result: Of the job.
+        module: What to run for another month.
+    """
     table = Table(title="Retraining", show_header=False, title_justify="left")
     rows: list[tuple[str, Any]] = [
         ("nodes over time", ", ".join(f"{nodes} at {when:.0f} s" for when, nodes in timeline.points)),
@@ -158,9 +170,7 @@ def _summary(timeline: Timeline, month: int, result: JobResult) -> None:
     tools = Path(os.path.relpath(sys.executable)).parent
     console.print(f"Look next: `{tools}/shoal jobs show {result.job_id}`, `{tools}/shoal jobs logs {result.job_id}`,")
     console.print(f"           `{tools}/mlflow ui --backend-store-uri sqlite:///{home()}/mlflow/mlflow.db`,")
-    console.print(
-        f"           or the same for another month: python -m shoal.examples.flights --month {max(2, month - 1)}"
-    )
+    console.print(f"           or the same for another month: python -m {module} --month {max(2, month - 1)}")
 
 
 def _champion(result: JobResult) -> str:

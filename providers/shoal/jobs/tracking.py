@@ -81,8 +81,10 @@ class Run:
         logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
         uri = tracking.uri or default_uri()
         mlflow.set_tracking_uri(uri)
-        client = mlflow.MlflowClient(uri)
-        experiment = _experiment(client, uri, tracking.experiment)
+        # The first to open a new SQLite store runs its migrations for some seconds; a second at once would fail.
+        with file_lock(subfolder("mlflow") / "first.lock"):
+            client = mlflow.MlflowClient(uri)
+            experiment = _experiment(client, uri, tracking.experiment)
         run = mlflow.start_run(
             experiment_id=experiment, run_name=tracking.run_name or name, tags={**tracking.tags, **tags}
         )
@@ -164,12 +166,10 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> str:
     """The experiment of that name, made where there is none."""
     local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
     artifacts = f"file://{subfolder('mlflow', 'artifacts') / name}" if local else None
-    # The first to open a new SQLite store runs its migrations for some seconds; a second at the same time would fail.
-    with file_lock(subfolder("mlflow") / "first.lock"):
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        return str(client.create_experiment(name, artifact_location=artifacts))
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=artifacts))
 
 
 def _link(uri: str, experiment: str, run_id: str) -> str:

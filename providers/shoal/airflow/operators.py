@@ -1,0 +1,174 @@
+"""Operators on compute pools: each is one call of shoal's own API, made in the DAG run's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from shoal.airflow._base import PoolOperator
+from shoal.airflow.hooks import holder_of
+from shoal.errors import PoolNotFoundError
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import JobSpec
+    from shoal.pool.api import ComputePool
+
+
+_LOOK_S = 0.2
+"""Between looks whether the task was killed: of the 5 s that Airflow leaves it then."""
+
+
+class ScaleClusterOperator(PoolOperator):
+    """Set a pool's base demand, which stays until it is set anew; for the duration of a run use ``pool_for_run``.
+
+    :param expected_cluster_size: Nodes, the head among them. (templated)
+    :param is_async: Return once the request is accepted; a ``NodesSensor`` waits for the nodes.
+    :param options: ``rollback_after_seconds``, ``block_until_min_cluster_size``. (templated)
+    :param pool_name: Name of a pool, or its URI. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
+
+    def __init__(
+        self,
+        *,
+        expected_cluster_size: int,
+        is_async: bool = False,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.expected_cluster_size = expected_cluster_size
+        self.returns_at_once = is_async  # `is_async` means something else to Airflow
+        self.options = options
+
+    def execute(self, context: Context) -> bool:
+        """Scale; killed meanwhile, the scaling is rolled back."""
+        return self.hook.pool(holder_of(context)).scale(
+            int(self.expected_cluster_size),
+            is_async=self.returns_at_once,
+            options=self.options,
+            on_progress=self.look,
+        )
+
+
+class LeasePoolOperator(PoolOperator):
+    """Claim nodes for the DAG run: the setup of ``pool_for_run``.
+
+    A pool that is down is brought up where the connection or URI says what it is.
+
+    :param size: Nodes, the head among them. (templated)
+    :param is_async: Return once the claim is accepted; a ``NodesSensor`` waits for the nodes.
+    :param options: As of ``ScaleClusterOperator``. (templated)
+    :param pool_name: Name of a pool, or its URI. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
+
+    def __init__(
+        self, *, size: int, is_async: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.size = size
+        self.returns_at_once = is_async
+        self.options = options
+
+    def execute(self, context: Context) -> str:
+        """Claim; killed meanwhile, the claim is taken back. Returns the pool's name."""
+        hook = self.hook
+        pool = hook.pool(holder_of(context))
+        if hook.spec is not None and _is_down(pool):
+            pool.up(on_progress=self.look)
+        pool.lease(int(self.size), is_async=self.returns_at_once, options=self.options, on_progress=self.look)
+        return pool.name
+
+
+class DistributedTrainOperator(PoolOperator):
+    """Train on a pool: submits a job, streams its log, returns its result as a dict.
+
+    The job has the DAG run as holder and belongs to this task: a further try attaches to it while it runs, collects it
+    when it has ended well meanwhile, and otherwise makes a new attempt. A task that is marked or cleared, or times out,
+    takes its job with it.
+
+    :param spec: A `JobSpec`, or its fields as a dict. (templated)
+    :param pool_name: Name of a pool, or its URI; by default what the spec says. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec")
+    template_fields_renderers = {"spec": "json"}  # noqa: RUF012 - Airflow's own shape
+
+    def __init__(self, *, spec: JobSpec | Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.spec = spec
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Submit or attach, and wait."""
+        from shoal.jobs import JobSpec, submit
+
+        spec = self.spec if isinstance(self.spec, JobSpec) else JobSpec.parse(self.spec)
+        if self.pool_name or self.compute_pool_conn_id:
+            run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
+            spec = spec.model_copy(update={"run_config": run_config})
+        ti = context["ti"]
+        handle = submit(spec, holder=holder_of(context), key=f"{ti.task_id}/{ti.map_index}")
+        self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
+        # In a thread: Airflow's signals end what the main thread does, which is nothing that could be left half done.
+        with ThreadPoolExecutor(1) as aside:
+            result = aside.submit(handle.wait, on_log=self.log.info)
+            try:
+                while not wait([result], timeout=_LOOK_S).done:
+                    self.end_if_killed()
+            except BaseException as end:  # killed, or past its execution_timeout
+                handle.cancel(str(end) or f"task {self.task_id} was ended")
+                raise
+            return result.result().model_dump(mode="json")
+
+
+class CleanupPoolOperator(PoolOperator):
+    """End what a run has on a pool: its jobs, its lease, and whatever nobody owns. The teardown of ``pool_for_run``.
+
+    :param holder: The run, ``airflow:<dag_id>/<run_id>``; by default this one. (templated)
+    :param pool_name: Name of a pool, or its URI. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "holder")
+
+    def __init__(self, *, holder: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.holder = holder
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Clean up; twice does no harm. Returns what was done."""
+        from shoal.jobs import clean_up
+
+        report = clean_up(self.hook.pool().name, self.holder or holder_of(context))
+        self.log.info("cancelled %s, lease released: %s", list(report.cancelled) or "nothing", report.released)
+        for line in report.swept:
+            self.log.info(line)
+        return report.to_dict()
+
+
+class SweepPoolsOperator(BaseOperator):
+    """End what nobody owns, on every pool of this host: the janitor's task."""
+
+    def execute(self, context: Context) -> list[str]:
+        """Sweep. Returns what was done, a sentence each."""
+        from shoal.pool.api import sweep
+
+        return sweep()
+
+
+def _is_down(pool: ComputePool) -> bool:
+    try:
+        return pool.describe().state == "down"
+    except PoolNotFoundError:
+        return True

@@ -1,0 +1,293 @@
+"""An Airflow of one's own on loopback: scheduler, DAG processor and API server, which end with whoever started them.
+
+``python -m shoal.examples.local_airflow`` is the keeper: it starts the three in its own session, and when its standard
+input closes - because it was told to stop, or because its starter was killed - it ends everything in that session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from shoal.errors import ShoalError
+
+USER = "admin"
+_COMPONENTS = (
+    ("api-server", "--workers", "1"),
+    ("scheduler", "--skip-serve-logs"),  # the API server reads the log files itself: one port less
+    ("dag-processor",),
+)
+_READY_S = 180.0
+"""Until the API answers and the scheduler beats: 15 to 30 s on 2 busy cores."""
+
+_GRACE_S = 12.0
+"""From SIGTERM to SIGKILL: a task that trains cancels its job within 5 s."""
+
+
+class LocalAirflow:
+    """Starts an Airflow and talks to its REST API; a context manager that stops it.
+
+    Args:
+        home: Its ``AIRFLOW_HOME``: database, logs, password. Kept between starts, which makes the next one quicker.
+        dags: Folders with DAG files.
+        environment: Further environment of all its processes.
+        on_wait: Called now and then while something is waited for.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        dags: Sequence[Path],
+        environment: Mapping[str, str] | None = None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.home = home
+        self.url = f"http://127.0.0.1:{_free_port()}"
+        self._environment = {**os.environ, **self._settings(dags), **(environment or {})}
+        self._on_wait = on_wait
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._http = httpx.Client(base_url=self.url, timeout=30)
+
+    def __enter__(self) -> LocalAirflow:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def password(self) -> str:
+        """Of the user ``admin``."""
+        passwords: dict[str, str] = json.loads(self._password_file.read_text())
+        return passwords[USER]
+
+    @property
+    def log(self) -> Path:
+        """What its processes print."""
+        return self.home / "airflow.log"
+
+    @property
+    def session(self) -> int:
+        """Session id of all of its processes."""
+        assert self._keeper is not None
+        return self._keeper.pid
+
+    def call(self, method: str, path: str, **body: Any) -> Any:
+        """Ask the REST API; what it answers, decoded.
+
+        Raises:
+            ShoalError: It refused, or is gone.
+        """
+        try:
+            answer = self._http.request(method, f"/api/v2{path}", json=body or None)
+        except httpx.HTTPError as error:
+            raise ShoalError(f"Airflow does not answer ({error}); its log is {self.log}") from error
+        if answer.is_error:
+            raise ShoalError(f"Airflow refused {method} {path}: {answer.status_code} {answer.text}")
+        return answer.json() if answer.content else None
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any]) -> str:
+        """Start a run of a DAG as soon as the DAG is known; returns the run's id."""
+        self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
+        self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
+        run = self.call("POST", f"/dags/{dag_id}/dagRuns", logical_date=None, conf=dict(conf))
+        return str(run["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """``queued``, ``running``, ``success`` or ``failed``."""
+        return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
+        """State of each task of a run."""
+        found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        return {one["task_id"]: one["state"] for one in found}
+
+    def returned(self, dag_id: str, run_id: str, task_id: str) -> Any:
+        """What a task returned."""
+        entry = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
+        return self.call("GET", f"{entry}?deserialize=true")["value"]
+
+    def task_log(self, dag_id: str, run_id: str, task_id: str, attempt: int = 1) -> list[str]:
+        """Lines of a task's log, without Airflow's marks of groups, with the causes of its exceptions."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}?full_content=true"
+        lines = []
+        for entry in self.call("GET", path)["content"]:
+            lines += str(entry["event"]).splitlines()
+            for error in entry.get("error_detail") or ():
+                lines += f"{error['exc_type']}: {error['exc_value']}".splitlines()
+        return [line for line in lines if line and not line.startswith("::")]
+
+    def alive(self) -> bool:
+        """Whether it is running."""
+        return self._keeper is not None and self._keeper.poll() is None
+
+    def stop(self) -> None:
+        """End all of it; safe to call twice, at any time."""
+        self._http.close()
+        if self._keeper is None:
+            return
+        assert self._keeper.stdin is not None
+        with suppress(BrokenPipeError):
+            self._keeper.stdin.close()
+        if self._keeper.wait() != 0:
+            _end_session(self._keeper.pid, signal.SIGKILL)  # the keeper was itself killed, and left them
+
+    def _start(self) -> None:
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._password_file.exists():
+            self._password_file.touch(mode=0o600)
+            self._password_file.write_text(json.dumps({USER: secrets.token_urlsafe(12)}))
+        self._migrate()
+        with self.log.open("wb") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-P", "-m", "shoal.examples.local_airflow"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self._wait(self._is_ready, "Airflow")
+
+    def _migrate(self) -> None:
+        done = self.home / f"migrated-{version('apache-airflow')}"
+        if done.exists():
+            return
+        ran = subprocess.run(
+            [sys.executable, "-P", "-m", "airflow", "db", "migrate"],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ran.returncode:
+            raise ShoalError(f"Airflow's database cannot be made in {self.home}: {ran.stderr[-2000:]}")
+        done.touch()
+
+    def _is_ready(self) -> bool:
+        try:
+            health = self._http.get("/api/v2/monitor/health")
+            if health.is_error or health.json()["scheduler"]["status"] != "healthy":
+                return False
+            token = self._http.post("/auth/token", json={"username": USER, "password": self.password})
+            self._http.headers["Authorization"] = f"Bearer {token.raise_for_status().json()['access_token']}"
+        except httpx.HTTPError:
+            return False
+        return True
+
+    def _knows(self, dag_id: str) -> bool:
+        dags = self.call("GET", f"/dags?dag_id_pattern={dag_id}")["dags"]
+        if not dags and (broken := self.call("GET", "/importErrors")["import_errors"]):
+            raise ShoalError(f"a DAG file cannot be imported: {broken[0]['stack_trace']}")
+        return any(dag["dag_id"] == dag_id for dag in dags)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + _READY_S
+        while not condition():
+            if not self.alive():
+                raise ShoalError(f"Airflow ended while {what} was waited for; its log is {self.log}")
+            if time.monotonic() > until:
+                raise ShoalError(f"{what} is not there after {_READY_S:.0f} s; Airflow's log is {self.log}")
+            self._on_wait()
+            time.sleep(0.5)
+
+    @property
+    def _password_file(self) -> Path:
+        return self.home / "passwords.json"
+
+    def _settings(self, dags: Sequence[Path]) -> dict[str, str]:
+        bundles = [
+            {
+                "name": folder.name if len(dags) == 1 else f"{folder.name}-{number}",
+                "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+                "kwargs": {"path": str(folder.absolute())},
+            }
+            for number, folder in enumerate(dags)
+        ]
+        settings: dict[str, dict[str, Any]] = {
+            "core": {
+                "executor": "LocalExecutor",
+                "parallelism": 4,
+                "load_examples": False,
+                "execution_api_server_url": f"{self.url}/execution/",
+                "simple_auth_manager_users": f"{USER}:admin",
+                "simple_auth_manager_passwords_file": self._password_file,
+            },
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.home.absolute()}/airflow.db"},
+            "api": {
+                "host": "127.0.0.1",
+                "port": self.url.rpartition(":")[2],
+                "base_url": self.url,
+                "secret_key": secrets.token_hex(16),
+            },
+            "api_auth": {"jwt_secret": secrets.token_hex(32)},
+            "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
+            "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
+            "workers": {"min_heartbeat_interval": 2},
+            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 send usage data home
+        }
+        named = {
+            f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
+            for section, options in settings.items()
+            for name, value in options.items()
+        }
+        return {"AIRFLOW_HOME": str(self.home), "DO_NOT_TRACK": "1", **named}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _in_session(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) == session and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def _end_session(session: int, *signals: signal.Signals) -> None:
+    """Send the signals one after the other, each to all that are left, waiting in between."""
+    for number in signals:
+        left = _in_session(session)
+        for process in left:
+            with suppress(psutil.Error):
+                process.send_signal(number)
+        psutil.wait_procs(left, _GRACE_S)
+
+
+def keep() -> None:
+    """Run the components until standard input closes or one of them ends."""
+    mine = [
+        subprocess.Popen([sys.executable, "-P", "-m", "airflow", *command], stdin=subprocess.DEVNULL)
+        for command in _COMPONENTS
+    ]
+    while all(process.poll() is None for process in mine):
+        if select.select([sys.stdin], [], [], 0.5)[0]:  # nothing is ever written: it was closed
+            break
+    _end_session(os.getsid(0), signal.SIGTERM, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    keep()

@@ -1,0 +1,193 @@
+"""The main job as a Prefect flow: ``python -m shoal.examples.prefect_run`` (what `make run-prefect` calls).
+
+Starts a Prefect server of its own on loopback, runs ``flows/scheduled_retraining_flow.py`` against it in another
+process, shows the nodes meanwhile, and stops everything. Whatever happens on the way, nothing is left running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from shoal.errors import PoolNotFoundError, ShoalError
+from shoal.examples.flights import POOL, Timeline, check_it_loads, console, summary
+from shoal.jobs.spec import JobResult
+from shoal.pool.api import ComputePool
+from shoal.state.home import subfolder
+from shoal.state.locks import open_locked
+
+FLOW = Path(__file__).parents[3] / "flows" / "scheduled_retraining_flow.py"
+
+_SERVER_PATIENCE_S = 120.0
+"""The first start migrates a database: 10 s on an idle machine of two cores, several times that on a busy one."""
+
+_STOP_PATIENCE_S = 90.0
+"""For a flow to cancel its job and give its nodes back: seconds, and ComputePool.down alone may take 60."""
+
+_LOOK_S = 0.3
+"""Between looks at the pool and at the flow."""
+
+_CHILD = """
+import json, sys
+from prefect.flows import load_flow_from_entrypoint
+retrain = load_flow_from_entrypoint(sys.argv[1] + ":retrain")
+result = retrain(month=int(sys.argv[2]), rounds=int(sys.argv[3]))
+with open(sys.argv[4], "w") as file:
+    json.dump(result, file)
+"""
+
+
+def run(month: int, rounds: int) -> JobResult:
+    """Run the flow against a server of its own, with the summary.
+
+    Args:
+        month: 2 to 12.
+        rounds: Rounds of boosting.
+
+    Raises:
+        ShoalError: The server did not start, or the flow failed; everything is stopped by then.
+    """
+    if not FLOW.exists():
+        raise ShoalError(f"{FLOW} is not there: this example runs from a clone of the repository")
+    timeline = Timeline()
+    folder = subfolder("prefect")
+    outcome = folder / "result.json"
+    outcome.unlink(missing_ok=True)
+    timeline.say("a Prefect server comes up")
+    with _server(folder) as environment:
+        timeline.say(f"running {FLOW.name} against {environment['PREFECT_API_URL']}")
+        arguments = [str(FLOW), str(month), str(rounds), str(outcome)]
+        try:
+            with _process([sys.executable, "-c", _CHILD, *arguments], environment, _STOP_PATIENCE_S) as flow:
+                while flow.poll() is None:
+                    _look(timeline)
+                    time.sleep(_LOOK_S)
+        finally:
+            _down()
+    _look(timeline)
+    if flow.returncode != 0 or not outcome.exists():
+        raise ShoalError("the flow failed: its log above ends with the cause")
+    result = JobResult.model_validate(json.loads(outcome.read_text()))
+    check_it_loads(result)
+    summary(timeline, month, result, "shoal.examples.prefect_run")
+    return result
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[dict[str, str]]:
+    """A Prefect server with its files in `folder`; gives the environment of its clients."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(folder),
+        "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_COLORS": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--log-level", "WARNING"]
+    command = [sys.executable, "-m", "prefect", "server", "start", *arguments]
+    log = folder / "server.log"
+    with log.open("wb") as file, _process(command, environment, 10.0, file) as server:
+        until = time.monotonic() + _SERVER_PATIENCE_S
+        while not _answers(f"http://127.0.0.1:{port}/api/health"):
+            if server.poll() is not None:
+                raise ShoalError(f"the Prefect server ended with exit code {server.returncode}: {log} says why")
+            if time.monotonic() > until:
+                raise ShoalError(f"the Prefect server does not answer after {_SERVER_PATIENCE_S:.0f} s: see {log}")
+            time.sleep(_LOOK_S)
+        yield environment
+
+
+@contextmanager
+def _process(
+    command: list[str], environment: Mapping[str, str], patience: float, log: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a group of its own, so that Ctrl-C reaches it through us alone; ended with the block."""
+    process = subprocess.Popen(
+        command, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+    )
+    try:
+        yield process
+    finally:
+        try:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+        finally:  # Ctrl-C again does not wait
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM when whoever started this process is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _look(timeline: Timeline) -> None:
+    with suppress(PoolNotFoundError):  # the flow has not brought it up yet
+        timeline.look(ComputePool(POOL).describe())
+
+
+def _down() -> None:
+    """The flow takes its pool down; a flow that was killed does not."""
+    with suppress(PoolNotFoundError):
+        ComputePool(POOL).down()
+
+
+def main() -> int:
+    """Entry point; 0 only if the flow succeeded and the model loads."""
+    parser = argparse.ArgumentParser(description="Retrain the flight delay model as a Prefect flow.")
+    parser.add_argument(
+        "--month",
+        type=int,
+        choices=range(2, 13),
+        metavar="MONTH",
+        default=12,
+        help="the month to judge on, 2 to 12; all before it are learned",
+    )
+    parser.add_argument("--rounds", type=int, default=100, help="rounds of boosting")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: the same as Ctrl-C
+    with open_locked(subfolder("examples") / "flights.lock", wait=False) as mine:
+        if not mine:
+            console.print("[red]error:[/] another run of this example is under way with the same SHOAL_HOME")
+            return 1
+        try:
+            run(arguments.month, arguments.rounds)
+        except ShoalError as error:
+            console.print(f"[red]error:[/] {error}", markup=True)
+            return 1
+        except KeyboardInterrupt:
+            console.print("interrupted: the job was cancelled, the pool is down, and the server has ended")
+            return 130
+    return 0
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        sys.exit(main())

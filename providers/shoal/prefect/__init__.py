@@ -1,0 +1,48 @@
+"""The Prefect collection: pools and trainings as a block, tasks, a lease for the duration, and hooks that clean up.
+
+Each is a thin word for a call of the core: `shoal.scale_cluster`, `shoal.jobs.submit`, `shoal.jobs.clean_up`.
+
+Example:
+    >>> from prefect import flow
+    >>> from shoal.prefect import clean_up_run, distributed_train, pool_lease
+    >>>
+    >>> @flow(on_failure=[clean_up_run], on_crashed=[clean_up_run], on_cancellation=[clean_up_run])
+    ... def retrain():
+    ...     with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
+    ...         return distributed_train(spec, pool_name="retrain")
+"""
+
+from __future__ import annotations
+
+from shoal.prefect.blocks import ComputePool
+from shoal.prefect.hooks import clean_up_ended_runs, clean_up_run
+from shoal.prefect.lease import pool_lease
+from shoal.prefect.tasks import (
+    acleanup_pool,
+    adistributed_train,
+    aget_nodes,
+    ascale_cluster,
+    await_for_nodes,
+    cleanup_pool,
+    distributed_train,
+    get_nodes,
+    scale_cluster,
+    wait_for_nodes,
+)
+
+__all__ = [
+    "ComputePool",
+    "acleanup_pool",
+    "adistributed_train",
+    "aget_nodes",
+    "ascale_cluster",
+    "await_for_nodes",
+    "clean_up_ended_runs",
+    "clean_up_run",
+    "cleanup_pool",
+    "distributed_train",
+    "get_nodes",
+    "pool_lease",
+    "scale_cluster",
+    "wait_for_nodes",
+]

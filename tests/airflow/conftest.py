@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.airflow import home  # noqa: F401 - before anything imports Airflow
+from tests.jobs.conftest import head, spec, store  # noqa: F401
+from tests.pool.conftest import tiny  # noqa: F401
+
+RUN = "airflow:a_dag/a_run"
+
+
+@pytest.fixture
+def context():
+    """As much of a task's context as the operators use."""
+    return {
+        "dag_run": SimpleNamespace(dag_id="a_dag", run_id="a_run"),
+        "ti": SimpleNamespace(task_id="train", map_index=-1),
+    }

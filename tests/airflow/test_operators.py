@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowTaskTimeout
+
+from shoal import jobs
+from shoal.airflow._base import TaskKilledError
+from shoal.airflow.operators import (
+    CleanupPoolOperator,
+    DistributedTrainOperator,
+    LeasePoolOperator,
+    ScaleClusterOperator,
+    SweepPoolsOperator,
+)
+from shoal.errors import InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
+from shoal.jobs import JobResult, attempts
+from shoal.jobs.attempts import Key
+from shoal.pool.api import ComputePool
+from shoal.pool.processes import ProcessId
+from shoal.state import Store
+from shoal.state.schema import JobState
+from tests.airflow.conftest import RUN
+from tests.jobs.conftest import POOL
+from tests.pool.looking import rows
+from tests.pool.tiny import FAIL_FILE
+from tests.waiting import wait_until
+
+RESULT = {
+    "model_path": "/m",
+    "model_uri": "models:/m/1",
+    "metrics": {"eval-rmse": 1.5},
+    "best_iteration": None,
+    "rows": 10,
+    "num_workers": 2,
+    "seconds": 1.0,
+    "restarts": 0,
+    "peak_memory_per_worker": [1, 2],
+    "mlflow_run_id": None,
+    "model_version": None,
+    "promoted": None,
+    "champion": None,
+}
+
+
+def meanwhile(target, *args, **kwargs) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, kwargs=kwargs)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def up(tiny):
+    return ComputePool("local://tiny?max_nodes=4").up()
+
+
+def test_scale(up, context):
+    assert ScaleClusterOperator(task_id="scale", expected_cluster_size=2, pool_name="tiny").execute(context)
+    assert len(up.get_nodes()) == 2
+    assert up.describe().last_operation.holder == RUN
+
+
+def test_a_templated_size_is_a_text(up, context):
+    ScaleClusterOperator(task_id="scale", expected_cluster_size="2", pool_name="tiny").execute(context)
+    assert up.describe().target == 2
+
+
+def test_a_scaling_that_fails_says_why_and_is_rolled_back(up, context, tiny):
+    (tiny / FAIL_FILE).write_text("quota")
+    with pytest.raises(ScaleError, match="quota"):
+        ScaleClusterOperator(task_id="scale", expected_cluster_size=3, pool_name="tiny").execute(context)
+    assert up.describe().target == 1
+
+
+def test_what_the_core_refuses_is_refused(up, context):
+    with pytest.raises(InvalidArgumentError, match="MAX_NODES=4"):
+        ScaleClusterOperator(task_id="scale", expected_cluster_size=9, pool_name="tiny").execute(context)
+    with pytest.raises(InvalidArgumentError, match="did you mean rollback_after_seconds"):
+        LeasePoolOperator(task_id="lease", size=2, pool_name="tiny", options={"rollback_after": 1}).execute(context)
+
+
+def test_a_kill_takes_the_claim_back(up, context, tiny):
+    """Airflow calls `on_kill` in a signal handler of the task's main thread."""
+    operator = LeasePoolOperator(task_id="lease", size=3, pool_name="tiny")
+    killer = meanwhile(
+        lambda: (wait_until(lambda: up.describe().leases, "the claim"), signal.raise_signal(signal.SIGUSR1))
+    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: operator.on_kill())
+    try:
+        with pytest.raises(TaskKilledError, match="ended from outside"):
+            operator.execute(context)
+    finally:
+        killer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert up.describe().leases == ()
+    assert up.describe().target == 1
+
+
+def test_a_lease_brings_up_a_pool_that_it_can_define(tiny, context):
+    lease = LeasePoolOperator(task_id="lease", size=2, pool_name="local://tiny?max_nodes=2")
+    assert lease.execute(context) == "tiny"
+    assert [(one.holder, one.size) for one in ComputePool("tiny").describe().leases] == [(RUN, 2)]
+    assert len(ComputePool("tiny").get_nodes()) == 2
+
+
+def test_a_lease_leaves_a_pool_down_that_it_only_knows_by_name(up, context):
+    up.down()
+    with pytest.raises(PoolDownError):
+        LeasePoolOperator(task_id="lease", size=2, pool_name="tiny").execute(context)
+
+
+def test_a_lease_takes_a_pool_that_is_up_as_it_is(up, context):
+    up.alter(max_nodes=3)
+    LeasePoolOperator(task_id="lease", size=2, is_async=True, pool_name="local://tiny?max_nodes=4").execute(context)
+    assert up.describe().target == 2
+
+
+def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
+    LeasePoolOperator(task_id="lease", size=2, pool_name="tiny").execute(context)
+    other = ComputePool("tiny", holder="airflow:a_dag/other")
+    other.lease(2)
+    clean = CleanupPoolOperator(task_id="clean", pool_name="tiny")
+    assert clean.execute(context)["released"] is True
+    assert clean.execute(context)["released"] is False
+    assert [one.holder for one in up.describe().leases] == ["airflow:a_dag/other"]
+    CleanupPoolOperator(task_id="clean", pool_name="tiny", holder="airflow:a_dag/other").execute(context)
+    wait_until(lambda: up.sweep() is not None and len(rows()) == 1, "the head alone")
+
+
+def test_sweep_clears_what_is_left_of_a_dead_node(up, context):
+    (node,) = rows()
+    ProcessId.from_json(node.supervisor).signal(signal.SIGKILL)
+    did = wait_until(lambda: SweepPoolsOperator(task_id="sweep").execute(context), "the leftovers")
+    assert any(f"ended {node.name}" in line for line in did)
+
+
+@pytest.fixture
+def on_fake_head(store, head, monkeypatch):
+    """Jobs go to a head that is an HTTP server; what would be their drivers' doing, the test does."""
+    where = lambda name: head.endpoint  # noqa: E731
+    monkeypatch.setattr("shoal.jobs.submit", functools.partial(jobs.submit, endpoint_of=where))
+    return head
+
+
+def ended(state: JobState, **how) -> None:
+    """The driver's doing, as soon as the job is there."""
+    (job,) = wait_until(lambda: jobs.list_jobs(states=(JobState.PENDING,)), "the job")
+    result = {"job_id": job.job_id, "attempt": job.attempt, **RESULT} if state is JobState.SUCCEEDED else None
+    wait_until(lambda: attempts.start(Store(), Key(job.job_id, job.attempt), {}, 1.0), "the start")
+    attempts.end(Store(), Key(job.job_id, job.attempt), state, 2.0, result=result, **how)
+
+
+def row(handle):
+    return attempts.load(Store(), Key(handle.job_id, handle.attempt))
+
+
+def train(spec, **kwargs) -> DistributedTrainOperator:
+    return DistributedTrainOperator(task_id="train", spec=spec, pool_name=POOL, **kwargs)
+
+
+def test_training_returns_its_result_as_plain_data(on_fake_head, spec, context):
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    result = train(spec.document()).execute(context)
+    driver.join()
+    assert JobResult.model_validate(result).metrics == {"eval-rmse": 1.5}
+    (job,) = jobs.list_jobs()
+    assert (job.holder, job.pool) == (RUN, POOL)
+
+
+def test_a_failure_ends_with_its_cause(on_fake_head, spec, context):
+    driver = meanwhile(ended, JobState.FAILED, error='column "a" is not there')
+    with pytest.raises(JobFailedError, match=r'column "a" is not there$'):
+        train(spec).execute(context)
+    driver.join()
+
+
+def test_a_further_try_attaches_and_after_a_failure_makes_a_new_attempt(on_fake_head, spec, context):
+    on_pool = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"pool_name": POOL})})
+    first = jobs.submit(on_pool, holder=RUN, key="train/-1")
+    asked = {row(first).asked_at}
+
+    def fails_once_it_is_waited_for() -> None:
+        def often() -> bool:  # asked for, looked at, waited for
+            asked.add(row(first).asked_at)
+            return len(asked) > 3
+
+        wait_until(often, "the further try")
+        ended(JobState.FAILED, error="lost")
+
+    driver = meanwhile(fails_once_it_is_waited_for)
+    with pytest.raises(JobFailedError, match=rf"{first.job_id}.*attempt 1.*lost"):
+        train(spec).execute(context)
+    driver.join()
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    assert train(spec).execute(context)["attempt"] == 2
+    driver.join()
+
+
+def test_mapped_tasks_have_jobs_of_their_own(on_fake_head, spec, context):
+    for index in (0, 1):
+        driver = meanwhile(ended, JobState.SUCCEEDED)
+        train(spec).execute({**context, "ti": SimpleNamespace(task_id="train", map_index=index)})
+        driver.join()
+    assert len({job.job_id for job in jobs.list_jobs()}) == 2
+
+
+def running() -> None:
+    (job,) = wait_until(lambda: jobs.list_jobs(states=(JobState.PENDING,)), "the job")
+    wait_until(lambda: attempts.start(Store(), Key(job.job_id, job.attempt), {}, 1.0), "the start")
+
+
+def test_a_killed_task_takes_its_job_with_it(on_fake_head, spec, context):
+    operator = train(spec)
+    killer = meanwhile(lambda: (running(), operator.on_kill()))
+    with pytest.raises(TaskKilledError, match="ended from outside"):
+        operator.execute(context)
+    killer.join()
+    (job,) = jobs.list_jobs()
+    assert job.state is JobState.CANCELLED
+    assert on_fake_head.stops
+
+
+def test_a_task_that_times_out_takes_its_job_with_it(on_fake_head, spec, context, monkeypatch):
+    def too_long() -> None:
+        raise AirflowTaskTimeout("Timeout, PID: 1")
+
+    operator = train(spec)
+    monkeypatch.setattr(operator, "end_if_killed", too_long)  # where SIGALRM raises it
+    with pytest.raises(AirflowTaskTimeout):
+        operator.execute(context)
+    assert [job.state for job in jobs.list_jobs()] == [JobState.CANCELLED]
+
+
+def test_a_wrong_spec_is_refused_by_name(on_fake_head, context):
+    with pytest.raises(InvalidArgumentError, match="input_cols"):
+        train({"dataset": {"paths": ["/data"]}, "label_col": "y", "input_cols": []}).execute(context)
+    assert on_fake_head.submissions == 0

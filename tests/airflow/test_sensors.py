@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from shoal.airflow.sensors import NodesSensor
+from shoal.errors import PoolNotFoundError, ScaleError
+from shoal.pool.api import ComputePool
+from shoal.pool.reconcile import reconcile
+from shoal.state import Store
+from shoal.state.schema import Lease
+from tests.airflow.conftest import RUN
+from tests.pool.tiny import FAIL_FILE
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def mine(tiny):
+    return ComputePool("local://tiny?max_nodes=4", holder=RUN).up()
+
+
+def sensor(expected: int = 2) -> NodesSensor:
+    return NodesSensor(task_id="wait", expected_nodes=expected, pool_name="tiny")
+
+
+def test_it_waits_until_they_are_ready(mine, context):
+    mine.lease(2, is_async=True)
+    assert sensor().poke(context) is False
+    wait_until(lambda: reconcile(Store(), "tiny") and sensor().poke(context), "the nodes")
+
+
+def test_each_look_renews_the_lease_of_the_run(mine, context):
+    lease = mine.lease(2, ttl=100)
+    sensor().poke(context)
+    with Store().transaction() as session:
+        assert session.get_one(Lease, lease.id).expires_at > time.time() + 200
+
+
+def test_it_fails_at_once_when_what_it_waits_for_was_rolled_back(mine, context, tiny):
+    (tiny / FAIL_FILE).write_text("quota")
+    with pytest.raises(ScaleError):
+        mine.lease(2)
+    with pytest.raises(
+        AirflowFailException, match=r"nobody asks for more than 1 of the 2 waited for: .*3 nodes failed"
+    ):
+        sensor().poke(context)
+
+
+def test_it_fails_at_once_when_the_pool_is_down(mine, context):
+    mine.down()
+    with pytest.raises(AirflowFailException, match="it is down"):
+        sensor().poke(context)
+
+
+def test_a_pool_that_is_not_there(tiny, context):
+    with pytest.raises(PoolNotFoundError):
+        sensor().poke(context)

@@ -1,0 +1,151 @@
+"""The real DAGs in a real Airflow - scheduler, DAG processor, API server, LocalExecutor - on a real pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal import ComputePool, jobs
+from shoal.errors import ShoalError
+from shoal.examples.airflow_run import DAG_ID, DAGS
+from shoal.examples.flights import retraining_spec
+from shoal.examples.local_airflow import LocalAirflow
+from shoal.jobs import JobStatus
+from shoal.state.schema import JobState
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.server, pytest.mark.ray]
+
+POOL = "local://server-tests?max_nodes=4"
+ANY = "any_training"
+
+
+@pytest.fixture(scope="module")
+def airflow(session_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
+    folders = [DAGS, Path(__file__).parent / "server_dags"]
+    try:
+        with LocalAirflow(
+            tmp_path_factory.mktemp("airflow"), folders, {"AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL}
+        ) as airflow:
+            yield airflow
+            session = airflow.session
+    finally:
+        ComputePool(POOL).down()
+    assert [process for process in psutil.process_iter() if os.getsid(process.pid) == session] == []
+
+
+def forever() -> dict:
+    """A training that ends only when it is made to."""
+    return retraining_spec(2, n_estimators=1_000_000).model_copy(update={"register_as": None}).document()
+
+
+def ended(airflow: LocalAirflow, dag_id: str, run_id: str) -> str:
+    wait_until(lambda: airflow.run_state(dag_id, run_id) in ("success", "failed"), f"the end of {run_id}", 180)
+    return airflow.run_state(dag_id, run_id)
+
+
+def job_of(dag_id: str, run_id: str) -> JobStatus | None:
+    return next((job for job in jobs.list_jobs() if job.holder == f"airflow:{dag_id}/{run_id}"), None)
+
+
+def trains(run_id: str) -> JobStatus:
+    """The job of a run, once it runs."""
+    running: Callable[[], bool] = lambda: (job := job_of(ANY, run_id)) is not None and job.state is JobState.RUNNING  # noqa: E731
+    wait_until(running, "the training", 120)
+    return job_of(ANY, run_id)
+
+
+def is_given_back() -> bool:
+    status = ComputePool(POOL).describe()
+    return status.leases == () and len(status.active) == status.target == 1
+
+
+def test_two_months_at_once_train_evaluate_and_give_the_pool_back(airflow: LocalAirflow):
+    runs = {month: airflow.trigger(DAG_ID, {"month": month, "rounds": 5}) for month in (2, 3)}
+
+    assert {month: ended(airflow, DAG_ID, run) for month, run in runs.items()} == {2: "success", 3: "success"}
+
+    results = {month: airflow.returned(DAG_ID, run, "train") for month, run in runs.items()}
+    assert sorted(result["model_version"] for result in results.values()) == ["1", "2"]
+    assert results[2]["rows"] < results[3]["rows"]
+    for month, run in runs.items():
+        states = airflow.task_states(DAG_ID, run)
+        won, lost = ("promoted", "kept") if results[month]["promoted"] else ("kept", "promoted")
+        assert (states[won], states[lost]) == ("success", "skipped")
+        log = airflow.task_log(DAG_ID, run, "train", results[month]["attempt"])
+        assert any("MLflow run:" in line for line in log), log
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_a_broken_training_fails_the_run_and_the_pool_is_given_back(airflow: LocalAirflow):
+    broken = retraining_spec(2).model_copy(update={"params": {"objective": "reg:nonsense"}})
+
+    run = airflow.trigger(ANY, {"spec": broken.document()})
+
+    assert ended(airflow, ANY, run) == "failed"
+    states = airflow.task_states(ANY, run)
+    assert (states["train"], states["clean_up_pool"]) == ("failed", "success")
+    log = airflow.task_log(ANY, run, "train")
+    assert any("JobFailedError" in line and "reg:nonsense" in line for line in log), log
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_marking_a_run_failed_ends_its_job(airflow: LocalAirflow):
+    run = airflow.trigger(ANY, {"spec": forever()})
+    trains(run)
+
+    airflow.call("PATCH", f"/dags/{ANY}/dagRuns/{run}", state="failed")
+
+    wait_until(lambda: job_of(ANY, run).state is JobState.CANCELLED, "the job's end", 60)
+    wait_until(lambda: airflow.task_states(ANY, run)["clean_up_pool"] == "success", "the teardown", 60)
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_a_killed_task_process_leaves_nothing(airflow: LocalAirflow):
+    run = airflow.trigger(ANY, {"spec": forever()})
+    trains(run)
+
+    process_of(airflow, run).send_signal(signal.SIGKILL)
+
+    assert ended(airflow, ANY, run) == "failed"
+    assert airflow.task_states(ANY, run)["clean_up_pool"] == "success"
+    assert job_of(ANY, run).state is JobState.CANCELLED
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_a_run_deleted_while_it_trains_ends_its_job(airflow: LocalAirflow):
+    run = airflow.trigger(ANY, {"spec": forever()})
+    trains(run)
+
+    def deleted() -> bool:
+        with suppress(ShoalError):  # refused while any of its tasks runs, the teardown too
+            airflow.call("DELETE", f"/dags/{ANY}/dagRuns/{run}")
+            return True
+        return False
+
+    assert not deleted()
+    airflow.call("PATCH", f"/dags/{ANY}/dagRuns/{run}", state="failed")
+    wait_until(deleted, "the deletion", 60)
+
+    assert job_of(ANY, run).state is JobState.CANCELLED
+    wait_until(is_given_back, "the pool as it was")
+
+
+def process_of(airflow: LocalAirflow, run: str) -> psutil.Process:
+    """The process of a run's training: a group of its own, with the id of the task instance as its title."""
+    ti = airflow.call("GET", f"/dags/{ANY}/dagRuns/{run}/taskInstances/train")["id"]
+
+    def found() -> psutil.Process | None:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == process.pid and ti in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    return wait_until(found, "the task's process")

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.prefect.conftest import logged, server, tiny
+
+__all__ = ["logged", "server", "tiny"]

@@ -1,0 +1,38 @@
+"""The janitor flow and its automations."""
+
+from __future__ import annotations
+
+import pytest
+from prefect.automations import Automation
+from prefect.flows import load_flow_from_entrypoint
+
+from shoal.pool.api import ComputePool
+
+pytestmark = pytest.mark.server
+FILE = "flows/pool_janitor_flow.py"
+
+
+@pytest.fixture
+def janitor():
+    return load_flow_from_entrypoint(f"{FILE}:pool_janitor")
+
+
+def test_it_ends_what_an_ended_run_left(server, tiny, janitor, logged):
+    up = ComputePool("local://tiny?max_nodes=4").up()
+    ComputePool("tiny", holder="prefect:00000000-0000-4000-8000-000000000000").lease(2)
+    assert any("released the lease" in sentence for sentence in janitor())
+    assert up.describe().leases == ()
+    assert janitor() == []
+    logged("released the lease of prefect:00000000-0000-4000-8000-000000000000")
+
+
+def test_its_automations_are_made_once(server, janitor):
+    module = janitor.fn.__globals__
+    every_five_minutes, after_a_crash = module["deployments"]()
+    assert [schedule.schedule.cron for schedule in every_five_minutes.schedules] == ["*/5 * * * *"]
+    deployment = after_a_crash.apply()
+    first, second = ([one.id for one in module["automate"](deployment)] for _ in range(2))
+    assert first == second
+    kept = Automation.read(id=first[1])
+    assert kept.actions[0].deployment_id == deployment
+    assert kept.trigger.expect == {"prefect.flow-run.Crashed"}

@@ -1,0 +1,71 @@
+"""`make run-prefect`, to its end and interrupted; on the real thing, with fewer months."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from shoal.jobs import list_jobs
+from shoal.pool.api import sweep
+from shoal.state.home import home
+from tests.pool.looking import nothing_left
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.server]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-m", "shoal.examples.prefect_run", "--month", "2", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def nothing_runs() -> None:
+    wait_until(lambda: sweep() == [], "nothing left to sweep")
+    nothing_left()
+    assert [process for process in psutil.process_iter() if is_prefects(process)] == []
+
+
+def is_prefects(process: psutil.Process) -> bool:
+    """Whether it is the server or the flow of this home, by their environment."""
+    try:
+        return process.environ().get("PREFECT_HOME") == str(home() / "prefect")
+    except psutil.Error:
+        return False
+
+
+def test_it_trains_and_leaves_nothing(fresh_home):
+    process = start("--rounds", "5")
+    said, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, said
+    assert re.search(r"verdict +│ promoted", said), said
+    assert re.search(r"nodes over time │ .*3 at", said), said
+    assert [job.state for job in list_jobs()] == ["succeeded"]
+    nothing_runs()
+
+
+@pytest.mark.parametrize("stage", ["a Prefect server comes up", "nodes #.."])
+def test_an_interrupt_leaves_nothing(fresh_home, stage):
+    process = start("--rounds", "100000")
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if stage in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, "".join(said) + rest
+    nothing_runs()
+    assert all(job.state == "cancelled" for job in list_jobs())
+
+
+def test_a_wrong_month_is_refused_before_anything_starts(fresh_home):
+    process = start("--month", "13")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "invalid choice: 13" in said
+    nothing_left()

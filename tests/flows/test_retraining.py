@@ -1,0 +1,143 @@
+"""The retraining flow on a real pool: it works, and however it fails, the pool is as it was and the cause is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Crashed
+
+from shoal.examples import flights
+from shoal.jobs import list_jobs
+from shoal.pool.api import sweep
+from shoal.prefect import adistributed_train, clean_up_ended_runs, pool_lease
+from shoal.state.home import runtime_root
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.server]
+FILE = "flows/scheduled_retraining_flow.py"
+
+
+@pytest.fixture
+def retrain(server, real_pool):
+    return load_flow_from_entrypoint(f"{FILE}:retrain")
+
+
+@pytest.fixture
+def restored(real_pool):
+    """Says whether the pool is at its own demand, with no lease and no job."""
+    real_pool.scale(1)
+
+    def check() -> bool:
+        status = real_pool.describe()
+        at_demand = len(status.active) == 1 and not (status.leases or status.leaving or status.pending)
+        return at_demand and all(job.state not in ("pending", "running") for job in list_jobs("tests"))
+
+    yield check
+    assert wait_until(check, "the pool to be back at its demand")
+
+
+def test_two_months_at_once_each_get_their_own_model(retrain, restored):
+    with ThreadPoolExecutor() as threads:
+        months = [threads.submit(retrain, month, 5, "tests") for month in (2, 3)]
+        first, second = (month.result() for month in months)
+    assert first["rows"] < second["rows"]
+    assert {first["num_workers"], second["num_workers"]} == {3}
+    assert {first["model_version"], second["model_version"]} == {"1", "2"}
+    assert first["mlflow_run_id"] != second["mlflow_run_id"]
+    assert first["metrics"] != second["metrics"]
+    with get_client(sync_client=True) as client:
+        tables = [artifact for artifact in client.read_artifacts() if artifact.key == "shoal-training"]
+    assert {first["job_id"], second["job_id"]} == {table.description.split("`")[1] for table in tables}
+
+
+def test_a_bad_parameter_fails_the_run_and_restores_the_pool(retrain, restored, monkeypatch, logged):
+    monkeypatch.setitem(flights.PARAMS, "eval_metric", "nonsense")
+    ended = retrain(2, 5, "tests", return_state=True)
+    assert ended.is_failed()
+    assert "nonsense" in ended.message
+    assert restored()
+    assert "XGBoost refuses the parameters" in logged("Unknown metric function nonsense")
+
+
+def test_a_killed_worker_fails_the_run_and_restores_the_pool(retrain, restored):
+    killing = threading.Thread(target=lambda: wait_until(a_worker, "a worker", 120).kill())
+    killing.start()
+    ended = retrain(2, 100_000, "tests", return_state=True)
+    killing.join()
+    assert ended.is_failed()
+    assert "was lost" in ended.message
+    assert restored()
+
+
+def a_worker() -> psutil.Process | None:
+    """One of the gang on a node of this session's pool, and of no other on this machine."""
+    for process in psutil.process_iter(["cmdline"]):
+        if "ray::Worker" in " ".join(process.info["cmdline"] or ()):
+            above = " ".join(part for parent in process.parents() for part in parent.cmdline())
+            if str(runtime_root()) in above:
+                return process
+    return None
+
+
+_RETRAIN = """
+import sys
+from prefect.flows import load_flow_from_entrypoint
+from shoal.examples import flights
+make = flights.retraining_spec
+def soon_orphaned(month, n_estimators):
+    spec = make(month, n_estimators=n_estimators)
+    return spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": 4.0})})
+flights.retraining_spec = soon_orphaned
+load_flow_from_entrypoint("%s:retrain")(2, 100_000, "tests")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_the_flows_process_is_ended(retrain, restored, real_pool, how):
+    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value()}
+    process = subprocess.Popen([sys.executable, "-c", _RETRAIN % FILE], env=environment)
+    job = wait_until(lambda: next(iter(list_jobs("tests", states=["running"])), None), "the job to run", 120)
+    process.send_signal(how)
+    process.wait(60)
+    run_id = job.holder.removeprefix("prefect:")
+    if how is signal.SIGTERM:  # what Prefect sends to cancel
+        assert restored()
+        assert list_jobs("tests")[0].error == "its Prefect run was cancelled"
+        return
+    wait_until(lambda: list_jobs("tests")[0].state == "cancelled", "the job to end itself")
+    assert "nobody has asked about it" in list_jobs("tests")[0].error
+    assert clean_up_ended_runs() == []  # nobody has told the server yet
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run_id, Crashed(), force=True)  # as the automation does when the heartbeat stops
+    assert "released the lease" in clean_up_ended_runs()[0]
+    sweep()
+
+
+def test_an_async_run_that_is_cancelled_cancels_its_job(server, restored):
+    @flow
+    async def cancelled():
+        import asyncio
+
+        async with pool_lease(2, pool_name="tests"):
+            training = asyncio.ensure_future(
+                adistributed_train(flights.retraining_spec(2, n_estimators=100_000), pool_name="tests")
+            )
+            await asyncio.to_thread(wait_until, lambda: list_jobs("tests", states=["running"]), "the job to run", 120)
+            training.cancel()
+            await asyncio.wait([training])
+            return list_jobs("tests")[0].state.value
+
+    import asyncio
+
+    assert asyncio.run(cancelled()) == "cancelled"

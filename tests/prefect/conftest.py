@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.sorting import LogSort
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from tests.pool.conftest import tiny
+from tests.waiting import wait_until
+
+__all__ = ["tiny"]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[None]:
+    """One Prefect server for the session, with files of its own."""
+    if PREFECT_API_URL.value():  # tests.flows has this fixture too, and one server does for both
+        yield
+        return
+    folder = Path(tempfile.mkdtemp(prefix="shoal-test-prefect-"))
+    with temporary_settings({PREFECT_HOME: folder}), prefect_test_harness(server_startup_timeout=90):
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def logged(server):
+    """Waits until a text is in the log of any run: logs reach the server in batches."""
+
+    def wait_for(text: str) -> str:
+        def found() -> str | None:
+            with get_client(sync_client=True) as client:
+                newest_first = client.read_logs(sort=LogSort.TIMESTAMP_DESC)  # 200 at most
+            return next((entry.message for entry in newest_first if text in entry.message), None)
+
+        return wait_until(found, f'"{text}" in a log')
+
+    return wait_for

@@ -1,0 +1,67 @@
+"""The block `ComputePool`: Prefect's own checks of a block, and that it is `PoolSpec` in all but name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prefect.testing.standard_test_suites import blocks as suite
+from pydantic import ValidationError
+
+from shoal.pool.spec import PoolSpec
+from shoal.prefect import ComputePool
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class TestComputePool(suite.BlockStandardTestSuite):
+    @pytest.fixture(autouse=True)
+    def logo_as_it_lies_here(self, monkeypatch):
+        def local(url):
+            return (DOCS / "_static" / url.rsplit("/", 1)[1]).open("rb")
+
+        monkeypatch.setattr(suite, "urlopen", local)
+
+    @pytest.fixture
+    def block(self):
+        return ComputePool
+
+
+def test_its_fields_are_those_of_a_spec():
+    fields = {name: (field.annotation, field.default, field.description) for name, field in spec_fields(ComputePool)}
+    assert fields == {
+        name: (field.annotation, field.default, field.description) for name, field in spec_fields(PoolSpec)
+    }
+
+
+def spec_fields(model):
+    return model.model_fields.items()
+
+
+def test_it_is_the_pool_that_the_uri_means():
+    uri = "local://retrain?max_nodes=6&cpus_per_node=2&idle_timeout=none"
+    block = ComputePool(name="retrain", max_nodes=6, cpus_per_node=2, idle_timeout=None)
+    assert block.spec == PoolSpec.parse(uri)
+    assert block.spec.uri == uri
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_node": 3}, "unknown pool option max_node: did you mean max_nodes?"),
+        ({"min_nodes": 5}, "min_nodes=5 is above max_nodes=4"),
+        ({"max_nodes": 0}, "max_nodes=0"),
+        ({"name": "Flights"}, '"Flights" is no legal pool name'),
+    ],
+)
+def test_a_wrong_field_is_refused_in_the_words_of_the_parser(fields, said):
+    with pytest.raises(ValidationError) as refused:
+        ComputePool(**{"name": "retrain", **fields})
+    assert said in str(refused.value)
+
+
+@pytest.mark.server
+def test_saved_and_loaded_it_is_the_same(server):
+    block = ComputePool(name="retrain", max_nodes=6, idle_timeout=None)
+    block.save("retrain", overwrite=True)
+    assert ComputePool.load("retrain").spec == block.spec

@@ -1,0 +1,32 @@
+"""Importing the collection loads nothing heavy beyond what a Prefect flow's own first line loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+from tests.test_imports import HEAVY
+
+
+def heavy_after(statement: str) -> set[str]:
+    check = f"import sys; {statement}; print(*[name for name in {HEAVY} if name in sys.modules])"
+    return set(subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_nothing_heavy_is_added():
+    assert heavy_after("import shoal.prefect") <= heavy_after("from prefect import flow, task")
+
+
+def test_prefect_finds_the_collection():
+    found = {entry.name: entry.value for entry in entry_points(group="prefect.collections")}
+    assert found["shoal"] == "shoal.prefect"
+
+
+def test_every_task_has_its_twin():
+    import shoal.prefect
+
+    for name in ("scale_cluster", "get_nodes", "wait_for_nodes", "distributed_train", "cleanup_pool"):
+        task, twin = getattr(shoal.prefect, name), getattr(shoal.prefect, f"a{name}")
+        assert not task.isasync and twin.isasync
+        assert task.fn.__annotations__ == twin.fn.__annotations__

@@ -1,0 +1,178 @@
+"""`pool_lease`: the pool is as it was, whatever happens in the block."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from prefect import flow
+from prefect.exceptions import MissingContextError
+from prefect.settings import PREFECT_API_URL
+
+from shoal.errors import InvalidArgumentError, PoolDownError, ScaleError
+from shoal.pool.api import ComputePool as CorePool
+from shoal.pool.reconcile import sweep
+from shoal.prefect import ComputePool, pool_lease
+from shoal.prefect._progress import NodeLog
+from shoal.state import Store
+from tests.pool.looking import nothing_left
+from tests.pool.tiny import FAIL_FILE
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.server
+POOL = "local://tiny?max_nodes=4"
+
+
+@pytest.fixture
+def home(server, tiny):
+    return tiny
+
+
+@flow
+def leased(size, pool=POOL, body=None):
+    with pool_lease(size, pool_name=pool) as mine:
+        return body(mine) if body else len(mine.get_nodes())
+
+
+def state() -> tuple[str, int, tuple]:
+    status = CorePool("tiny").describe()
+    return status.state, len(status.active), status.leases
+
+
+def fail(pool):
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("pool", [POOL, ComputePool(name="tiny")], ids=["uri", "block"])
+def test_a_pool_that_was_down_is_down_again(home, pool):
+    assert leased(3, pool) == 3
+    assert state() == ("down", 0, ())
+    nothing_left()
+
+
+def test_a_pool_that_was_up_is_as_it_was(home):
+    CorePool(POOL).up().scale(2)
+    assert leased(3, "tiny") == 3
+    assert state() == ("up", 2, ())
+
+
+@pytest.mark.parametrize("pool", [POOL, "tiny"])
+def test_failure_restores_it_alike(home, pool):
+    if pool == "tiny":
+        CorePool(POOL).up()
+    ended = leased(3, pool, fail, return_state=True)
+    assert ended.is_failed() and "boom" in ended.message
+    assert state() == (("up", 1, ()) if pool == "tiny" else ("down", 0, ()))
+
+
+def test_nodes_that_do_not_come_leave_it_as_it_was(home):
+    CorePool(POOL).up()
+    (home / FAIL_FILE).write_text("quota exceeded")
+    with pytest.raises(ScaleError, match="quota exceeded"):
+        leased(3)
+    assert state() == ("up", 1, ())
+
+
+def test_a_pool_that_does_not_come_up_is_down(home):
+    (home / FAIL_FILE).write_text("quota exceeded")
+    with pytest.raises(ScaleError, match="quota exceeded"):
+        leased(3)
+    assert state() == ("down", 0, ())
+
+
+def test_a_size_above_max_nodes_is_refused_and_leaves_nothing(home):
+    with pytest.raises(InvalidArgumentError, match="MAX_NODES=4"):
+        leased(9)
+    assert state() == ("down", 0, ())
+
+
+def test_a_name_alone_starts_nothing(home):
+    CorePool(POOL).up().down()
+    with pytest.raises(PoolDownError):
+        leased(2, "tiny")
+    assert state() == ("down", 0, ())
+
+
+def test_what_others_lease_is_left_alone(home):
+    def another_comes(pool):
+        CorePool("tiny", holder="test:other").lease(2)
+
+    leased(3, body=another_comes)
+    wait_until(lambda: sweep(Store()) == [] and state()[:2] == ("up", 2), "the other's two nodes")
+
+
+def test_a_base_demand_that_was_set_meanwhile_is_left_alone(home):
+    leased(3, body=lambda pool: CorePool("tiny").scale(2))
+    wait_until(lambda: sweep(Store()) == [] and state() == ("up", 2, ()), "the two nodes that were asked for")
+
+
+def test_async_it_is_the_same(home):
+    @flow
+    async def aleased():
+        async with pool_lease(2, pool_name=POOL) as pool:
+            return len(pool.get_nodes())
+
+    assert asyncio.run(aleased()) == 2
+    assert state() == ("down", 0, ())
+
+
+def test_cancelled_while_it_grows_nothing_is_left(home, monkeypatch):
+    """An async flow that is cancelled takes back what it began, before it ends."""
+    grows = threading.Event()
+    monkeypatch.setattr("shoal.pool.api.WAIT_PERIOD", 0.05)
+    monkeypatch.setattr(
+        "shoal.prefect.lease.NodeLog.__call__",
+        lambda log, status, call=NodeLog.__call__: (grows.set(), call(log, status)),
+    )
+
+    async def hold():
+        async with pool_lease(4, pool_name=POOL):
+            await asyncio.Event().wait()
+
+    @flow
+    async def cancelled():
+        holding = asyncio.ensure_future(hold())
+        await asyncio.to_thread(grows.wait)
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        return state()
+
+    assert asyncio.run(cancelled()) == ("down", 0, ())
+
+
+def test_outside_of_a_run_it_says_what_to_use(home):
+    with pytest.raises(MissingContextError, match=r"shoal\.ComputePool\.lease"), pool_lease(2, pool_name=POOL):
+        pass
+
+
+_KILLED = """
+import os, signal
+from prefect import flow
+from shoal.pool.backends import BACKENDS, LocalBackend
+import shoal.pool.api
+from shoal.prefect import pool_lease
+
+BACKENDS["local"] = lambda: LocalBackend("tests.pool.tiny")
+shoal.pool.api.ensure_running = lambda: None
+
+@flow
+def killed():
+    with pool_lease(3, pool_name="tiny", ttl=1.0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+killed()
+"""
+
+
+def test_killed_its_lease_expires_and_a_sweep_takes_the_nodes(home):
+    CorePool(POOL).up()
+    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value()}
+    ran = subprocess.run([sys.executable, "-c", _KILLED], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    wait_until(lambda: (sweep(Store()), state() == ("up", 1, ()))[1], "the pool to be back at one node")

@@ -1,0 +1,151 @@
+"""The tasks on tiny pools, in real flow runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prefect import flow
+from prefect.runtime import flow_run
+
+from shoal.errors import InvalidArgumentError, JobFailedError, ScaleError
+from shoal.pool.api import ComputePool as CorePool
+from shoal.prefect import (
+    ComputePool,
+    acleanup_pool,
+    aget_nodes,
+    ascale_cluster,
+    await_for_nodes,
+    cleanup_pool,
+    distributed_train,
+    get_nodes,
+    scale_cluster,
+    wait_for_nodes,
+)
+from tests.pool.tiny import FAIL_FILE
+
+pytestmark = pytest.mark.server
+POOL = "local://tiny?max_nodes=4"
+
+
+@pytest.fixture
+def up(server, tiny):
+    return CorePool(POOL).up()
+
+
+def test_scaling_is_done_in_the_name_of_the_flow_run(up, logged):
+    @flow
+    def grow():
+        assert scale_cluster(2, pool_name="tiny") is True
+        return str(flow_run.id), [node["name"] for node in get_nodes("tiny")]
+
+    run_id, names = grow()
+    assert names == ["tiny-0", "tiny-1"]
+    assert up.describe().last_operation.holder == f"prefect:{run_id}"
+    logged("tiny: 1 of 2 nodes active")
+
+
+def test_the_twins_do_the_same(up):
+    @flow
+    async def grow():
+        assert await ascale_cluster(2, pool_name=ComputePool(name="tiny")) is True
+        waited = await await_for_nodes(2, pool_name="tiny")
+        report = await acleanup_pool("tiny")
+        return waited == await aget_nodes("tiny"), report
+
+    same, report = asyncio.run(grow())
+    assert same
+    assert report == {"cancelled": (), "released": False, "swept": ()}
+
+
+def test_what_goes_wrong_is_the_state_of_the_run(up, tiny):
+    (tiny / FAIL_FILE).write_text("quota exceeded")
+
+    @flow
+    def grow():
+        scale_cluster(3, pool_name="tiny")
+
+    state = grow(return_state=True)
+    assert state.is_failed()
+    assert "quota exceeded" in state.message
+    with pytest.raises(ScaleError, match="rolled back to 1"):
+        state.result()
+    assert len(up.get_nodes()) == 1
+
+
+def test_a_wrong_option_is_refused_by_name(up):
+    @flow
+    def grow():
+        scale_cluster(2, pool_name="tiny", options={"rollback_after": 3})
+
+    with pytest.raises(InvalidArgumentError, match="did you mean rollback_after_seconds"):
+        grow()
+
+
+def test_waiting_for_nodes_that_nobody_wants_ends_at_once(up, tiny):
+    @flow
+    def wait():
+        return wait_for_nodes(3, pool_name="tiny")
+
+    with pytest.raises(ScaleError, match="is not to have 3 nodes, but 1: ask for them"):
+        wait()
+    (tiny / FAIL_FILE).write_text("quota exceeded")
+    with pytest.raises(ScaleError):
+        up.scale(3)
+    with pytest.raises(ScaleError, match=r"the last operation was rolled back: \d nodes failed to start"):
+        wait()
+
+
+def test_waiting_has_an_end(up):
+    up.scale(3, is_async=True)  # and nobody reconciles
+
+    @flow
+    def wait():
+        return wait_for_nodes(3, pool_name="tiny", timeout=0.1)
+
+    with pytest.raises(ScaleError, match=r"has 1 of 3 nodes after 0\.1 s"):
+        wait()
+
+
+def test_cleaning_up_releases_what_the_run_claims(up):
+    @flow
+    def forgetful():
+        up_here = CorePool("tiny", holder=f"prefect:{flow_run.id}")
+        up_here.lease(2)
+        return cleanup_pool("tiny")
+
+    assert forgetful()["released"] is True
+    assert up.describe().leases == ()
+
+
+def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):
+    asked = []
+
+    def submit(spec, *, holder, key):
+        asked.append((holder, key, spec.run_config.pool_name))
+        raise JobFailedError("job failed: eta is no number")
+
+    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    spec = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
+
+    @flow
+    def train():
+        twice = distributed_train.with_options(retries=1, retry_delay_seconds=0)
+        states = [twice(spec, pool_name="tiny", return_state=True) for _ in range(2)]
+        return str(flow_run.id), [state.message for state in states]
+
+    run_id, messages = train()
+    assert {holder for holder, _, _ in asked} == {f"prefect:{run_id}"}
+    assert {pool for _, _, pool in asked} == {"tiny"}
+    keys = [key for _, key, _ in asked]
+    assert len(keys) == 4 and keys[0] == keys[1] != keys[2] == keys[3]
+    assert all("eta is no number" in message for message in messages)
+
+
+def test_a_wrong_spec_is_refused_before_anything_starts(up):
+    @flow
+    def train():
+        distributed_train({"dataset": {"paths": ["x.parquet"]}, "input_cols": []}, pool_name="tiny")
+
+    with pytest.raises(InvalidArgumentError, match="label_col"):
+        train()
