@@ -15,7 +15,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run run-prefect test test-fast test-engines lint format bench clean lock
+.PHONY: help install run run-airflow run-prefect up test test-fast test-engines lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,12 @@ $(STAMP): requirements/dev.txt pyproject.toml
 
 run: install  ## Retrain on a year of flights: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
 	@$(BIN)/python -m shoal.examples.flights
+
+run-airflow: install  ## The same as an Airflow DAG, on an Airflow of its own
+	@$(BIN)/python -m shoal.examples.airflow_run
+
+up: install  ## Airflow with its UI, the DAGs and a pool, until Ctrl-C
+	@$(BIN)/python -m shoal.examples.airflow_run --up
 
 run-prefect: install  ## The same as a Prefect flow, against a server of its own
 	@$(BIN)/python -m shoal.examples.prefect_run

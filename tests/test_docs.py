@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -35,7 +36,14 @@ def flights(tmp_path_factory):
 @pytest.mark.ray
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_example(name, flights, fresh_home):
+    homes = {"AIRFLOW_HOME": str(fresh_home / "airflow"), "PREFECT_HOME": str(fresh_home / "prefect")}
     ran = subprocess.run(
-        [sys.executable, "-c", FOUND[name]], cwd=flights, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", FOUND[name]],
+        cwd=flights,
+        env={**os.environ, **homes},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

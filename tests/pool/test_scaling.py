@@ -246,6 +246,22 @@ def test_an_interrupt_rolls_back(up):
     assert up.describe().target == 1
 
 
+def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
+    from shoal.pool import journal
+
+    request = journal.request_scale
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        return request(*args, **kwargs)
+
+    monkeypatch.setattr(journal, "request_scale", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        up.scale(3)
+    assert up.describe().target == 1
+    assert up.describe().last_operation.state == "rolled_back"
+
+
 def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
     """A process paused between intent and act, that wakes up after its row was swept away."""
     LocalBackend("tests.pool.tiny").start(NodeRef("0123456789", "ghost", "tiny", 1, None))

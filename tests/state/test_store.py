@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -51,6 +52,25 @@ def test_a_transaction_that_raises_changes_nothing(fresh_home):
         fail()
     with store.reading() as session:
         assert session.get(Lock, "half") is None
+
+
+def test_a_signal_waits_for_the_transaction(fresh_home):
+    """Raised in the middle of it, an exception would leave the database locked while its traceback lives."""
+    store = Store()
+    reached = []
+
+    def interrupted() -> None:
+        with store.transaction() as session:
+            os.kill(os.getpid(), signal.SIGINT)
+            session.add(Lock(name="whole", holder="test", expires_at=0))
+            reached.append("end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached == ["end"]
+    with store.transaction() as session:
+        assert session.get(Lock, "whole") is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_newer_database_is_refused(fresh_home):

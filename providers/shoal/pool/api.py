@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, PoolDownError, ScaleError
 from shoal.pool import journal
@@ -25,7 +26,7 @@ from shoal.pool.status import Endpoint, LeaseStatus, NodeInfo, NodeStatus, Opera
 from shoal.pool.tunables import DOWN_PATIENCE, LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.which import which_pool
 from shoal.state import Store
-from shoal.state.schema import Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
+from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 OnProgress = Callable[[PoolStatus], None]
 """Called now and then while something is waited for."""
@@ -124,7 +125,8 @@ class ComputePool:
         """
         if not rollback_after_seconds > 0:
             raise InvalidArgumentError(f"rollback_after_seconds={rollback_after_seconds}: it has to be above 0")
-        with self._store.transaction() as session:
+
+        def request(session: Session) -> str:
             spec = self._spec or PoolSpec.model_validate(journal.load(session, self.name).pool.spec)
             operation_id, begins = journal.request_up(
                 session,
@@ -136,7 +138,9 @@ class ComputePool:
             )
             if begins:  # in the transaction: no node may start without it
                 _write_token(self.name)
-        self._wait(operation_id, least=None, on_progress=on_progress)
+            return operation_id
+
+        self._carry_out(request, on_progress=on_progress)
         return self
 
     def down(self, *, on_progress: OnProgress | None = None) -> None:
@@ -174,8 +178,9 @@ class ComputePool:
         """Set the pool's base demand; see `scale_cluster`."""
         size = _checked_size(expected_cluster_size)
         parsed = ScaleOptions.parse(options, size)
-        with self._store.transaction() as session:
-            operation_id = journal.request_scale(
+
+        def request(session: Session) -> str:
+            return journal.request_scale(
                 session,
                 self.name,
                 size,
@@ -184,10 +189,8 @@ class ComputePool:
                 min_size=parsed.block_until_min_cluster_size,
                 now=time.time(),
             )
-        if is_async:
-            ensure_running()
-        else:
-            self._wait(operation_id, least=parsed.block_until_min_cluster_size, on_progress=on_progress)
+
+        self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
         return True
 
     def lease(
@@ -227,7 +230,9 @@ class ComputePool:
         parsed = ScaleOptions.parse(options, size)
         if not ttl > 0:
             raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
-        with self._store.transaction() as session:
+        leases: list[Lease] = []
+
+        def request(session: Session) -> str:
             operation_id, lease = journal.request_lease(
                 session,
                 self.name,
@@ -238,11 +243,11 @@ class ComputePool:
                 min_size=parsed.block_until_min_cluster_size,
                 now=time.time(),
             )
-        if is_async:
-            ensure_running()
-        else:
-            self._wait(operation_id, least=parsed.block_until_min_cluster_size, on_progress=on_progress)
-        return PoolLease(self._store, lease.id, lease.epoch, self.name, self.holder, ttl)
+            leases.append(lease)
+            return operation_id
+
+        self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
+        return PoolLease(self._store, leases[0].id, leases[0].epoch, self.name, self.holder, ttl)
 
     def release(self) -> bool:
         """Give up what this holder claims; False where it claims nothing. Its nodes go unless others need them."""
@@ -327,28 +332,43 @@ class ComputePool:
         """End what nobody owns on this host, this pool or another; returns what was done."""
         return _reconcile.sweep(self._store)
 
-    def _wait(self, operation_id: str, *, least: int | None, on_progress: OnProgress | None) -> None:
-        """Wait for an operation, reconciling meanwhile; an interrupt rolls it back.
+    def _carry_out(
+        self,
+        request: Callable[[Session], str],
+        *,
+        least: int | None = None,
+        is_async: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Journal an operation and wait for it; whatever interrupts that, from its first row on, rolls it back.
 
         Raises:
             ScaleError: It failed, or a newer one took its place.
         """
+        operation_id = ""
         try:
+            with self._store.transaction() as session:
+                operation_id = request(session)
             ensure_running()
-            while True:
-                _reconcile.reconcile(self._store, self.name)
-                operation = self._operation(operation_id)
-                if operation.state is not OperationState.OPEN:
-                    break
-                status = self.describe()
-                if least is not None and len(status.active) >= least:
-                    return
-                if on_progress:
-                    on_progress(status)
-                time.sleep(WAIT_PERIOD)
+            if not is_async:
+                self._wait(operation_id, least=least, on_progress=on_progress)
         except BaseException:
-            self._give_up(operation_id)
+            if operation_id:
+                self._give_up(operation_id)
             raise
+
+    def _wait(self, operation_id: str, *, least: int | None, on_progress: OnProgress | None) -> None:
+        while True:
+            _reconcile.reconcile(self._store, self.name)
+            operation = self._operation(operation_id)
+            if operation.state is not OperationState.OPEN:
+                break
+            status = self.describe()
+            if least is not None and len(status.active) >= least:
+                return
+            if on_progress:
+                on_progress(status)
+            time.sleep(WAIT_PERIOD)
         if operation.state is OperationState.SUCCEEDED:
             return
         if operation.state is OperationState.ROLLED_BACK:
@@ -360,8 +380,9 @@ class ComputePool:
 
     def _give_up(self, operation_id: str) -> None:
         with self._store.transaction() as session:
-            journal.withdraw(session, operation_id, "its caller was interrupted", time.time())
-        self._settle()
+            withdrawn = journal.withdraw(session, operation_id, "its caller was interrupted", time.time())
+        if withdrawn:
+            self._settle()
 
     def _settle(self) -> None:
         """After a rollback: see the nodes gone that it started, so that nothing is left when the caller goes on."""

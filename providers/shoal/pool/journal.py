@@ -270,12 +270,14 @@ def request_alter(session: Session, name: str, *, min_nodes: int | None, max_nod
     pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
 
 
-def withdraw(session: Session, operation_id: str, reason: str, now: float) -> None:
-    """Roll an open operation back because its caller gave it up."""
+def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
+    """Roll an operation back because its caller gave it up; False where it had ended, or was never written."""
     operation = session.get(Operation, operation_id)
-    if operation is not None and operation.state is OperationState.OPEN:
-        snapshot = load(session, operation.pool)
-        _carry_out(session, snapshot, Verdict(operation_id, OperationState.ROLLED_BACK, reason), now)
+    if operation is None or operation.state is not OperationState.OPEN:
+        return False
+    snapshot = load(session, operation.pool)
+    _carry_out(session, snapshot, Verdict(operation_id, OperationState.ROLLED_BACK, reason), now)
+    return True
 
 
 def record_losses(session: Session, snapshot: Snapshot, losses: dict[str, tuple[NodeRef, str]]) -> None:

@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from shoal.errors import StoreError
 from shoal.state.home import home
 from shoal.state.locks import file_lock
+from shoal.state.signals import uninterrupted
 
 SCHEMA_VERSION = "0001"
 """Newest revision in `migrations/versions`; a store at this version is opened without loading Alembic (0.3 s)."""
@@ -58,13 +59,13 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """One write transaction: committed at the end of the block, rolled back when it raises.
+        """One write transaction: committed at the end of the block, rolled back when it raises. Signals wait for it.
 
         Raises:
             StoreError: The database refused.
         """
         try:
-            with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            with uninterrupted(), Session(self._engine, expire_on_commit=False) as session, session.begin():
                 yield session
         except SQLAlchemyError as error:
             raise _explain(error, self.url) from error
