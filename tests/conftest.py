@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+HOMES: list[Path] = []
+
 
 @pytest.fixture(scope="session", autouse=True)
 def session_home() -> Iterator[Path]:
@@ -31,7 +33,16 @@ def session_home() -> Iterator[Path]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    shutil.rmtree(folder, ignore_errors=True)
+    # A store that several tests share keeps its files in the home of the first, and makes it anew after that test.
+    for home in [folder, *HOMES]:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def own_tracking() -> Iterator[None]:
+    """MLflow exports the tracking URI that a test sets in this process: the next test's jobs must not follow it."""
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
 @pytest.fixture
@@ -40,6 +51,7 @@ def fresh_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     from shoal.state.home import runtime_root
 
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
+    HOMES.append(folder)
     with monkeypatch.context() as patch:
         patch.setenv("SHOAL_HOME", str(folder))
         yield folder

@@ -49,6 +49,8 @@ def _lock_path() -> Path:
 
 def run() -> None:
     """Reconcile until there is nothing to look after."""
+    if not Path(os.environ["SHOAL_HOME"]).exists():
+        return  # removed while this process came up: to make it anew would leave a folder that nobody asked for
     store = Store(migrate=False)
     while True:
         with open_locked(_lock_path(), wait=False) as mine:
