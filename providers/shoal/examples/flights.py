@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shoal.errors import ShoalError
@@ -177,6 +179,29 @@ def _champion(result: JobResult) -> str:
     return f"version {result.champion.version} ({result.champion.value:.4f})" if result.champion else "none"
 
 
+def run_alone(work: Callable[[], object], *, farewell: str) -> int:
+    """Run the example unless it runs already; returns the exit code.
+
+    Args:
+        work: The example.
+        farewell: What an interrupt has led to, by the time it is told.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: the same as Ctrl-C
+    with open_locked(subfolder("examples") / "flights.lock", wait=False) as mine:
+        if not mine:
+            console.print("[red]error:[/] another run of this example is under way with the same SHOAL_HOME")
+            return 1
+        try:
+            work()
+        except ShoalError as error:
+            console.print(f"[red]error:[/] {escape(str(error))}")  # "[rank 1 …]" is no markup
+            return 1
+        except KeyboardInterrupt:
+            console.print(f"interrupted: {farewell}")
+            return 130
+    return 0
+
+
 def main() -> int:
     """Entry point; 0 only if the model exists and loads."""
     parser = argparse.ArgumentParser(description="Retrain the flight delay model on a local pool.")
@@ -185,20 +210,9 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=100, help="rounds of boosting")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: the same as Ctrl-C
-    with open_locked(subfolder("examples") / "flights.lock", wait=False) as mine:
-        if not mine:
-            console.print("[red]error:[/] another run of this example is under way with the same SHOAL_HOME")
-            return 1
-        try:
-            retrain(arguments.month, arguments.rounds)
-        except ShoalError as error:
-            console.print(f"[red]error:[/] {error}", markup=True)
-            return 1
-        except KeyboardInterrupt:
-            console.print("interrupted: the job was cancelled and the pool is down")
-            return 130
-    return 0
+    return run_alone(
+        lambda: retrain(arguments.month, arguments.rounds), farewell="the job was cancelled and the pool is down"
+    )
 
 
 if __name__ == "__main__":

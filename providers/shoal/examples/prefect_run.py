@@ -23,11 +23,10 @@ from typing import IO
 import httpx
 
 from shoal.errors import PoolNotFoundError, ShoalError
-from shoal.examples.flights import POOL, Timeline, check_it_loads, console, summary
+from shoal.examples.flights import POOL, Timeline, check_it_loads, run_alone, summary
 from shoal.jobs.spec import JobResult
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder
-from shoal.state.locks import open_locked
 
 FLOW = Path(__file__).parents[3] / "flows" / "scheduled_retraining_flow.py"
 
@@ -172,20 +171,10 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=100, help="rounds of boosting")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: the same as Ctrl-C
-    with open_locked(subfolder("examples") / "flights.lock", wait=False) as mine:
-        if not mine:
-            console.print("[red]error:[/] another run of this example is under way with the same SHOAL_HOME")
-            return 1
-        try:
-            run(arguments.month, arguments.rounds)
-        except ShoalError as error:
-            console.print(f"[red]error:[/] {error}", markup=True)
-            return 1
-        except KeyboardInterrupt:
-            console.print("interrupted: the job was cancelled, the pool is down, and the server has ended")
-            return 130
-    return 0
+    return run_alone(
+        lambda: run(arguments.month, arguments.rounds),
+        farewell="the job was cancelled, the pool is down, and the server has ended",
+    )
 
 
 if __name__ == "__main__":
