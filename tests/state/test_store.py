@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import OperationalError
 
 from shoal.errors import StoreError
 from shoal.state import Store
@@ -25,7 +26,7 @@ for _ in range(20):
 """
 
 
-def test_no_update_of_many_processes_is_lost(fresh_home):
+def test_no_update_of_many_processes_is_lost(either_store):
     """12 processes x 20 read-modify-writes: SQLAlchemy's default loses 220 of the 240 in silence."""
     with Store().transaction() as session:
         session.add(Lock(name="counter", holder="test", expires_at=0))
@@ -35,12 +36,12 @@ def test_no_update_of_many_processes_is_lost(fresh_home):
         assert session.get_one(Lock, "counter").expires_at == 240
 
 
-def test_many_processes_make_one_database(fresh_home):
+def test_many_processes_make_one_database(either_store):
     workers = [subprocess.Popen([sys.executable, "-c", "from shoal.state import Store; Store()"]) for _ in range(6)]
     assert [worker.wait(timeout=120) for worker in workers] == [0] * 6
 
 
-def test_a_transaction_that_raises_changes_nothing(fresh_home):
+def test_a_transaction_that_raises_changes_nothing(either_store):
     store = Store()
 
     def fail() -> None:
@@ -54,7 +55,7 @@ def test_a_transaction_that_raises_changes_nothing(fresh_home):
         assert session.get(Lock, "half") is None
 
 
-def test_a_signal_waits_for_the_transaction(fresh_home):
+def test_a_signal_waits_for_the_transaction(either_store):
     """Raised in the middle of it, an exception would leave the database locked while its traceback lives."""
     store = Store()
     reached = []
@@ -73,7 +74,7 @@ def test_a_signal_waits_for_the_transaction(fresh_home):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_newer_database_is_refused(fresh_home):
+def test_a_newer_database_is_refused(either_store):
     store = Store()
     with store.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -110,7 +111,7 @@ def test_two_homes_never_share_a_runtime_root(monkeypatch, tmp_path):
     assert len(os.fsencode(longest)) <= 107  # AF_UNIX
 
 
-def test_the_schema_is_what_the_migrations_make(fresh_home):
+def test_the_schema_is_what_the_migrations_make(either_store):
     """A column that was added to `schema` alone would be missing in every database there is."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
@@ -120,3 +121,37 @@ def test_the_schema_is_what_the_migrations_make(fresh_home):
     store = Store()
     with store._engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_a_look_sees_one_instant(either_store):
+    """What another process writes between two of its questions belongs to the next look."""
+    store = Store()
+    with store.transaction() as session:
+        session.add(Lock(name="counter", holder="test", expires_at=0))
+    with store.reading() as look:
+        assert look.get_one(Lock, "counter").expires_at == 0
+        with store.transaction() as session:
+            session.get_one(Lock, "counter").expires_at = 1
+        look.expire_all()
+        assert look.get_one(Lock, "counter").expires_at == 0
+    with store.reading() as look:
+        assert look.get_one(Lock, "counter").expires_at == 1
+
+
+def test_an_upgrade_that_fails_changes_nothing(either_store, monkeypatch):
+    from shoal.state import migrate
+
+    def fail(connection) -> None:
+        upgrade(connection)
+        raise OperationalError("DDL", {}, Exception("cut off"))
+
+    upgrade = migrate.upgrade
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate, "upgrade", fail)
+        with pytest.raises(StoreError, match="cut off"):
+            Store()
+    store = Store(migrate=False)
+    with store.reading() as session:
+        assert inspect(session.connection()).get_table_names() == []
+    with Store().reading() as session:
+        assert session.get(Lock, "any") is None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from hashlib import sha256
 from pathlib import Path
 
 from shoal.errors import StoreError
+from shoal.state.engines import parsed, sqlite_file
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
 
@@ -33,17 +35,41 @@ def home() -> Path:
 def subfolder(*parts: str) -> Path:
     """A folder under :func:`home`, made where it does not exist."""
     path = home().joinpath(*parts)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be made: {error}. Free some room, or set SHOAL_HOME elsewhere") from error
     return path
+
+
+def lock_file(name: str) -> Path:
+    """A file to lock for what there is one of for a host and store: hosts (on NFS) and stores may share a home."""
+    return home() / f"{name}-{socket.gethostname()}{_store_tag()}.lock"
 
 
 def runtime_root() -> Path:
     """The folder of the node folders of this home: short, because Ray puts AF_UNIX sockets (108 bytes at most) there.
 
-    One per home, so that two homes on one host never take each other's nodes for leftovers. Processes of a node, whose
-    temp dir is another, are told by ``$SHOAL_RUNTIME_ROOT``.
+    One per home and store, so that on one host neither two homes nor a shell that has another ``$SHOAL_STATE_URL`` take
+    each other's nodes for leftovers. Processes of a node, whose temp dir is another, are told by
+    ``$SHOAL_RUNTIME_ROOT``.
     """
     if told := os.environ.get(ROOT_VARIABLE):
         return Path(told)
-    digest = sha256(os.fsencode(home())).hexdigest()[:6]
+    digest = sha256(os.fsencode(home()) + _store_tag().encode()).hexdigest()[:6]
     return Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}" / digest
+
+
+def _store_tag() -> str:
+    """Tells the stores of one home apart; empty for its own. User and password are no part of which store it is."""
+    url = os.environ.get("SHOAL_STATE_URL")
+    if not url or sqlite_file(url) == home() / "state.db":
+        return ""
+    said = parsed(url)
+    where = (
+        said.host,
+        said.port,
+        said.database,
+        [said.query.get(name) for name in ("host", "port", "dbname", "service")],
+    )
+    return f"-{sha256(repr(where).encode()).hexdigest()[:6]}"

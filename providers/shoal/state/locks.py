@@ -1,4 +1,4 @@
-"""Locks between processes: on files for what concerns one host, in the store for what concerns all."""
+"""Locks between processes of one host, on files. What concerns all hosts is locked in the store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from shoal.errors import StoreError
 
 
 @contextmanager
@@ -21,8 +23,14 @@ def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """Try for the lock on ``path``; yields whether it is held.
 
     The descriptor is not inherited by children, so the lock cannot outlive its holder.
+
+    Raises:
+        StoreError: The file cannot be made or opened.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be locked: {error}. Free some room, or set SHOAL_HOME elsewhere") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

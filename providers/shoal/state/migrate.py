@@ -1,4 +1,4 @@
-"""Runs the Alembic migrations on an engine."""
+"""Runs the Alembic migrations on a connection."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine
+from sqlalchemy import Connection
 
 
-def upgrade(engine: Engine) -> None:
-    """Bring the database to the newest schema."""
+def upgrade(connection: Connection) -> None:
+    """Bring the database to the newest schema, within the caller's transaction: all of it or nothing."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

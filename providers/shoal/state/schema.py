@@ -101,13 +101,20 @@ class Pool(Base):
     epoch: Mapped[int]  # counts its lives, one an `up()`: nodes of an older one have no right to exist
     next_node: Mapped[int]  # number of the next node's name; never used twice in one life
     owner: Mapped[dict[str, Any] | None]  # the process that an embedded pool dies with; None for every other
-    cooldown_until: Mapped[float | None]  # no replacement is started before, after nodes failed with no operation open
+    start_failures: Mapped[int] = mapped_column(
+        default=0
+    )  # nodes in a row that failed to start, or died young, with no operation open
+    last_failure: Mapped[str | None] = mapped_column(String)  # what the last of them said
+    cooldown_until: Mapped[float | None]  # no replacement is started before
     created_at: Mapped[float]
     touched_at: Mapped[float]  # last time somebody wanted something of it; `idle_timeout` counts from here
 
 
 class Demand(Base):
-    """A pool's base demand: how many nodes `scale_cluster` (or `up`) last asked for."""
+    """A pool's base demand: how many nodes `scale_cluster` (or `up`) last asked for.
+
+    A pool that is up without one was brought up by a lease, and goes down with the last.
+    """
 
     __tablename__ = "demand"
 
@@ -127,6 +134,7 @@ class Lease(Base):
     holder: Mapped[str]
     size: Mapped[int]
     epoch: Mapped[int]
+    ttl: Mapped[float]  # what a renewal adds, whoever renews it
     expires_at: Mapped[float]
     created_at: Mapped[float]
 
