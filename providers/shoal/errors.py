@@ -33,6 +33,10 @@ class StoreError(ShoalError):
     """The state store cannot be used: unreachable, read-only, corrupt, or written by a newer shoal."""
 
 
+class StoreUnreachableError(StoreError):
+    """It does not answer now; asked again later it may."""
+
+
 class FencedError(ShoalError):
     """A write came from a holder whose epoch is no longer the newest; nothing was changed."""
 
@@ -52,6 +56,14 @@ class NoPoolError(InvalidArgumentError):
 
 class PoolDownError(ShoalError):
     """The pool exists but is down, or its host is another one; only ``up()`` starts it."""
+
+
+class PoolUnreachableError(ShoalError):
+    """What runs the pool's nodes does not answer, or refuses us: a wrong address, a wrong token, or it is down."""
+
+
+class PoolStoppingError(PoolDownError):
+    """The pool is on its way down, which takes seconds; it can be brought up again after."""
 
 
 class ScaleError(ShoalError):

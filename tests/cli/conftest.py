@@ -83,6 +83,7 @@ def some_jobs(fresh_home: Path) -> list[str]:
         "job_id": "good",
         "attempt": 1,
         "model_path": "/models/good",
+        "model_digest": "0" * 64,
         "model_uri": "models:/flights/1",
         "metrics": {"eval-rmse": 1.25, "eval-nan": "NaN"},
         "best_iteration": 7,

@@ -1,88 +1,109 @@
-"""A process that scales a pool of tiny nodes and dies by SIGKILL at one named step of it.
+"""A process that changes a pool and dies by SIGKILL at one point of one journal step.
 
-``python -m tests.pool.act SIZE DEADLINE STEP``; with STEP "none" it lists the steps that it went through.
+For tiny pools it is forked, which saves a second of imports each of many times; for real ones it is
+``python -m tests.pool.act POOL OPERATION POINT``, because what has used Ray should not be forked.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
 
 from shoal.errors import ScaleError
-from shoal.pool import journal
-from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS, LocalBackend
+from shoal.pool import steps
+from shoal.pool.api import ComputePool, sweep
+from shoal.pool.steps import At, JournalStep
 from shoal.state import Store
 
-die_at = sys.argv[3]
-seen: list[str] = []
+ROOT = Path(__file__).parents[2]
+HOLDER = "test:act"
+SHORT = 0.5
+"""Seconds after which an operation rolls back whose nodes do not come in milliseconds."""
+
+ACTS = frozenset({JournalStep.START, JournalStep.END, JournalStep.CLEAR})
+"""Steps that are no transaction, and have no point in the middle."""
 
 
-def step(name: str) -> None:
-    if name not in seen:
-        seen.append(name)
-    if name == die_at:
-        os.kill(os.getpid(), signal.SIGKILL)
+def points(*of: JournalStep) -> list[str]:
+    """All points of some steps, as ``"written intend"``."""
+    return [f"{at} {step}" for step in of for at in At if not (step in ACTS and at is At.WRITTEN)]
 
 
-def stepping(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        step(f"before {name}")
-        result = function(*args, **kwargs)
-        wrote.append(name)
-        step(f"{name}, not committed")
-        return result
-
-    return wrapped
+def interrupt(_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
-wrote: list[str] = []
-transaction = Store.transaction
+OPERATIONS: dict[str, Callable[[ComputePool], object]] = {
+    "bringing up": ComputePool.up,
+    "growing": lambda pool: pool.scale(3),
+    "shrinking": lambda pool: pool.scale(1),
+    "rolling back": lambda pool: pool.scale(3, options={"rollback_after_seconds": SHORT}),
+    "giving up": lambda pool: pool.scale(3, on_progress=interrupt),
+    "leasing": lambda pool: pool.lease(2, bring_up=True),
+    "releasing": ComputePool.release,
+    "taking down": ComputePool.down,
+    "sweeping": lambda _: sweep(Store()),
+}
 
 
-@contextmanager
-def stepping_transaction(self: Store) -> Iterator[Any]:
-    wrote.clear()
-    with transaction(self) as session:
-        yield session
-    for name in wrote:
-        step(f"{name}, committed")
+def fork(pool: str, operation: str, die_at: str) -> list[str] | None:
+    """Carry out an operation in a fork; None where it was killed, else the points that it went through."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            said = "\n".join(carry_out(pool, operation, die_at))
+            os.write(writing, said.encode())
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL), f"{operation} ended with {code}"
+    return None if code else said.splitlines()
 
 
-class DyingBackend(LocalBackend):
-    """Steps around every act on a node."""
+def run(pool: str, operation: str, die_at: str) -> list[str] | None:
+    """The same in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pool.act", pool, operation, die_at],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, -signal.SIGKILL), f"{operation} ended with {done.returncode}"
+    return None if done.returncode else done.stdout.splitlines()
 
-    def start(self, node):
-        step("before a start")
-        super().start(node)
-        step("after a start")
 
-    def end(self, nodes):
-        step("before the ends")
-        outcome = super().end(nodes)
-        step("after the ends")
-        return outcome
+def carry_out(pool: str, operation: str, die_at: str) -> list[str]:
+    """The points that it went through, unless it died."""
+    seen: dict[str, None] = {}
+
+    def passing(step: JournalStep, at: At) -> None:
+        seen[point := f"{at} {step}"] = None
+        if point == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    steps.passing = passing
+    with suppress(ScaleError, KeyboardInterrupt):  # rolled back, which takes its steps too
+        OPERATIONS[operation](ComputePool(pool, holder=HOLDER))
+    return list(seen)
 
 
 def main() -> None:
-    Store.transaction = stepping_transaction  # type: ignore[method-assign]
-    for name in ("request_scale", "withdraw", "advance", "forget"):
-        setattr(journal, name, stepping(name, getattr(journal, name)))
-    BACKENDS["local"] = lambda: DyingBackend("tests.pool.tiny")
     import shoal.pool.api as api
 
-    api.ensure_running = lambda: None
-    size, deadline = int(sys.argv[1]), float(sys.argv[2])
-    try:
-        ComputePool("tiny").scale(size, options={"rollback_after_seconds": deadline})
-        print("scaled")
-    except ScaleError as error:
-        print(f"failed: {error}")
-    print("\n".join(seen))
+    api.ensure_running = lambda: None  # whoever acts or sweeps does it all
+    print("\n".join(carry_out(*sys.argv[1:4])))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import BACKENDS, LocalBackend
+from tests.conftest import STORES
 from tests.pool.looking import nothing_left
 
 ROOT = Path(__file__).parents[2]
@@ -24,3 +25,11 @@ def tiny(fresh_home, monkeypatch):
     for status in list_pools():
         ComputePool(status.name).down()
     nothing_left()
+
+
+@pytest.fixture(params=STORES)
+def either_tiny(request):
+    """Pools of tiny nodes, once on SQLite and once on PostgreSQL."""
+    if request.param == "postgresql":
+        request.getfixturevalue("on_postgresql")
+    return request.getfixturevalue("tiny")

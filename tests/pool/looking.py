@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 from sqlalchemy import select
 
 from shoal.pool import processes
@@ -43,6 +44,16 @@ def folders() -> list[str]:
 def node_processes(node: Node) -> list[ProcessId]:
     supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
     return processes.of_node(node.id, runtime_root() / node.id, supervisor)
+
+
+def a_worker() -> psutil.Process | None:
+    """One of a gang that trains on a node of this home, and of no other on this machine."""
+    for process in psutil.process_iter(["cmdline"]):
+        if "ray::Worker" in " ".join(process.info["cmdline"] or ()):
+            above = " ".join(part for parent in process.parents() for part in parent.cmdline())
+            if str(runtime_root()) in above:
+                return process
+    return None
 
 
 def nothing_left() -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
-from shoal.pool.api import ComputePool
+from shoal.pool import requests
+from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile
 from shoal.state import Store
-from shoal.state.schema import Lease
+from shoal.state.schema import Job, JobState, Lease
 from tests.pool.looking import rows
 from tests.pool.tiny import FAIL_FILE
 from tests.waiting import wait_until
@@ -19,6 +23,10 @@ def up(tiny):
 
 def other():
     return ComputePool("tiny", holder="test:b")
+
+
+def other_of_uri():
+    return ComputePool("local://tiny?max_nodes=4", holder="test:b")
 
 
 def nodes_are(count: int) -> None:
@@ -79,6 +87,100 @@ def test_nodes_that_do_not_come_take_the_claim_back(up, tiny):
     assert up.describe().leases == ()
     assert up.describe().target == 1
     nodes_are(1)
+
+
+def test_a_pool_that_a_lease_brought_up_goes_down_with_the_last(tiny):
+    a, b = (ComputePool("local://tiny?max_nodes=4", holder=f"test:{name}") for name in "ab")
+    a.lease(2, bring_up=True)
+    b.lease(3, bring_up=True)
+    assert len(a.get_nodes()) == 3
+    assert a.release() is True
+    nodes_are(3)
+    assert b.release() is True
+    assert (b.describe().state, rows()) == ("down", [])
+    with b.lease(1, bring_up=True):
+        assert len(b.get_nodes()) == 1
+    assert b.describe().state == "down"
+
+
+@pytest.mark.parametrize("ask", [ComputePool.up, lambda pool: pool.scale(2)], ids=["up", "scale"])
+def test_it_stays_when_somebody_sets_a_base_demand_meanwhile(tiny, ask):
+    pool = ComputePool("local://tiny?max_nodes=4", holder="test:a")
+    pool.lease(3, bring_up=True)
+    ask(ComputePool("local://tiny?max_nodes=4", holder="test:b"))
+    pool.release()
+    assert pool.describe().state == "up"
+    nodes_are(pool.describe().target)
+
+
+def test_it_stays_while_another_ones_job_runs(tiny):
+    pool = ComputePool("local://tiny?max_nodes=4", holder="test:a")
+    pool.lease(2, bring_up=True)
+    with Store().transaction() as session:
+        job = Job(
+            id="theirs", attempt=1, pool="tiny", holder="test:b", spec={}, state=JobState.RUNNING, endpoint={},
+            driver=ProcessId.mine().to_json(), asked_at=0.0, created_at=0.0,
+        )  # fmt: skip
+        session.add(job)
+    pool.release()
+    nodes_are(1)
+    with Store().transaction() as session:
+        session.get_one(Job, ("theirs", 1)).state = JobState.SUCCEEDED
+    wait_until(lambda: reconcile(Store(), "tiny") and pool.describe().state == "down", "the pool's end")
+
+
+def test_brought_up_with_nodes_that_do_not_come_it_is_down_again(tiny):
+    (tiny / FAIL_FILE).write_text("quota")
+    pool = ComputePool("local://tiny?max_nodes=4")
+    with pytest.raises(ScaleError, match="quota"):
+        pool.lease(2, bring_up=True)
+    assert (pool.describe().state, rows()) == ("down", [])
+
+
+def test_a_lease_that_is_refused_brings_nothing_up(tiny):
+    with pytest.raises(InvalidArgumentError, match="MAX_NODES=4"):
+        ComputePool("local://tiny?max_nodes=4").lease(5, bring_up=True)
+    assert list_pools() == []
+
+
+def test_one_that_begins_while_the_last_one_ends(up):
+    """The pool is on its way down: a lease that may bring it up waits for that."""
+    with Store().transaction() as session:
+        requests.down(session, "tiny", 0.0)
+    with other_of_uri().lease(2, bring_up=True):
+        assert len(up.get_nodes()) == 2
+
+
+def test_a_renewal_adds_its_own_time_to_live(up):
+    lease = up.lease(2, ttl=50.0)
+    assert up.renew() is True
+    until = up.describe().leases[0].expires_at
+    assert until <= time.time() + 50.0
+    lease.renew()
+    assert until < up.describe().leases[0].expires_at
+
+
+def test_who_waits_for_nodes_hears_why_they_do_not_come(up, tiny):
+    assert up.has_nodes(1) is True
+    with pytest.raises(ScaleError, match="ask for them with a lease or scale_cluster"):
+        up.has_nodes(3)
+    (tiny / FAIL_FILE).write_text("quota")
+    with pytest.raises(ScaleError):
+        up.lease(3)
+    (tiny / FAIL_FILE).unlink()
+    other().scale(2)  # somebody else's operation is not what is told
+    with pytest.raises(ScaleError, match=r"what test:a asked for was rolled back[^\n]*\n.*quota"):
+        up.wait_for_nodes(3)
+    assert len(up.wait_for_nodes(2)) == 2
+
+
+def test_a_lease_that_cannot_grow_keeps_what_it_has(up, tiny):
+    up.lease(2)
+    (tiny / FAIL_FILE).write_text("quota")
+    with pytest.raises(ScaleError, match=r"rolled back to 2(.|\n)*quota"):
+        up.lease(3)
+    assert [lease.size for lease in up.describe().leases] == [2]
+    assert len(up.get_nodes()) == 2
 
 
 def test_what_is_refused(up):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.pool.plan import NodePlan, Snapshot, Verdict, judge, plan_nodes, wanted
@@ -46,7 +48,7 @@ def operation(size, **fields):
 
 
 def snapshot(*nodes, size=1, leases=(), operations=(), of=None, set_by="op"):
-    demand = Demand(pool="p", size=size, operation_id=set_by, set_at=NOW)
+    demand = Demand(pool="p", size=size, operation_id=set_by, set_at=NOW) if size else None
     return Snapshot(of or pool(), demand, tuple(leases), tuple(operations), tuple(nodes))
 
 
@@ -55,13 +57,17 @@ def lease(size, until):
 
 
 def test_the_largest_live_demand_wins_within_the_limits():
-    demand = Demand(size=2)
-    assert wanted(pool(), demand, [], NOW) == 2
-    assert wanted(pool(), demand, [lease(4, NOW + 1), lease(5, NOW - 1)], NOW) == 4
-    assert wanted(pool(min_nodes=3), demand, [], NOW) == 3
-    assert wanted(pool(max_nodes=3), demand, [lease(4, NOW + 1)], NOW) == 3
-    assert wanted(pool(), None, [], NOW) == 1
-    assert wanted(pool(state=PoolState.STOPPING), demand, [lease(4, NOW + 1)], NOW) == 0
+    assert wanted(snapshot(size=2), NOW) == 2
+    assert wanted(snapshot(size=2, leases=[lease(4, NOW + 1), lease(5, NOW - 1)]), NOW) == 4
+    assert wanted(snapshot(size=2, of=pool(min_nodes=3)), NOW) == 3
+    assert wanted(snapshot(size=2, leases=[lease(4, NOW + 1)], of=pool(max_nodes=3)), NOW) == 3
+    assert wanted(snapshot(size=2, leases=[lease(4, NOW + 1)], of=pool(state=PoolState.STOPPING)), NOW) == 0
+
+
+def test_without_a_base_demand_it_lasts_as_long_as_leases_and_jobs():
+    assert wanted(snapshot(size=None, leases=[lease(3, NOW + 1)]), NOW) == 3
+    assert wanted(snapshot(size=None, leases=[lease(3, NOW - 1)]), NOW) == 0
+    assert wanted(replace(snapshot(size=None), works=True), NOW) == 1
 
 
 def test_the_head_comes_first():

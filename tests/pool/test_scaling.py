@@ -14,15 +14,18 @@ import shoal
 from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import LocalBackend
-from shoal.pool.backends.base import NodeRef
+from shoal.pool.backends.base import NodeRef, PoolRef
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Demand, Node, Operation, OperationState, Pool
 from tests.pool.conftest import ROOT
 from tests.pool.looking import node_processes, nothing_left, rows, tagged
-from tests.pool.tiny import FAIL_FILE
+from tests.pool.tiny import FAIL_FILE, SLOW_FILE
 from tests.waiting import wait_until
+
+TINY = PoolRef(PoolSpec(name="tiny"), 1, 0.0)
 
 
 @pytest.fixture
@@ -129,6 +132,14 @@ def test_a_deadline_that_is_too_short_rolls_back(up):
     assert len(rows()) == 1
 
 
+def test_a_node_that_was_not_up_at_the_deadline_is_named(up, tiny):
+    (tiny / SLOW_FILE).touch()
+    with pytest.raises(ScaleError) as error:
+        up.scale(2, options={"rollback_after_seconds": 1})
+    assert list(error.value.nodes) == ["tiny-1"]
+    assert "at the deadline" in error.value.nodes["tiny-1"]
+
+
 def test_a_pool_that_does_not_come_up_leaves_nothing(tiny):
     (tiny / FAIL_FILE).write_text("no Ray here")
     with pytest.raises(ScaleError, match="everything it had started was ended"):
@@ -212,13 +223,11 @@ def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
 
 def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up, tiny):
     """3 asked, then 4 asked on top, then 3 is withdrawn: a failing 4 goes back to 1, not to 3."""
-    from shoal.pool import journal
+    from shoal.pool import journal, requests
 
     def request(size: int) -> str:
         with Store().transaction() as session:
-            return journal.request_scale(
-                session, "tiny", size, holder="test", rollback_after=60, min_size=None, now=1e9
-            )
+            return requests.scale(session, "tiny", size, holder="test", rollback_after=60, min_size=None, now=1e9)
 
     first, second = request(3), request(4)
     with Store().transaction() as session:
@@ -247,15 +256,15 @@ def test_an_interrupt_rolls_back(up):
 
 
 def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
-    from shoal.pool import journal
+    from shoal.pool import requests
 
-    request = journal.request_scale
+    request = requests.scale
 
     def interrupted(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
         return request(*args, **kwargs)
 
-    monkeypatch.setattr(journal, "request_scale", interrupted)
+    monkeypatch.setattr(requests, "scale", interrupted)
     with pytest.raises(KeyboardInterrupt):
         up.scale(3)
     assert up.describe().target == 1
@@ -264,7 +273,7 @@ def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
 
 def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
     """A process paused between intent and act, that wakes up after its row was swept away."""
-    LocalBackend("tests.pool.tiny").start(NodeRef("0123456789", "ghost", "tiny", 1, None))
+    LocalBackend("tests.pool.tiny").start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
     wait_until(lambda: "not mine to start" in (_log("ghost")), "its refusal")
     assert len(tagged()) == 3
 
@@ -273,7 +282,7 @@ def test_two_supervisors_for_one_row_and_one_starts(up):
     """Two processes that both act on the same intent."""
     up.scale(2)
     worker = next(node for node in rows() if not node.is_head)
-    LocalBackend("tests.pool.tiny").start(NodeRef.of(worker))
+    LocalBackend("tests.pool.tiny").start(TINY, [NodeRef.of(worker)])
     wait_until(lambda: "not mine to start" in _log(worker.name), "the second one's refusal")
     with Store().transaction() as session:
         assert session.get_one(Node, worker.id).supervisor == worker.supervisor

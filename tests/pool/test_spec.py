@@ -35,3 +35,26 @@ def test_a_uri_and_its_spec_say_the_same():
 def test_a_wrong_uri_says_what_is_wrong(uri, said):
     with pytest.raises(InvalidArgumentError, match=said):
         PoolSpec.parse(uri)
+
+
+def test_a_foreign_cluster_has_an_address_and_never_a_token():
+    uri = "ray://lab?max_nodes=8&address=http://10.0.0.5:8265&gcs=10.0.0.5:6379&token_file=/run/a%20b"
+    spec = PoolSpec.parse(uri)
+    assert (spec.address, spec.gcs, spec.token_file) == ("http://10.0.0.5:8265", "10.0.0.5:6379", "/run/a b")
+    assert PoolSpec.parse(spec.uri) == spec
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("ray://lab", "needs the URL of the cluster's Job API"),
+        ("ray://10.0.0.5:8265", "nothing else"),
+        ("ray://lab?address=10.0.0.5:8265", "needs the URL"),
+        ("ray://lab?address=http://me:secret@10.0.0.5:8265", "no credentials"),
+        ("ray://lab?address=http://10.0.0.5:8265&token=x", "did you mean token_file"),
+        ("local://x?address=http://10.0.0.5:8265", "only ray:// pools have it"),
+    ],
+)
+def test_what_is_wrong_with_a_foreign_one_is_said(uri, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        PoolSpec.parse(uri)

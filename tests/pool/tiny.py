@@ -7,16 +7,33 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
 
+from shoal.pool import steps, supervisor
 from shoal.pool.spec import PoolSpec
-from shoal.pool.supervisor import main
+from shoal.pool.steps import At, JournalStep
 from shoal.state.schema import Node
+from tests.waiting import wait_until
 
 FAIL_FILE = "refuse-to-start"
 """While a file of this name lies in `$SHOAL_HOME`, no tiny node comes up (its content is the reason)."""
+
+SLOW_FILE = "take-your-time"
+"""While a file of this name lies there, tiny nodes do not get any further, and hear nothing."""
+
+
+DIE_FILE = "die-at"
+"""Names a point of a journal step: the first supervisor that comes there dies of SIGKILL."""
+
+
+def passing(step: JournalStep, at: At) -> None:
+    order = Path(os.environ["SHOAL_HOME"]) / DIE_FILE
+    if order.exists() and order.read_text() == f"{at} {step}":
+        order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class TinyMember:
@@ -26,6 +43,7 @@ class TinyMember:
         refuse = Path(os.environ["SHOAL_HOME"]) / FAIL_FILE
         if refuse.exists():
             raise RuntimeError(refuse.read_text())
+        wait_until(lambda: not (Path(os.environ["SHOAL_HOME"]) / SLOW_FILE).exists(), "the start", 600)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._socket.set_inheritable(True)
         self._children = [
@@ -41,9 +59,8 @@ class TinyMember:
         return {"gcs": f"127.0.0.1:{port}", "api": f"http://127.0.0.1:{port}", "ray_node_id": "0"}
 
     def dead(self) -> str | None:
-        return next(
-            (f"child (exit code {child.returncode})" for child in self._children if child.poll() is not None), None
-        )
+        codes = (child.poll() for child in self._children)
+        return next((f"child (exit code {code}) ended by itself" for code in codes if code is not None), None)
 
     def busy(self) -> bool:
         return self._busy.exists()
@@ -57,4 +74,6 @@ class TinyMember:
 
 
 if __name__ == "__main__":
-    main(TinyMember)
+    supervisor.ensure_running = lambda: None
+    steps.passing = passing
+    supervisor.main(lambda: TinyMember)

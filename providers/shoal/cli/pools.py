@@ -137,13 +137,12 @@ def down(name: Name = None, as_json: Json = False) -> None:
 
 def sweep(as_json: Json = False) -> None:
     """End what nobody owns on this machine. Safe at any time."""
+    from shoal import jobs
     from shoal.cli.checks import leftovers
-    from shoal.pool import api
     from shoal.state import Store
 
-    store = Store()
-    did = api.sweep(store)
-    left = leftovers(store)
+    did = jobs.sweep()
+    left = leftovers(Store())
     if as_json:
         print_json({"did": did, "left": left})
     else:

@@ -2,71 +2,38 @@
 
 from __future__ import annotations
 
-import difflib
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from shoal.errors import InvalidArgumentError, PoolDownError, ScaleError
-from shoal.pool import journal
+from shoal.errors import (
+    InvalidArgumentError,
+    PoolStoppingError,
+    ScaleError,
+    StoreError,
+)
+from shoal.pool import journal, requests, view
 from shoal.pool import reconcile as _reconcile
-from shoal.pool.backends.local import log_path, token_path
-from shoal.pool.holder import host, python_holder
+from shoal.pool.backends import BACKENDS
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.holder import ANYWHERE, host, python_holder
 from shoal.pool.leases import PoolLease
-from shoal.pool.plan import Snapshot, wanted
+from shoal.pool.options import ScaleOptions, checked_size
+from shoal.pool.plan import Snapshot
 from shoal.pool.processes import ProcessId
+from shoal.pool.reconcile import Clock
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec, is_uri
-from shoal.pool.status import Endpoint, LeaseStatus, NodeInfo, NodeStatus, OperationStatus, PoolStatus
-from shoal.pool.tunables import DOWN_PATIENCE, LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
+from shoal.pool.status import NodeInfo, PoolStatus
+from shoal.pool.steps import JournalStep, transaction
+from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
+from shoal.pool.waiting import OnProgress, Waiting
 from shoal.pool.which import which_pool
 from shoal.state import Store
-from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
-
-OnProgress = Callable[[PoolStatus], None]
-"""Called now and then while something is waited for."""
-
-
-class ScaleOptions(BaseModel):
-    """The `options` of `scale_cluster`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    rollback_after_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = ROLLBACK_AFTER
-    block_until_min_cluster_size: Annotated[int, Field(ge=1)] | None = None
-
-    @classmethod
-    def parse(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
-        """Check options before anything starts.
-
-        Raises:
-            InvalidArgumentError: An unknown option, or a value out of range, by name.
-        """
-        try:
-            parsed = cls.model_validate(dict(options or {}))
-        except ValidationError as error:
-            raise InvalidArgumentError("; ".join(cls._say(problem) for problem in error.errors())) from None
-        least = parsed.block_until_min_cluster_size
-        if least is not None and least > size:
-            raise InvalidArgumentError(
-                f"block_until_min_cluster_size={least} is above expected_cluster_size={size}: it can be {size} at most"
-            )
-        return parsed
-
-    @classmethod
-    def _say(cls, problem: Any) -> str:
-        name = str(problem["loc"][0])
-        if problem["type"] != "extra_forbidden":
-            return f"option {name}={problem['input']!r}: {problem['msg']}"
-        near = difflib.get_close_matches(name, cls.model_fields, n=1)
-        return f'unknown option "{name}"' + (
-            f": did you mean {near[0]}?" if near else f"; there are: {', '.join(cls.model_fields)}"
-        )
+from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
 
 
 class ComputePool:
@@ -77,6 +44,7 @@ class ComputePool:
             the one that the rule of `shoal.pool.which` names.
         holder: Who asks; by default this Python process.
         store: The state store; by default ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
+        clock: Seconds since the epoch; tests put hours into milliseconds with it.
 
     Raises:
         InvalidArgumentError: The URI or spec is wrong, or no pool was named where there is none or more than one.
@@ -90,10 +58,16 @@ class ComputePool:
     """
 
     def __init__(
-        self, source: str | PoolSpec | None = None, *, holder: str | None = None, store: Store | None = None
+        self,
+        source: str | PoolSpec | None = None,
+        *,
+        holder: str | None = None,
+        store: Store | None = None,
+        clock: Clock = time.time,
     ) -> None:
         self._spec = PoolSpec.parse(source) if isinstance(source, PoolSpec) or (source and is_uri(source)) else None
         self._store = store or Store()
+        self._clock = clock
         self.name = (
             self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
         )
@@ -125,19 +99,20 @@ class ComputePool:
         """
         if not rollback_after_seconds > 0:
             raise InvalidArgumentError(f"rollback_after_seconds={rollback_after_seconds}: it has to be above 0")
+        self._admit(1, bring_up=True)
 
         def request(session: Session) -> str:
-            spec = self._spec or PoolSpec.model_validate(journal.load(session, self.name).pool.spec)
-            operation_id, begins = journal.request_up(
+            spec = self._definition(session)
+            operation_id, begins = requests.up(
                 session,
                 spec,
                 holder=self.holder,
                 rollback_after=rollback_after_seconds,
                 owner=owner.to_json() if owner else None,
-                now=time.time(),
+                now=self._clock(),
             )
             if begins:  # in the transaction: no node may start without it
-                _write_token(self.name)
+                BACKENDS[spec.backend]().prepare(spec)
             return operation_id
 
         self._carry_out(request, on_progress=on_progress)
@@ -149,23 +124,10 @@ class ComputePool:
         Raises:
             ScaleError: Some node could not be ended; the message says which processes are left.
         """
-        with self._store.transaction() as session:
-            journal.request_down(session, self.name, time.time())
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            requests.down(session, self.name, self._clock())
         ensure_running()
-        until = time.monotonic() + DOWN_PATIENCE
-        while True:
-            _reconcile.reconcile(self._store, self.name)
-            status = self.describe()
-            if status.state != PoolState.STOPPING.value:
-                return
-            if on_progress:
-                on_progress(status)
-            if time.monotonic() > until:
-                raise ScaleError(
-                    f'pool "{self.name}" is not down after {DOWN_PATIENCE:.0f} s; `shoal sweep` tries again',
-                    {node.name: node.error or node.state for node in status.leaving},
-                )
-            time.sleep(WAIT_PERIOD)
+        self._waiting.until_down(on_progress)
 
     def scale(
         self,
@@ -176,18 +138,19 @@ class ComputePool:
         on_progress: OnProgress | None = None,
     ) -> bool:
         """Set the pool's base demand; see `scale_cluster`."""
-        size = _checked_size(expected_cluster_size)
+        size = checked_size(expected_cluster_size)
         parsed = ScaleOptions.parse(options, size)
+        self._admit(size)
 
         def request(session: Session) -> str:
-            return journal.request_scale(
+            return requests.scale(
                 session,
                 self.name,
                 size,
                 holder=self.holder,
                 rollback_after=parsed.rollback_after_seconds,
                 min_size=parsed.block_until_min_cluster_size,
-                now=time.time(),
+                now=self._clock(),
             )
 
         self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
@@ -198,6 +161,7 @@ class ComputePool:
         size: int,
         *,
         ttl: float = LEASE_TTL,
+        bring_up: bool = False,
         is_async: bool = False,
         options: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
@@ -210,6 +174,8 @@ class ComputePool:
         Args:
             size: Nodes, the head among them.
             ttl: Seconds that it lives without being renewed.
+            bring_up: Where the pool is down, bring it up: it goes down again with its last lease and job, unless
+                somebody sets a base demand meanwhile. Says nothing about a pool that is up.
             is_async: Return as soon as the claim is journaled.
             options: As of `scale_cluster`.
             on_progress: Called while waiting.
@@ -219,21 +185,24 @@ class ComputePool:
 
         Raises:
             InvalidArgumentError: A size above MAX_NODES, a wrong option.
-            PoolDownError: The pool is not up.
+            PoolDownError: The pool is not up, and was not to be brought up.
             ScaleError: The nodes did not come; the claim was taken back.
 
         Example:
             >>> with pool.lease(3):
             ...     estimator.fit(...)
         """
-        size = _checked_size(size, "size")
+        size = checked_size(size, "size")
         parsed = ScaleOptions.parse(options, size)
         if not ttl > 0:
             raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
+        self._admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
         def request(session: Session) -> str:
-            operation_id, lease = journal.request_lease(
+            spec = self._definition(session) if bring_up else None
+            begins = spec is not None and requests.begin_life(session, spec, now=self._clock())
+            operation_id, lease = requests.lease(
                 session,
                 self.name,
                 size,
@@ -241,78 +210,102 @@ class ComputePool:
                 ttl=ttl,
                 rollback_after=parsed.rollback_after_seconds,
                 min_size=parsed.block_until_min_cluster_size,
-                now=time.time(),
+                now=self._clock(),
             )
             leases.append(lease)
+            if spec and begins:  # in the transaction: no node may start without it
+                BACKENDS[spec.backend]().prepare(spec)
             return operation_id
 
         self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
-        return PoolLease(self._store, leases[0].id, leases[0].epoch, self.name, self.holder, ttl)
+        return PoolLease(self._store, leases[0].id, leases[0].epoch, ttl, self.release, clock=self._clock)
 
     def release(self) -> bool:
-        """Give up what this holder claims; False where it claims nothing. Its nodes go unless others need them."""
-        with self._store.transaction() as session:
-            released = journal.release_leases(session, self.name, self.holder, time.time())
-        _reconcile.reconcile(self._store, self.name)
+        """Give up what this holder claims; False where it claims nothing. Its nodes go unless others need them.
+
+        A pool that was brought up by a lease, and that nobody else wants anything of, is down afterwards.
+        """
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            released = requests.release(session, self.name, self.holder, self._clock())
+        _reconcile.reconcile(self._store, self.name, clock=self._clock)
         ensure_running()
+        self._waiting.until_down()
         return released > 0
 
-    def renew(self, ttl: float = LEASE_TTL) -> bool:
-        """Hold on to what this holder claims, for another `ttl` seconds; False where it claims nothing any more."""
-        with self._store.transaction() as session:
-            leases = journal.load(session, self.name).leases
-            mine = next((lease for lease in leases if lease.holder == self.holder), None)
-            if mine is None or mine.expires_at <= time.time():
-                return False
-            journal.renew_lease(session, mine.id, mine.epoch, ttl, time.time())
-        return True
+    def renew(self) -> bool:
+        """Hold on to what this holder claims, for another time to live; False where it claims nothing any more."""
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            return requests.renew_held(session, self.name, self.holder, self._clock())
 
     def alter(self, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
         """Change the pool's limits; see `alter_pool`."""
         for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
             if value is not None:
-                _checked_size(value, name)
-        with self._store.transaction() as session:
-            journal.request_alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=time.time())
+                checked_size(value, name)
+        self._admit(min_nodes or 1)
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            requests.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
         ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
         """The active nodes, the head first; empty while the pool is down."""
         return [NodeInfo(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in self.describe().active]
 
+    def has_nodes(self, size: int) -> bool:
+        """Whether so many nodes are active.
+
+        Raises:
+            ScaleError: They are not, and nobody asks for them (any more): it says what became of who did.
+        """
+        status = self.describe()
+        if len(status.active) >= size:
+            return True
+        if status.target >= size:
+            return False
+        mine = self._last_rolled_back()
+        if mine:
+            why = f"what {self.holder} asked for was rolled back: {mine.error}"
+        elif status.state != PoolState.UP.value:
+            why = f"it is {status.state}"
+        else:
+            why = status.reason or "ask for them with a lease or scale_cluster"
+        raise ScaleError(
+            f'pool "{self.name}" has {len(status.active)} of {size} nodes and is to have {status.target}: {why}',
+            mine.node_errors if mine else None,
+        )
+
+    def wait_for_nodes(
+        self, size: int, *, timeout: float = ROLLBACK_AFTER, on_progress: OnProgress | None = None
+    ) -> list[NodeInfo]:
+        """Wait until so many nodes are active; asks for none itself.
+
+        Args:
+            size: Nodes, the head among them.
+            timeout: Seconds to wait.
+            on_progress: Called while waiting.
+
+        Returns:
+            The active nodes, the head first.
+
+        Raises:
+            ScaleError: Nobody asks for so many (any more), or the time is over.
+        """
+        until = time.monotonic() + timeout
+        while not self.has_nodes(size):
+            status = self.describe()
+            if on_progress:
+                on_progress(status)
+            if time.monotonic() > until:
+                raise ScaleError(
+                    f'pool "{self.name}" has {len(status.active)} of {size} nodes after {timeout:g} s',
+                    {node.name: node.error or node.state for node in (*status.pending, *status.failed)},
+                )
+            time.sleep(WAIT_PERIOD)
+        return self.get_nodes()
+
     def describe(self) -> PoolStatus:
         """The pool as it stands. Reading never scales."""
-        with self._store.reading() as session:
-            snapshot = journal.load(session, self.name, lock=False)
-        now = time.time()
-        pool = snapshot.pool
-        nodes = [(node, _state_seen(node, pool)) for node in snapshot.nodes]
-        last = snapshot.operations[-1] if snapshot.operations else None
-
-        def those(*states: NodeState) -> tuple[NodeStatus, ...]:
-            chosen = [_node_status(node, state) for node, state in nodes if state in states]
-            return tuple(sorted(chosen, key=lambda node: not node.is_head))
-
-        return PoolStatus(
-            name=pool.name,
-            uri=PoolSpec.model_validate(pool.spec).uri,
-            state=pool.state.value,
-            host=pool.host,
-            min_nodes=pool.min_nodes,
-            max_nodes=pool.max_nodes,
-            target=wanted(pool, snapshot.demand, snapshot.leases, now),
-            active=those(NodeState.READY),
-            pending=those(NodeState.PLANNED, NodeState.STARTING),
-            failed=those(NodeState.FAILED),
-            leaving=those(NodeState.DRAINING, NodeState.ENDING),
-            leases=tuple(
-                LeaseStatus(lease.id, lease.holder, lease.size, lease.expires_at)
-                for lease in snapshot.leases
-                if lease.expires_at > now
-            ),
-            last_operation=_operation_status(last) if last else None,
-            reason=_reason(snapshot, now),
-        )
+        return view.describe(self._snapshot(), self._clock())
 
     def endpoint(self) -> Endpoint:
         """Where the pool's head takes jobs.
@@ -320,17 +313,13 @@ class ComputePool:
         Raises:
             PoolDownError: It is not up, has no head that is ready, or is bound to another machine.
         """
-        with self._store.reading() as session:
-            snapshot = journal.load(session, self.name, lock=False)
+        snapshot = self._snapshot()
         journal.require_up(snapshot.pool)
-        for node in snapshot.nodes:
-            if node.is_head and _state_seen(node, snapshot.pool) is NodeState.READY and node.endpoint:
-                return Endpoint(node.endpoint["api"], node.endpoint["gcs"], token_path(self.name))
-        raise PoolDownError(f'the head of pool "{self.name}" is not ready: `shoal pool describe {self.name}` says why')
+        return view.endpoint(snapshot)
 
     def sweep(self) -> list[str]:
         """End what nobody owns on this host, this pool or another; returns what was done."""
-        return _reconcile.sweep(self._store)
+        return _reconcile.sweep(self._store, clock=self._clock)
 
     def _carry_out(
         self,
@@ -347,56 +336,63 @@ class ComputePool:
         """
         operation_id = ""
         try:
-            with self._store.transaction() as session:
-                operation_id = request(session)
+            while not operation_id:
+                try:
+                    with transaction(self._store, JournalStep.REQUEST) as session:
+                        operation_id = request(session)
+                        deadline = session.get_one(Operation, operation_id).deadline
+                except PoolStoppingError:  # as another run ends, this one begins
+                    operation_id = ""
+                    self._waiting.until_down(on_progress)
             ensure_running()
             if not is_async:
-                self._wait(operation_id, least=least, on_progress=on_progress)
-        except BaseException:
+                self._waiting.for_operation(operation_id, deadline, least=least, on_progress=on_progress)
+        except BaseException as error:
             if operation_id:
-                self._give_up(operation_id)
+                try:
+                    self._give_up(operation_id)
+                except StoreError:
+                    error.add_note(f"Operation {operation_id} could not be rolled back: `shoal sweep` sees to its end")
             raise
 
-    def _wait(self, operation_id: str, *, least: int | None, on_progress: OnProgress | None) -> None:
-        while True:
-            _reconcile.reconcile(self._store, self.name)
-            operation = self._operation(operation_id)
-            if operation.state is not OperationState.OPEN:
-                break
-            status = self.describe()
-            if least is not None and len(status.active) >= least:
-                return
-            if on_progress:
-                on_progress(status)
-            time.sleep(WAIT_PERIOD)
-        if operation.state is OperationState.SUCCEEDED:
-            return
-        if operation.state is OperationState.ROLLED_BACK:
-            self._settle()
-        back = "" if operation.state is OperationState.SUPERSEDED else _rolled_back_to(operation)
-        raise ScaleError(
-            f'pool "{self.name}" did not reach {operation.size} nodes: {operation.error}{back}', operation.node_errors
-        )
-
     def _give_up(self, operation_id: str) -> None:
-        with self._store.transaction() as session:
-            withdrawn = journal.withdraw(session, operation_id, "its caller was interrupted", time.time())
+        with transaction(self._store, JournalStep.WITHDRAW) as session:
+            withdrawn = journal.withdraw(session, operation_id, "its caller was interrupted", self._clock())
         if withdrawn:
-            self._settle()
+            self._waiting.until_settled()
 
-    def _settle(self) -> None:
-        """After a rollback: see the nodes gone that it started, so that nothing is left when the caller goes on."""
-        until = time.monotonic() + DOWN_PATIENCE
-        while time.monotonic() < until:
-            _reconcile.reconcile(self._store, self.name)
-            status = self.describe()
-            if not status.failed and not status.leaving and len(status.active) + len(status.pending) <= status.target:
-                return
-            time.sleep(WAIT_PERIOD)
-
-    def _operation(self, operation_id: str) -> Operation:
+    def _snapshot(self) -> Snapshot:
         with self._store.reading() as session:
-            return session.get_one(Operation, operation_id)
+            return journal.load(session, self.name, lock=False)
+
+    @property
+    def _waiting(self) -> Waiting:
+        return Waiting(self._store, self.name, self._clock)
+
+    def _definition(self, session: Session) -> PoolSpec:
+        """What the pool is to be where it is brought up: as given, else as it was."""
+        return self._spec or PoolSpec.model_validate(journal.load(session, self.name).pool.spec)
+
+    def _admit(self, size: int, *, bring_up: bool = False) -> None:
+        """Have the backend refuse what it can never do; everything that the journal refuses is left to it."""
+        with self._store.reading() as session:
+            pool = session.get(Pool, self.name)
+            up = pool is not None and pool.state is PoolState.UP
+            if not (up or bring_up):
+                return
+            spec = PoolSpec.model_validate(pool.spec) if pool and up else self._definition(session)
+        if (least := max(size, spec.min_nodes)) <= spec.max_nodes:
+            BACKENDS[spec.backend]().admit(spec, least)
+
+    def _last_rolled_back(self) -> Operation | None:
+        """This holder's last operation, if it was rolled back."""
+        with self._store.reading() as session:
+            last = session.scalars(
+                select(Operation)
+                .where(Operation.pool == self.name, Operation.holder == self.holder)
+                .order_by(Operation.created_at.desc())
+            ).first()
+        return last if last and last.state is OperationState.ROLLED_BACK else None
 
 
 def scale_cluster(
@@ -431,7 +427,7 @@ def scale_cluster(
     """
     if pool_name and notebook_name and pool_name != notebook_name:
         raise InvalidArgumentError(f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ")
-    size = _checked_size(expected_cluster_size)
+    size = checked_size(expected_cluster_size)
     ScaleOptions.parse(options, size)  # before the store is even opened
     return ComputePool(pool_name or notebook_name).scale(size, is_async=is_async, options=options)
 
@@ -477,75 +473,9 @@ def sweep(store: Store | None = None) -> list[str]:
     store = store or Store()
     did = _reconcile.sweep(store)
     with store.reading() as session:
-        alive = session.scalars(select(Pool).where(Pool.state != PoolState.DOWN, Pool.host == host())).first()
+        alive = session.scalars(
+            select(Pool).where(Pool.state != PoolState.DOWN, Pool.host.in_((host(), ANYWHERE)))
+        ).first()
     if alive:
         ensure_running()
     return did
-
-
-def _checked_size(value: Any, name: str = "expected_cluster_size") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name}={value!r}: it has to be a whole number of nodes, 1 or more")
-    return value
-
-
-def _write_token(pool: str) -> None:
-    path = token_path(pool)
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32))
-
-
-def _state_seen(node: Node, pool: Pool) -> NodeState:
-    """A node's state, with a supervisor of this host looked at: what died a moment ago is not active."""
-    live = node.state in (NodeState.STARTING, NodeState.READY, NodeState.DRAINING)
-    if live and pool.host == host() and node.supervisor and not ProcessId.from_json(node.supervisor).alive():
-        return NodeState.FAILED
-    return node.state
-
-
-def _node_status(node: Node, state: NodeState) -> NodeStatus:
-    return NodeStatus(
-        name=node.name,
-        state=state.value,
-        is_head=node.is_head,
-        cpus=node.cpus,
-        gpus=node.gpus,
-        busy=node.busy,
-        error=node.error,
-        log=str(log_path(node.pool, node.name)),
-    )
-
-
-def _operation_status(row: Operation) -> OperationStatus:
-    return OperationStatus(
-        id=row.id,
-        kind=row.kind.value,
-        state=row.state.value,
-        holder=row.holder,
-        size=row.size,
-        created_at=row.created_at,
-        deadline=row.deadline,
-        ended_at=row.ended_at,
-        error=row.error,
-    )
-
-
-def _reason(snapshot: Snapshot, now: float) -> str | None:
-    pool, last = snapshot.pool, snapshot.operations[-1] if snapshot.operations else None
-    if pool.state is not PoolState.UP:
-        return None
-    short = len(snapshot.nodes) < wanted(pool, snapshot.demand, snapshot.leases, now)
-    if short and pool.cooldown_until and pool.cooldown_until > now:
-        return f"a node failed to start; the next try is in {pool.cooldown_until - now:.0f} s"
-    if last and last.state is OperationState.ROLLED_BACK:
-        return f"the last operation was rolled back: {last.error}"
-    return None
-
-
-def _rolled_back_to(operation: Operation) -> str:
-    if operation.kind is OperationKind.LEASE:
-        return "; its lease was taken back"
-    if operation.replaced_size is None:
-        return "; everything it had started was ended"
-    return f"; rolled back to {operation.replaced_size}"

@@ -12,6 +12,15 @@ def host() -> str:
     return socket.gethostname()
 
 
+ANYWHERE = ""
+"""Instead of a host's name: what a pool carries that any host can act on."""
+
+
+def is_here(pool_host: str) -> bool:
+    """Whether a pool that carries this host can be acted on from this machine."""
+    return pool_host in (ANYWHERE, host())
+
+
 def python_holder() -> str:
     """``python:<user>@<host>/<pid>``: a plain Python process."""
     return f"python:{getpass.getuser()}@{host()}/{os.getpid()}"

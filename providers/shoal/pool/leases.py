@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from shoal.errors import FencedError, StoreError
-from shoal.pool import journal
-from shoal.pool import reconcile as _reconcile
+from shoal.pool import requests
+from shoal.pool.steps import JournalStep, transaction
 from shoal.state import Store
+
+log = logging.getLogger(__name__)
 
 _RENEWALS_PER_TTL = 3
 """Two may be missed before the lease expires."""
@@ -21,17 +25,27 @@ class PoolLease:
     Attributes:
         id: Its id.
         epoch: Counts the times it was asked for; only the newest may renew it.
-        pool: The pool.
-        holder: Who has it.
+        ttl: Seconds that it lives without being renewed.
+        lost: Why it is not this holder's any more, though it was not released: what it held may be gone.
     """
 
-    def __init__(self, store: Store, lease_id: str, epoch: int, pool: str, holder: str, ttl: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lease_id: str,
+        epoch: int,
+        ttl: float,
+        release: Callable[[], object],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.id = lease_id
         self.epoch = epoch
-        self.pool = pool
-        self.holder = holder
+        self.ttl = ttl
+        self.lost: str | None = None
         self._store = store
-        self._ttl = ttl
+        self._release = release
+        self._clock = clock
         self._released = threading.Event()
 
     def renew(self) -> None:
@@ -40,15 +54,13 @@ class PoolLease:
         Raises:
             FencedError: It has expired, was released, or is somebody else's under a newer epoch.
         """
-        with self._store.transaction() as session:
-            journal.renew_lease(session, self.id, self.epoch, self._ttl, time.time())
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            requests.renew(session, self.id, self.epoch, self._clock())
 
     def release(self) -> None:
         """Give it up; its nodes go unless others need them. Released or expired already: nothing happens."""
         self._released.set()
-        with self._store.transaction() as session:
-            journal.release_leases(session, self.pool, self.holder, time.time())
-        _reconcile.reconcile(self._store, self.pool)
+        self._release()
 
     def __enter__(self) -> PoolLease:
         threading.Thread(target=self._keep, name=f"lease-{self.id}", daemon=True).start()
@@ -60,10 +72,13 @@ class PoolLease:
         self.release()
 
     def _keep(self) -> None:
-        while not self._released.wait(self._ttl / _RENEWALS_PER_TTL):
+        while not self._released.wait(self.ttl / _RENEWALS_PER_TTL):
             try:
                 self.renew()
-            except FencedError:
+            except FencedError as error:
+                if not self._released.is_set():
+                    self.lost = str(error)
+                    log.warning("%s", error)
                 return
-            except StoreError:
-                continue  # unreachable for a moment: the next renewal may still come in time
+            except StoreError as error:
+                log.warning("a lease could not be renewed; the next renewal may still come in time: %s", error)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal.pool.tunables import MAX_START_FAILURES
+from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import MAX_START_FAILURES, REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST, START_TIMEOUT
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 _COMING = frozenset({NodeState.PLANNED, NodeState.STARTING})
@@ -21,6 +21,8 @@ class Snapshot:
     leases: tuple[Lease, ...]
     operations: tuple[Operation, ...]
     nodes: tuple[Node, ...]
+    works: bool = False
+    """Whether a job runs on it, or waits to."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,18 @@ class NodePlan:
     """Node id and the reason."""
 
 
-def wanted(pool: Pool, demand: Demand | None, leases: Iterable[Lease], now: float) -> int:
-    """How many nodes, the head among them, the pool should have: the largest live demand, held between its limits."""
-    if pool.state is not PoolState.UP:
+def wanted(snapshot: Snapshot, now: float) -> int:
+    """How many nodes, the head among them, the pool should have: the largest live demand, held between its limits.
+
+    A pool without a base demand was brought up by a lease, and lasts as long as leases and jobs do: then it is 0.
+    """
+    pool, demand = snapshot.pool, snapshot.demand
+    claims = [lease.size for lease in snapshot.leases if lease.expires_at > now]
+    if demand:
+        claims.append(demand.size)
+    if pool.state is not PoolState.UP or not (claims or snapshot.works):
         return 0
-    live = [lease.size for lease in leases if lease.expires_at > now]
-    return min(max(pool.min_nodes, demand.size if demand else 1, *live, 1), pool.max_nodes)
+    return min(max(pool.min_nodes, *claims, 1), pool.max_nodes)
 
 
 def judge(snapshot: Snapshot, now: float) -> list[Verdict]:
@@ -66,7 +74,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         return Verdict(operation.id, OperationState.SUPERSEDED, f'pool "{pool.name}" went down')
     ready = sum(node.state is NodeState.READY for node in snapshot.nodes)
     owns_demand = demand is not None and demand.operation_id == operation.id
-    target = wanted(pool, demand, snapshot.leases, now)
+    target = wanted(snapshot, now)
     surplus = len(snapshot.nodes) > target
     if ready >= operation.size and not (owns_demand and surplus):
         return Verdict(operation.id, OperationState.SUCCEEDED)
@@ -90,7 +98,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
 def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     """What to start and what to end so that the nodes match the demand."""
     pool = snapshot.pool
-    target = wanted(pool, snapshot.demand, snapshot.leases, now)
+    target = wanted(snapshot, now)
     head = next((node for node in snapshot.nodes if node.is_head and node.state not in _GOING), None)
     end: dict[str, str] = {}
     keep: list[Node] = []
@@ -119,6 +127,41 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
         drain=tuple(drain),
         end=tuple(end.items()),
     )
+
+
+def idle_timeout(pool: Pool) -> float | None:
+    """Seconds after which a pool goes down that nobody wants anything of; None: never."""
+    return PoolSpec.model_validate(pool.spec).idle_timeout
+
+
+def in_use(snapshot: Snapshot, now: float) -> bool:
+    """Whether a lease, a job, or anything that runs on a node keeps it from being forgotten."""
+    leased = any(lease.expires_at > now for lease in snapshot.leases)
+    return leased or snapshot.works or any(node.busy for node in snapshot.nodes)
+
+
+def why_down(snapshot: Snapshot, now: float) -> str | None:
+    """Why a pool that is up has to go down; None while it may stay."""
+    pool = snapshot.pool
+    if pool.state is not PoolState.UP:
+        return None
+    if wanted(snapshot, now) == 0:
+        return "its last lease ended and nobody set a base demand"
+    timeout = idle_timeout(pool)
+    if timeout is not None and now - pool.touched_at > timeout and not in_use(snapshot, now):
+        return f"nobody wanted anything of it for {timeout:.0f} s"
+    return None
+
+
+def cooldown(failures: int) -> float:
+    """Seconds before the next try after so many nodes in a row failed with no operation open."""
+    return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0 ** (failures - 2), REPLACE_COOLDOWN_MOST)
+
+
+def has_settled(snapshot: Snapshot, now: float) -> bool:
+    """Whether all nodes that are wanted are there, and have been for so long that an earlier failure is history."""
+    old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
+    return len(old) >= wanted(snapshot, now)
 
 
 def _has_open(snapshot: Snapshot) -> bool:

@@ -6,19 +6,22 @@ transaction confirm. A process killed between any two of them leaves rows that t
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
-from shoal.pool import journal
-from shoal.pool.backends import BACKENDS, Backend, NodeRef
-from shoal.pool.backends.local import token_path
-from shoal.pool.holder import host
+from shoal.pool import journal, requests
+from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
+from shoal.pool.holder import is_here
+from shoal.pool.plan import wanted
 from shoal.pool.processes import ProcessId
+from shoal.pool.retention import retain
+from shoal.pool.spec import PoolSpec
+from shoal.pool.steps import JournalStep, act, transaction
 from shoal.state import Store
 from shoal.state.schema import Node, NodeState, PoolState
 
@@ -31,10 +34,21 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Changes:
-    """What one run did: names of nodes."""
+    """What one run did.
+
+    Attributes:
+        started: Names of nodes.
+        ended: Names of nodes.
+        decided: What became of operations and leases, a sentence each.
+    """
 
     started: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
+    decided: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """All of it, a sentence each."""
+        return [*self.decided, *(f"started {name}" for name in self.started), *(f"ended {name}" for name in self.ended)]
 
 
 def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
@@ -53,46 +67,54 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     """
     with store.reading() as session:
         snapshot = journal.load(session, name, lock=False)
-    if snapshot.pool.host != host():
+    if not is_here(snapshot.pool.host):
         return Changes()
-    backend = BACKENDS[snapshot.pool.spec["backend"]]()
-    claimed = [NodeRef.of(node) for node in snapshot.nodes if node.supervisor and node.state is not NodeState.ENDING]
-    losses = {node.id: (node, reason) for node in claimed if (reason := backend.lost(node))}
+    spec = PoolSpec.model_validate(snapshot.pool.spec)
+    backend = BACKENDS[spec.backend]()
+    refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
+    seen = backend.look(spec, refs)
     orphaned = snapshot.pool.owner is not None and not ProcessId.from_json(snapshot.pool.owner).alive()
-    with store.transaction() as session:
+    with transaction(store, JournalStep.INTEND) as session:
         now = clock()
         if orphaned and snapshot.pool.state is PoolState.UP:
-            journal.request_down(session, name, now)
+            requests.down(session, name, now)
         snapshot = journal.load(session, name)
-        journal.record_losses(session, snapshot, losses)
-        start, end = journal.advance(session, snapshot, now)
-    for node in start:
-        backend.start(node)
-    if end:
-        _end(store, backend, end)
-    _tidy(store, name)
-    return Changes(tuple(node.name for node in start), tuple(node.name for node in end))
+        journal.record_seen(session, snapshot, refs, seen)
+        intents = journal.advance(session, snapshot, now)
+        snapshot = journal.load(session, name)
+        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), wanted(snapshot, now), now)
+    if intents.start:
+        with act(JournalStep.START):
+            backend.start(ref, intents.start)
+    if intents.end:
+        _end(store, backend, ref, intents.end)
+    if snapshot.pool.state is PoolState.DOWN:
+        _tidy(store, backend, name)
+    return Changes(
+        tuple(node.name for node in intents.start), tuple(node.name for node in intents.end), tuple(intents.decided)
+    )
 
 
-def _end(store: Store, backend: Backend, nodes: list[NodeRef]) -> None:
-    outcome = backend.end(nodes)
-    with store.transaction() as session:
+def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) -> None:
+    with act(JournalStep.END):
+        outcome = backend.end(pool, nodes)
+    with transaction(store, JournalStep.CONFIRM) as session:
         journal.forget(session, [node_id for node_id, problem in outcome.items() if problem is None])
         for node_id, problem in outcome.items():
             if problem:
                 journal.note_stuck(session, node_id, problem)
 
 
-def _tidy(store: Store, name: str) -> None:
+def _tidy(store: Store, backend: Backend, name: str) -> None:
     """Remove the token of a pool that is down, and all trace of one that was embedded in a process that has ended."""
-    with store.transaction() as session:
+    with transaction(store, JournalStep.TIDY) as session:
         pool = journal.load(session, name).pool
         if pool.state is not PoolState.DOWN:
             return
-        token_path(name).unlink(missing_ok=True)
-        if pool.owner is not None and not ProcessId.from_json(pool.owner).alive():
+        forgotten = pool.owner is not None and not ProcessId.from_json(pool.owner).alive()
+        backend.discard(name, everything=forgotten)
+        if forgotten:
             session.delete(pool)
-            shutil.rmtree(token_path(name).parent, ignore_errors=True)
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
@@ -110,9 +132,10 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
                 changes = reconcile(store, name, clock=clock)
             except PoolNotFoundError:
                 break  # an embedded pool, gone with its process
-            did += [f"{name}: started {node}" for node in changes.started]
-            did += [f"{name}: ended {node}" for node in changes.ended]
+            did += [f"{name}: {sentence}" for sentence in changes.sentences()]
             if changes == Changes():
+                with suppress(PoolNotFoundError):
+                    retain(store, name, clock())
                 break
     # Folders first, rows second: a node that is there and has no row by then had one before, and lost it.
     backends = [make() for make in BACKENDS.values()]
@@ -121,6 +144,7 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
         known = set(session.scalars(select(Node.id)))
     for backend, node_id in found:
         if node_id not in known:
-            problem = backend.end([NodeRef(node_id, node_id, "", 0, None)])[node_id]
+            with act(JournalStep.CLEAR):
+                problem = backend.clear(node_id)
             did.append(f"left-over node {node_id}: {problem or 'ended'}")
     return did

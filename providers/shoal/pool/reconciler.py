@@ -1,8 +1,8 @@
 """The detached process that reconciles while a pool on this host is up: ``python -m shoal.pool.reconciler``.
 
-One per home and host, which a file lock sees to. Nobody depends on it for safety: every write and every sweep
-reconciles too. It carries asynchronous operations to their end, holds MIN_NODES, replaces dead nodes, and ends
-forgotten pools.
+One per host, home and store, which a file lock sees to; where it died, the next write, the next sweep or any node's
+supervisor starts another. Nobody depends on it for safety: every write and every sweep reconciles too. It carries
+asynchronous operations to their end, holds MIN_NODES, replaces dead nodes, expires leases, and ends forgotten pools.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from pathlib import Path
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError, StoreError
-from shoal.pool import journal
 from shoal.pool.backends.local import inherited_environment
-from shoal.pool.holder import host
+from shoal.pool.holder import ANYWHERE, host
 from shoal.pool.processes import spawn_detached
 from shoal.pool.reconcile import reconcile
-from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import RECONCILE_PERIOD
-from shoal.state import Store, home
-from shoal.state.home import subfolder
+from shoal.pool.retention import retain
+from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
+from shoal.state import Store
+from shoal.state.home import lock_file, subfolder
 from shoal.state.locks import open_locked
-from shoal.state.schema import JOB_ENDED, Job, Pool, PoolState
+from shoal.state.schema import Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
 
@@ -44,7 +43,7 @@ def ensure_running() -> None:
 
 
 def _lock_path() -> Path:
-    return home() / "reconciler.lock"
+    return lock_file("reconciler")
 
 
 def run() -> None:
@@ -56,53 +55,44 @@ def run() -> None:
         with open_locked(_lock_path(), wait=False) as mine:
             if not mine:
                 return
+            retained_at = time.monotonic()
             while store.exists() and (names := _to_look_after(store)):
+                tidy = time.monotonic() - retained_at > RETENTION_PERIOD
+                retained_at = time.monotonic() if tidy else retained_at
                 for name in names:
-                    _reconcile_one(store, name)
+                    _reconcile_one(store, name, tidy=tidy)
                 time.sleep(RECONCILE_PERIOD)
         # A write between the last look and letting go of the lock saw it held and started nobody: look once more.
         if not store.exists() or not _to_look_after(store):
             return
 
 
-def _reconcile_one(store: Store, name: str) -> None:
+def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
     try:
-        _end_forgotten(store, name)
         changes = reconcile(store, name)
+        if tidy:
+            retain(store, name, time.time())
     except PoolNotFoundError:
+        return
+    except StoreError as error:
+        log.warning("pool %s: %s", name, error)
         return
     except Exception:
         log.exception("pool %s: this round failed, the next one goes on", name)
         return
-    if changes.started or changes.ended:
-        log.info("pool %s: started %s, ended %s", name, list(changes.started), list(changes.ended))
+    for sentence in changes.sentences():
+        log.info("pool %s: %s", name, sentence)
 
 
 def _to_look_after(store: Store) -> list[str]:
     try:
         with store.reading() as session:
-            rows = session.scalars(select(Pool).where(Pool.host == host()))
+            rows = session.scalars(select(Pool).where(Pool.host.in_((host(), ANYWHERE))))
             # One embedded in a process is looked after until that process ends: its row goes last.
             return [pool.name for pool in rows if pool.state is not PoolState.DOWN or pool.owner]
     except StoreError as error:
         log.warning("%s", error)
         return [] if not store.exists() else ["?"]  # unreachable for a moment is no reason to leave
-
-
-def _end_forgotten(store: Store, name: str) -> None:
-    """Take a pool down that nobody wanted anything of for its `idle_timeout`."""
-    now = time.time()
-    with store.transaction() as session:
-        snapshot = journal.load(session, name)
-        pool = snapshot.pool
-        timeout = PoolSpec.model_validate(pool.spec).idle_timeout
-        busy = any(node.busy for node in snapshot.nodes) or any(lease.expires_at > now for lease in snapshot.leases)
-        busy = busy or bool(session.scalars(select(Job).where(Job.pool == name, Job.state.not_in(JOB_ENDED))).first())
-        if busy:
-            pool.touched_at = now
-        elif pool.state is PoolState.UP and timeout is not None and now - pool.touched_at > timeout:
-            log.info("pool %s: nobody wanted anything of it for %.0f s", name, timeout)
-            journal.request_down(session, name, now)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,6 +13,9 @@ from shoal.errors import InvalidArgumentError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
+
+
+_OF_RAY = ("address", "gcs", "token_file")
 
 
 class PoolSpec(BaseModel):
@@ -25,7 +28,10 @@ class PoolSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
-    backend: Annotated[Literal["local"], Field(description="Where its nodes run: `local` is this machine.")] = "local"
+    backend: Annotated[
+        Literal["local", "ray"],
+        Field(description="Where its nodes run: `local` is this machine, `ray` a cluster that someone else runs."),
+    ] = "local"
     min_nodes: Annotated[int, Field(ge=1, description="Nodes held while it is up; the head counts.")] = 1
     max_nodes: Annotated[int, Field(ge=1, le=1000, description="The most nodes it may ever have.")] = 4
     cpus_per_node: Annotated[int, Field(ge=1, le=1024, description="CPUs that each node offers.")] = 1
@@ -36,12 +42,36 @@ class PoolSpec(BaseModel):
         Field(gt=0, description="Seconds without job, lease or request after which the pool goes down; none: never."),
     ] = 24 * 3600.0  # a day: a daily pipeline keeps its pool, one forgotten over the weekend goes
 
+    address: Annotated[
+        str | None, Field(description="URL of the cluster's Job API (http://host:8265); of ray:// pools only.")
+    ] = None
+    gcs: Annotated[
+        str | None,
+        Field(description="host:port that drivers connect to, if not the head's on Ray's 6379; of ray:// pools only."),
+    ] = None
+    token_file: Annotated[
+        str | None,
+        Field(description="0600 file with the cluster's bearer token, where it asks for one; of ray:// pools only."),
+    ] = None
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f'"{self.name}" is no legal pool name: {_NAME_RULE}')
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
+        given = [name for name in _OF_RAY if getattr(self, name) is not None]
+        if self.backend != "ray" and given:
+            raise ValueError(f"{', '.join(given)}: only ray:// pools have {'it' if len(given) == 1 else 'them'}")
+        if self.backend == "ray":
+            parts = urlsplit(self.address or "")
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(
+                    f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
+                    f"as in ray://{self.name}?address=http://10.0.0.5:8265"
+                )
+            if parts.username or parts.password or parts.query:
+                raise ValueError("address: no credentials in a URL; put the token in a file and give token_file=")
         return self
 
     @classmethod
@@ -63,7 +93,9 @@ class PoolSpec(BaseModel):
     def uri(self) -> str:
         """The URI that :meth:`parse` makes this spec of."""
         given = self.model_dump(exclude_defaults=True, exclude={"name", "backend"})
-        query = "&".join(f"{key}={'none' if value is None else value}" for key, value in given.items())
+        query = "&".join(
+            f"{key}={'none' if value is None else quote(str(value), safe='/:')}" for key, value in given.items()
+        )
         return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
 
 
@@ -76,8 +108,8 @@ def _fields_of_uri(uri: str) -> dict[str, Any]:
     parts = urlsplit(uri)
     if not parts.scheme or "://" not in uri:
         raise InvalidArgumentError(f'"{uri}" is no pool URI; one looks like local://retrain?max_nodes=4')
-    if parts.path.strip("/") or parts.fragment or parts.username or parts.port:
-        raise InvalidArgumentError(f'"{uri}": a local pool is local://NAME?option=value and nothing else')
+    if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
+        raise InvalidArgumentError(f'"{uri}": a pool is {parts.scheme}://NAME?option=value and nothing else')
     fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
     for key, value in parse_qsl(parts.query, keep_blank_values=True):
         if key in fields:
@@ -96,7 +128,7 @@ def _readable(error: ValidationError) -> str:
             hint = f"did you mean {near[0]}?" if near else f"legal: {', '.join(sorted(legal))}"
             said.append(f"unknown pool option {field}: {hint}")
         elif field == "backend":
-            said.append(f'unknown backend "{problem["input"]}": local is the one there is')
+            said.append(f'unknown backend "{problem["input"]}": there are local and ray')
         else:
             message = problem["msg"].removeprefix("Value error, ")
             said.append(f"{field}={problem['input']!r}: {message}" if field else message)

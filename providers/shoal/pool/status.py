@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypedDict
-
-from shoal.errors import PoolDownError
 
 
 class NodeInfo(TypedDict):
@@ -31,7 +26,7 @@ class NodeStatus:
         gpus: GPUs that it offers.
         busy: Whether work was running on it when its supervisor last looked.
         error: What went wrong on it.
-        log: File of its supervisor's log on the pool's host.
+        log: Where to read what it had to say: for a local node a file on the pool's host.
     """
 
     name: str
@@ -77,7 +72,7 @@ class PoolStatus:
         name: Its name.
         uri: What it was made from.
         state: ``up``, ``stopping`` or ``down``.
-        host: The machine it is bound to.
+        host: The machine it is bound to; empty where any can act on it.
         min_nodes: Nodes that it holds while it is up.
         max_nodes: The most it may have.
         target: Nodes that it should have now: the largest live demand within the limits; 0 when it is not up.
@@ -108,41 +103,3 @@ class PoolStatus:
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a pool's head is reached.
-
-    Attributes:
-        api: URL of Ray's Job API.
-        gcs: ``host:port`` that drivers connect to.
-        token_path: 0600 file with the bearer token.
-    """
-
-    api: str
-    gcs: str
-    token_path: Path
-
-    def token(self) -> str:
-        """The bearer token.
-
-        Raises:
-            PoolDownError: The pool went down meanwhile.
-        """
-        try:
-            return self.token_path.read_text().strip()
-        except FileNotFoundError:
-            raise PoolDownError(f"{self.token_path} is gone: the pool went down") from None
-
-    def driver_environment(self) -> Mapping[str, str]:
-        """Environment in which a Ray driver on the pool's host connects to it; set before Ray is imported.
-
-        Raises:
-            RuntimeError: Ray is imported already in this process, and would not read it any more.
-        """
-        from shoal.pool.backends.local import ray_environment
-
-        if "ray" in sys.modules:
-            raise RuntimeError("Ray is imported already: set the pool's environment first, or use a fresh process")
-        return {**ray_environment(self.token_path), "RAY_ADDRESS": self.gcs}

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +21,10 @@ from shoal.errors import StoreError
 from shoal.pool import processes
 from shoal.pool.backends.local import node_folder
 from shoal.pool.processes import ProcessId
+from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import DRAIN_GRACE, KILL_PATIENCE, STORE_PATIENCE, SUPERVISOR_PERIOD
+from shoal.pool.steps import JournalStep, transaction
+from shoal.pool.tunables import DRAIN_GRACE, KILL_PATIENCE, REVIVE_PERIOD, STORE_PATIENCE, SUPERVISOR_PERIOD
 from shoal.state import Store
 from shoal.state.home import runtime_root
 from shoal.state.locks import open_locked
@@ -38,7 +41,7 @@ class Member(Protocol):
         """Where it is reached."""
 
     def dead(self) -> str | None:
-        """What of it has ended by itself."""
+        """Why it is of no more use, such as what of it has ended by itself."""
 
     def busy(self) -> bool:
         """Whether it works."""
@@ -53,6 +56,9 @@ class Member(Protocol):
 Start = Callable[[Node, PoolSpec, str | None, Path], Member]
 """Makes the member of a node's row: (row, pool's spec, the head's address or None, its folder)."""
 
+Load = Callable[[], Start]
+"""Imports what a start needs. Apart from it, because imports may run side by side and starts may not."""
+
 
 class _Ended(Exception):
     """The node has no right to exist any more."""
@@ -64,13 +70,13 @@ class Supervisor:
     Args:
         node_id: Its row.
         epoch: The pool's epoch it was planned in.
-        start: Makes the node.
+        load: Gives what makes the node.
     """
 
-    def __init__(self, node_id: str, epoch: int, start: Start) -> None:
+    def __init__(self, node_id: str, epoch: int, load: Load) -> None:
         self._id = node_id
         self._epoch = epoch
-        self._start = start
+        self._load = load
         self._me = ProcessId.mine()
         self._folder = node_folder(node_id)
         self._stopping = False
@@ -90,7 +96,8 @@ class Supervisor:
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
-            self._report(state=NodeState.READY, endpoint=member.endpoint)
+            self._right_to_exist()  # a node that comes up after its deadline is ended
+            self._insist(state=NodeState.READY, endpoint=member.endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
         except _Ended as reason:
@@ -106,7 +113,7 @@ class Supervisor:
 
     def _claim(self) -> tuple[Node, PoolSpec, str | None] | None:
         """Take the row, unless it is gone, another's, or no longer wanted."""
-        with self._store.transaction() as session:
+        with transaction(self._store, JournalStep.CLAIM) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.epoch != self._epoch or node.supervisor or node.state is not NodeState.PLANNED:
                 return None
@@ -119,27 +126,41 @@ class Supervisor:
             return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
 
     def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
-        """Start the node when its turn has come: of two that start at once on 2 cores, at least one times out."""
+        """Start the node when its turn has come: of two that start at once on 2 cores, at least one times out.
+
+        The turn is held only while the node comes up to the cluster: what it needs is imported before, beside others.
+        """
+        start = self._load()
+        looked = -SUPERVISOR_PERIOD
         while True:
-            self._right_to_exist()
+            # Not at every turn: asking the store takes CPU from those who start.
+            if self._stopping or time.monotonic() - looked > SUPERVISOR_PERIOD:
+                self._right_to_exist()
+                looked = time.monotonic()
             with open_locked(runtime_root().parent / "start.lock", wait=False) as mine:
                 if mine:
                     self._right_to_exist()
-                    return self._start(node, spec, gcs, self._folder)
+                    return start(node, spec, gcs, self._folder)
             time.sleep(0.05)
 
     def _watch(self, member: Member) -> None:
         busy = draining = False
+        reconciler_seen = time.monotonic()
         while True:
             row = self._right_to_exist()
             if why := member.dead():
-                raise RuntimeError(f"{why} ended by itself")
+                raise RuntimeError(why)
             if row and row.state is NodeState.DRAINING and not draining:
                 draining = True
                 member.drain(max(1.0, (row.drain_deadline or 0.0) - time.time() or DRAIN_GRACE), "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                busy = now_busy
-                self._report(busy=busy)
+                with suppress(StoreError):  # it hears of it at the next look
+                    self._report(busy=now_busy)
+                    busy = now_busy
+            if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
+                reconciler_seen = time.monotonic()
+                with suppress(StoreError, OSError):  # a home that is full or read-only for a while ends no node
+                    ensure_running()
             self._pause()
 
     def _right_to_exist(self) -> Node | None:
@@ -172,12 +193,22 @@ class Supervisor:
 
     def _report(self, **fields: object) -> None:
         """Write to the row, as long as it is this supervisor's."""
-        with self._store.transaction() as session:
+        with transaction(self._store, JournalStep.REPORT) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
                 raise _Ended("its row was taken away")
             for name, value in fields.items():
                 setattr(node, name, value)
+
+    def _insist(self, **fields: object) -> None:
+        """The same, as soon as the store can be reached: no node is given up because nobody could be told of it."""
+        while True:
+            try:
+                return self._report(**fields)
+            except StoreError as error:
+                log.warning("%s", error)
+            self._right_to_exist()
+            self._pause()
 
     def _fail(self, error: str) -> None:
         try:
@@ -202,19 +233,22 @@ class Supervisor:
             time.sleep(min(left, 0.1))  # short, because a signal does not cut a sleep short
 
 
-def start_raylet(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
-    """Start a Ray node (imports Ray)."""
+def load_raylet() -> Start:
+    """Import Ray; what it gives starts a Ray node."""
     from shoal.pool.backends.raylet import Raylet, RayletSpec
 
-    return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, spec.object_store_mb * 2**20, gcs))
+    def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
+        return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, spec.object_store_mb * 2**20, gcs))
+
+    return start
 
 
-def main(start: Start = start_raylet) -> None:
+def main(load: Load = load_raylet) -> None:
     """Entry point: ``NODE_ID EPOCH``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")  # keeps no folder of the caller's busy
     node_id, epoch = sys.argv[1:3]
-    code = Supervisor(node_id, int(epoch), start).run()
+    code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()
     os._exit(code)  # Ray's threads may hang at interpreter exit; nothing is left to clean up
 

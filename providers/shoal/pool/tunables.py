@@ -18,7 +18,20 @@ MAX_START_FAILURES = 3
 """Failed starts after which an operation gives up before its deadline: two may be bad luck, three are a reason."""
 
 REPLACE_COOLDOWN = 30.0
-"""Pause before a node is replaced that failed with no operation open, so that a broken host does not spin."""
+"""Pause before the next try after two nodes in a row failed with no operation open; doubled with each further one, so
+that a broken host does not spin. The first is replaced at once: a node may die for once."""
+
+REPLACE_COOLDOWN_MOST = 900.0
+"""The longest such pause: somebody who mends the cause does not wait for longer."""
+
+KEEP_OPERATIONS = 100
+"""Ended operations of a pool that are kept for `describe` and for looking back; more only make every look slower."""
+
+KEEP_LOGS = 7 * 24 * 3600.0
+"""How long the logs of ended nodes are kept: a week, so that Monday can look at Friday's."""
+
+RETENTION_PERIOD = 3600.0
+"""How often the reconciler removes what is older."""
 
 DRAIN_GRACE = 30.0
 """How long a busy node that has to go may finish its work."""
@@ -29,8 +42,18 @@ DOWN_PATIENCE = 60.0
 SUPERVISOR_PERIOD = 1.0
 """How often a supervisor proves its right to exist and looks after its raylet."""
 
+HEAD_PATIENCE = 15.0
+"""How long a worker node lives on after its head did not answer it in 5 s: together what the head waits for a node
+that fell silent before it gives up its work."""
+
+REVIVE_PERIOD = 5.0
+"""How often a supervisor sees to it that the host's reconciler runs: a dead one is back within seconds."""
+
 STORE_PATIENCE = 3600.0
 """How long a supervisor keeps its node while the store cannot be reached: longer than a database fail-over."""
+
+STORE_PERIOD = 2.0
+"""How often a blocking call tries again while the store cannot be reached."""
 
 TERMINATE_PATIENCE = 5.0
 """How long a node may take to leave the cluster by itself before it is killed: seen 0.3 to 2 s here."""
@@ -43,3 +66,12 @@ RECONCILE_PERIOD = 1.0
 
 WAIT_PERIOD = 0.25
 """How often a blocking call looks at its operation."""
+
+CLUSTER_PATIENCE = 5.0
+"""For one request to a foreign cluster's head: it answers in milliseconds, and `describe_pool` waits for it."""
+
+CLUSTER_JOB_PATIENCE = 45.0
+"""For a job of one line on a foreign cluster: 3 s here, with a head that starts its agents and a queue before it."""
+
+CLUSTER_START_TIMEOUT = 900.0
+"""How long a node asked of Ray's autoscaler may take: a cloud machine with its image, as long as the claim stands."""

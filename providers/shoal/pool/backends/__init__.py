@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.pool.backends.base import Backend, NodeRef
+from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import LocalBackend
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"local": LocalBackend}
+
+def _ray() -> Backend:
+    from shoal.pool.backends.ray import RayBackend  # an HTTP client, which local pools do without
+
+    return RayBackend()
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
 """`PoolSpec.backend` -> what makes it."""
 
-__all__ = ["BACKENDS", "Backend", "LocalBackend", "NodeRef"]
+__all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen"]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from shoal.errors import StoreError
 from shoal.pool import processes
-from shoal.pool.backends.base import NodeRef
+from shoal.pool.backends.base import NodeRef, PoolRef, Seen
+from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.processes import NODE_TAG, ProcessId
-from shoal.pool.tunables import KILL_PATIENCE, TERMINATE_PATIENCE
+from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
 from shoal.state.home import ROOT_VARIABLE, home, runtime_root, subfolder
 
 _INHERITED = (
@@ -26,6 +30,9 @@ _INHERITED = (
 
 _SUPERVISOR = "shoal.pool.supervisor"
 
+_START_TIMEOUT_PER_NODE = 10.0
+"""Starts take turns on a host (3 to 9 s each here), so each waits for those before it."""
+
 
 class LocalBackend:
     """The embedded default. Needs no service, and works for the user and host it was made by."""
@@ -33,21 +40,51 @@ class LocalBackend:
     def __init__(self, supervisor_module: str = _SUPERVISOR) -> None:
         self._module = supervisor_module
 
-    def start(self, node: NodeRef) -> None:
-        """Spawn the node's supervisor, which claims the row or goes away again."""
-        processes.spawn_detached(
-            [sys.executable, "-m", self._module, node.id, str(node.epoch)],
-            env=node_environment(node),
-            log=log_path(node.pool, node.name),
+    bound_to_host = True
+    start_timeout = START_TIMEOUT
+    start_timeout_per_node = _START_TIMEOUT_PER_NODE
+
+    def admit(self, spec: PoolSpec, size: int) -> None:
+        """Any size up to MAX_NODES: whether the machine carries it shows as the nodes start."""
+
+    def prepare(self, spec: PoolSpec) -> None:
+        """A new token: one of an earlier life opens nothing any more."""
+        path = token_path(spec.name)
+        try:
+            path.unlink(missing_ok=True)
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(32))
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be written: {error}. Free some room, or set SHOAL_HOME elsewhere"
+            ) from error
+
+    def discard(self, name: str, *, everything: bool) -> None:
+        """The token; with `everything` the pool's folder."""
+        token_path(name).unlink(missing_ok=True)
+        if everything:
+            shutil.rmtree(token_path(name).parent, ignore_errors=True)
+
+    def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
+        """A local node is what its supervisor is."""
+        return Seen(
+            lost={
+                node.id: f"its supervisor (pid {node.supervisor.pid}) is gone"
+                for node in nodes
+                if node.supervisor and not node.supervisor.alive()
+            }
         )
 
-    def lost(self, node: NodeRef) -> str | None:
-        """A local node is what its supervisor is."""
-        if node.supervisor is None or node.supervisor.alive():
-            return None
-        return f"its supervisor (pid {node.supervisor.pid}) is gone"
+    def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
+        """Spawn the nodes' supervisors, which claim their rows or go away again."""
+        for node in nodes:
+            processes.spawn_detached(
+                [sys.executable, "-m", self._module, node.id, str(node.epoch)],
+                env=node_environment(node),
+                log=log_path(node.pool, node.name),
+            )
 
-    def end(self, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
+    def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Ask the supervisors, then kill whatever is left, then remove the folders."""
         for node in nodes:
             if node.supervisor:
@@ -56,6 +93,23 @@ class LocalBackend:
         while time.monotonic() < until and any(node.supervisor and node.supervisor.alive() for node in nodes):
             time.sleep(0.05)  # a supervisor takes its node down in 0.3 to 2 s
         return {node.id: self._end_rest(node) for node in nodes}
+
+    def existing(self) -> list[str]:
+        """The folders under this home's runtime root."""
+        root = runtime_root()
+        return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
+
+    def clear(self, node_id: str) -> str | None:
+        """By its folder and tag, which is all that is known of it."""
+        return self._end_rest(NodeRef(node_id, node_id, "", 0, None))
+
+    def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
+        """The head's own, with the pool's token."""
+        return Endpoint(head["api"], head["gcs"], token_path(spec.name))
+
+    def log(self, node: NodeRef) -> str:
+        """The supervisor's log on this host."""
+        return str(log_path(node.pool, node.name))
 
     def _end_rest(self, node: NodeRef) -> str | None:
         folder = node_folder(node.id)
@@ -70,11 +124,6 @@ class LocalBackend:
         with suppress(OSError):
             folder.parent.rmdir()  # the last node of this home takes the root along
         return f"{folder} cannot be removed" if folder.exists() else None
-
-    def existing(self) -> list[str]:
-        """The folders under this home's runtime root."""
-        root = runtime_root()
-        return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
 
 
 def node_folder(node_id: str) -> Path:
@@ -95,6 +144,8 @@ def token_path(pool: str) -> Path:
 def inherited_environment() -> dict[str, str]:
     """What detached processes take over from their starter's environment."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    if NODE_TAG in os.environ:
+        kept.pop("TMPDIR", None)  # a node's own goes with the node
     return {**kept, "SHOAL_HOME": str(home()), ROOT_VARIABLE: str(runtime_root()), "PYTHONUNBUFFERED": "1"}
 
 
@@ -108,20 +159,4 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         # Ray's dashboard leaves folders in the temp dir when it is killed: they go with the node's folder.
         "TMPDIR": str(node_folder(node.id)),
         **ray_environment(token_path(node.pool)),
-    }
-
-
-def ray_environment(token: Path) -> dict[str, str]:
-    """What every Ray process of a local pool, and every driver that connects to one, needs in its environment.
-
-    Read by Ray when it is imported, so it has to be there before.
-    """
-    return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        # Without it `ray.init("127.0.0.1:…")` is rewritten to the host's address, where nothing listens.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # A killed raylet is declared dead after 5 missed checks: 5 s instead of 15.
-        "RAY_health_check_period_ms": "1000",
     }

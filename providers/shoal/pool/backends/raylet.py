@@ -2,7 +2,7 @@
 
 `ray start` cannot be bound to loopback; `ray._private.node.Node` can. It ties its children to the *thread* that starts
 them (PDEATHSIG), so it has to be the main thread of a process that does nothing else: the supervisor. The environment
-of `local.ray_environment` has to be set before this module is imported.
+of `endpoint.ray_environment` has to be set before this module is imported.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ray._private.node import Node
 from ray._private.parameter import RayParams
-from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
 
-_LOOPBACK = "127.0.0.1"
+from shoal.pool.tunables import HEAD_PATIENCE
+
 _RPC_TIMEOUT_S = 5.0
 
 
@@ -32,6 +32,8 @@ class RayletSpec:
     object_store_bytes: int
     gcs: str | None
     """Address of the head to join; None for the head itself."""
+    ip: str = "127.0.0.1"
+    """What it listens on, and where the other nodes reach it."""
 
 
 class Raylet:
@@ -44,7 +46,7 @@ class Raylet:
     def __init__(self, spec: RayletSpec) -> None:
         is_head = spec.gcs is None
         params = RayParams(
-            node_ip_address=_LOOPBACK,
+            node_ip_address=spec.ip,
             node_name=spec.name,
             temp_dir=str(spec.folder),
             num_cpus=spec.cpus,
@@ -58,8 +60,10 @@ class Raylet:
             gcs_address=spec.gcs,
         )
         if is_head:
-            params.update(include_dashboard=True, dashboard_host=_LOOPBACK, dashboard_port=0, no_monitor=True)
+            params.update(include_dashboard=True, dashboard_host=spec.ip, dashboard_port=0, no_monitor=True)
         self._node = Node(params, head=is_head, shutdown_at_exit=False, spawn_reaper=True)
+        self._head = spec.gcs
+        self._silent_since: float | None = None
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -71,16 +75,25 @@ class Raylet:
         }
 
     def dead(self) -> str | None:
-        """What of the node has ended by itself; None while all of it runs."""
+        """What of the node has ended by itself, or that its head is out of reach; None while it is of use."""
         gone = [f"{kind} (exit code {process.returncode})" for kind, process in self._node.dead_processes()]
-        return ", ".join(gone) or None
+        if gone:
+            return f"{', '.join(gone)} ended by itself"
+        # Ray gives up after 180 s (TCP's patience, then a minute of its own), and takes the process that asks along.
+        if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
+            return f"its head at {self._head} is out of reach"
+        return None
 
     def busy(self) -> bool:
         """Whether a task, actor or placement group holds anything of this node."""
         try:
-            state = get_cluster_resource_state(self._node.get_gcs_client())
+            said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
         except RayError:
-            return True  # the head does not answer: to end a node that works would be the worse mistake
+            # From when the first answer was missed: a supervisor that was paused meanwhile asks again first.
+            self._silent_since = self._silent_since or time.monotonic()
+            return True  # to end a node that works would be the worse mistake
+        self._silent_since = None
+        state = autoscaler_pb2.GetClusterResourceStateReply.FromString(said).cluster_resource_state
         mine = bytes.fromhex(self._node.node_id)
         node = next((node for node in state.node_states if node.node_id == mine), None)
         return node is not None and any(

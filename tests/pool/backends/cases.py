@@ -1,0 +1,84 @@
+"""The kinds of pool that `test_conformance` is run over: how to have one, and how to hurt it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.pool import processes
+from shoal.pool.backends import BACKENDS, Backend
+from shoal.pool.backends.local import node_folder
+from shoal.pool.processes import NODE_TAG, ProcessId
+from shoal.pool.spec import PoolSpec
+from shoal.state.schema import Node
+from tests.pool.backends.foreign import ForeignCluster
+
+
+class Case(Protocol):
+    """A kind of pool, as its tests need it: it can have two nodes."""
+
+    uri: str
+
+    def lose(self, node: Node) -> None:
+        """Have a worker die, as it does outside the tests: by SIGKILL."""
+
+    def mend(self) -> None:
+        """Have what was lost come back, where the backend does not bring it back itself."""
+
+    def trace(self, node: Node) -> object:
+        """What is left of a node that has ended, if anything."""
+
+    def leave_behind(self, node_id: str) -> bool:
+        """Make a node that has no row; False where nobody could."""
+
+
+def backend(case: Case) -> Backend:
+    return BACKENDS[PoolSpec.parse(case.uri).backend]()
+
+
+@dataclass
+class Local:
+    """Nodes on this machine, tiny ones or Ray's: who starts them is patched in before."""
+
+    uri: str = "local://conform?max_nodes=4"
+
+    def lose(self, node: Node) -> None:
+        ProcessId.from_json(node.supervisor).signal(signal.SIGKILL)
+
+    def mend(self) -> None:
+        pass
+
+    def trace(self, node: Node) -> object:
+        folder = node_folder(node.id)
+        return processes.of_node(node.id, folder, ProcessId.from_json(node.supervisor)) or folder.exists()
+
+    def leave_behind(self, node_id: str) -> bool:
+        node_folder(node_id).mkdir(parents=True)
+        self._left = subprocess.Popen(["sleep", "1000"], env={**os.environ, NODE_TAG: node_id})
+        return True
+
+
+@dataclass
+class Foreign:
+    """A static cluster of two nodes."""
+
+    cluster: ForeignCluster
+
+    @property
+    def uri(self) -> str:
+        return self.cluster.uri("conform", max_nodes=4)
+
+    def lose(self, node: Node) -> None:
+        self.cluster.lose()
+
+    def mend(self) -> None:
+        self.cluster.join()
+
+    def trace(self, node: Node) -> object:
+        return None if self.cluster.alive() else "the cluster was ended, and is not ours to end"
+
+    def leave_behind(self, node_id: str) -> bool:
+        return False

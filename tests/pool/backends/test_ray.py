@@ -1,0 +1,147 @@
+"""`ray://`: clusters that someone else runs, static ones and ones with Ray's own autoscaler."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, PoolUnreachableError
+from shoal.jobs.client import JobClient
+from shoal.pool.api import ComputePool
+from shoal.pool.backends import PoolRef
+from shoal.pool.backends.ray import RayBackend
+from shoal.pool.backends.ray_http import Cluster
+from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from tests.pool.backends.foreign import ForeignCluster
+from tests.pool.looking import rows
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def attached(alone, static_cluster):
+    return ComputePool(static_cluster.uri(max_nodes=4)).up()
+
+
+def test_more_than_a_static_cluster_has_is_refused_at_once(attached):
+    for ask in (attached.scale, attached.lease):
+        with pytest.raises(InvalidArgumentError, match=r"static Ray cluster of 2 nodes.*cannot have 3"):
+            ask(3)
+    with pytest.raises(InvalidArgumentError, match="static Ray cluster of 2 nodes"):
+        attached.alter(min_nodes=3)
+    assert attached.describe().last_operation.kind == "up"
+    assert attached.describe().leases == ()
+
+
+def test_one_that_is_too_small_from_the_start_is_not_attached(alone, static_cluster):
+    with pytest.raises(InvalidArgumentError, match=r"static Ray cluster of 2 nodes.*cannot have 3"):
+        ComputePool(static_cluster.uri(min_nodes=3)).up()
+    assert rows() == []
+
+
+def test_leases_stand_beside_the_base_demand_and_the_largest_wins(attached, static_cluster):
+    other = ComputePool("foreign", holder="python:other@host/1")
+    mine = attached.lease(2)
+    other.lease(1)
+    assert (attached.describe().target, len(attached.get_nodes())) == (2, 2)
+    mine.release()
+    assert (attached.describe().target, len(attached.get_nodes())) == (1, 1)
+    assert other.release()
+    assert len(Cluster(PoolSpec.parse(static_cluster.uri())).nodes()) == 2
+
+
+def test_a_pool_that_a_lease_attached_is_forgotten_with_it(alone, static_cluster):
+    with ComputePool(static_cluster.uri()).lease(2, bring_up=True):
+        assert len(ComputePool("foreign").get_nodes()) == 2
+    assert ComputePool("foreign").describe().state == "down"
+    assert static_cluster.alive()
+
+
+def test_any_host_can_act_on_it(attached, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    assert attached.describe().host == ""
+    assert attached.scale(2) is True
+
+
+def test_its_endpoint_takes_jobs(attached):
+    endpoint = attached.endpoint()
+    with JobClient(endpoint.api, endpoint.token()) as client:
+        client.submit(["echo", "taken"], "mine-1", {})
+        wait_until(lambda: client.status("mine-1").ended, "the job", seconds=60)
+        assert "taken" in client.logs("mine-1")
+        client.delete("mine-1")
+
+
+def nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_what_is_wrong_with_the_address_or_the_token_is_said(alone, static_cluster, tmp_path):
+    wrong = tmp_path / "token"
+    wrong.write_text("no")
+    for options, said in [
+        ({"address": nobody_listens()}, "no Ray cluster answers at .*is it up"),
+        ({"address": f"http://{static_cluster.gcs}"}, "does not answer"),
+        ({"address": f"{static_cluster.api}/elsewhere"}, "not as the head of a Ray cluster"),
+        ({"token_file": wrong}, f"refused the token in {re.escape(str(wrong))}: is it this cluster's"),
+        ({"token_file": None}, "refused a request without a token: give token_file="),
+        ({"token_file": tmp_path / "none"}, "cannot be read: No such file"),
+    ]:
+        with pytest.raises(PoolUnreachableError, match=said):
+            ComputePool(static_cluster.uri(**options)).up()
+    assert rows() == []
+
+
+def test_a_cluster_that_has_gone_shows_and_can_be_forgotten(alone):
+    with ForeignCluster("static", workers=0) as cluster:
+        pool = ComputePool(cluster.uri()).up()
+    status = pool.describe()
+    assert (status.active, status.reason) == ((), status.failed[0].error)
+    assert "no Ray cluster answers" in status.reason
+    reconcile(Store(), pool.name)  # no news is no loss: it may be back in a moment
+    assert [node.state.value for node in rows()] == ["ready"]
+    pool.down()
+    assert rows() == []
+
+
+def test_a_monitor_that_only_reports_is_no_autoscaler(alone):
+    """`ray start --head` always brings one."""
+    with ForeignCluster("watched", workers=0) as cluster:
+        seen = Cluster(PoolSpec.parse(cluster.uri()))
+        wait_until(lambda: seen.autoscaling() is not None, "the monitor's first report")
+        assert seen.has_autoscaler() is False
+
+
+@pytest.mark.parametrize("version", [pytest.param("v1", marks=pytest.mark.long), "v2"])
+def test_the_autoscaler_is_asked_for_the_largest_claim_and_told_when_it_goes(alone, version):
+    with ForeignCluster(version, workers=0) as cluster:
+        spec = PoolSpec.parse(cluster.uri(max_nodes=4))
+        seen = Cluster(spec)
+        # The monitor's first report; version 2 reports to Ray's GCS alone.
+        wait_until(lambda: seen.autoscaling() or version == "v2", "the autoscaler")
+        pool = ComputePool(spec).up()
+        other = ComputePool(spec.name, holder="python:other@host/1")
+        assert len(pool.get_nodes()) == 1
+        lease = pool.lease(3)
+        other.lease(2)
+        assert [node.is_head for node in pool.describe().active] == [True, False, False]
+        assert len(seen.nodes()) == 3
+        lease.release()
+        wait_until(lambda: len(seen.nodes()) == 2, "Ray to end what nobody asks for", seconds=120)
+        # A process that decided to grow, and was held up until now.
+        late = PoolRef(spec, 4, 0.0)
+        RayBackend().start(late, [])
+        job = next(job for job in seen.jobs() if "-0.000000-" in job)
+        assert seen.answer(job) == {"autoscaler": version, "asked": 2}
+        other.release()
+        wait_until(lambda: len(seen.nodes()) == 1, "Ray to end the last worker", seconds=120)
+        pool.down()
+        assert seen.jobs() == []
+        assert len(seen.nodes()) == 1
+        assert sweep(Store()) == []

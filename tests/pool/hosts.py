@@ -1,0 +1,94 @@
+"""Several hosts on one machine: a network namespace each, joined by a bridge that this process is on too.
+
+The bridge stands in a namespace of its own: no firewall rule and no route of the machine reaches into it, and taking
+the namespaces away takes every link along. Nothing leads from there to any other network.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host: a network namespace with an address, on a port of the switch."""
+
+    namespace: str
+    address: str
+    switch: str
+    port: str
+
+    def cut(self) -> None:
+        """Its link goes: no packet gets through, and nobody is told."""
+        _ip("-n", self.switch, "link", "set", self.port, "down")
+
+    def join(self) -> None:
+        """Its link is there (again)."""
+        _ip("-n", self.switch, "link", "set", self.port, "up")
+
+
+def refusal() -> str | None:
+    """Why there can be no such hosts here; None where there can."""
+    if shutil.which("ip") is None:
+        return "there is no `ip` command (iproute2)"
+    probe = f"shoal-{secrets.token_hex(4)}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
+    if made.returncode == 0:
+        _ip("netns", "delete", probe)
+        return None
+    return f"`ip netns add` is refused: {made.stderr.strip()}"
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """So many hosts, which see each other and are seen from here; all of it is gone afterwards."""
+    prefix = f"sh{secrets.token_hex(3)}"  # a device's name has 15 characters at most
+    network = _free_network()
+    switch, here = f"{prefix}sw", f"{prefix}up"
+    there = [Host(f"{prefix}h{i}", f"{network}.{10 + i}", switch, f"{prefix}p{i}") for i in range(count)]
+    made: list[str] = []
+    try:
+        for namespace in (switch, *(host.namespace for host in there)):
+            _ip("netns", "add", namespace)
+            made.append(namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        _ip("link", "add", here, "type", "veth", "peer", "name", here, "netns", switch)
+        _plug_in(switch, here)
+        _ip("address", "add", f"{network}.1/24", "dev", here)
+        _ip("link", "set", here, "up")
+        for host in there:
+            inside = ("-n", host.namespace)
+            _ip(*inside, "link", "add", "eth0", "type", "veth", "peer", "name", host.port, "netns", switch)
+            _plug_in(switch, host.port)
+            _ip(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
+            _ip(*inside, "link", "set", "eth0", "up")
+        yield there
+    finally:
+        # The kernel clears a namespace away in the background: this one end of a link would be seen for a moment.
+        subprocess.run(["ip", "link", "delete", here], capture_output=True, check=False)
+        for namespace in made:
+            _ip("netns", "delete", namespace)
+
+
+def _plug_in(switch: str, port: str) -> None:
+    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+
+
+def _free_network() -> str:
+    """The first three numbers of a /24 of what RFC 2544 keeps for such tests, and nobody here has a route to."""
+    routes = _ip("-4", "route", "show", "table", "all")
+    return next(net for i in range(256) if f"{(net := f'198.18.{i}')}." not in routes)
+
+
+def _ip(*arguments: str) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,24 @@
+"""``python -m tests.pool.hosts_supervisor NODE_ID EPOCH ADDRESS``: the supervisor of a node that is not on loopback."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shoal.pool import supervisor
+from shoal.pool.spec import PoolSpec
+from shoal.pool.supervisor import Member
+from shoal.state.schema import Node
+
+
+def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
+    """A Ray node on this host's address."""
+    from shoal.pool.backends.raylet import Raylet, RayletSpec
+
+    store_bytes = spec.object_store_mb * 2**20
+    return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, ip=sys.argv[3]))
+
+
+if __name__ == "__main__":
+    supervisor.ensure_running = lambda: None  # the reconciler is the orchestrating host's
+    supervisor.main(lambda: start)

@@ -1,0 +1,172 @@
+"""Hours of timeouts in milliseconds: the clock is a fake, everything else is real (with tiny nodes)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from shoal.errors import ScaleError
+from shoal.pool.api import ComputePool
+from shoal.pool.processes import ProcessId
+from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.tunables import KEEP_LOGS, KEEP_OPERATIONS, LEASE_TTL, REPLACE_COOLDOWN, ROLLBACK_AFTER
+from shoal.state import Store
+from shoal.state.schema import Node, NodeState, Operation, OperationKind, OperationState
+from tests.pool.looking import node_processes, nothing_left, rows
+from tests.pool.tiny import FAIL_FILE, SLOW_FILE
+from tests.waiting import wait_until
+
+DAY = 24 * 3600.0
+
+
+class Clock:
+    """Runs with the real one, and jumps."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def up(tiny, clock):
+    return ComputePool("local://tiny?max_nodes=4", clock=clock).up()
+
+
+def test_a_forgotten_pool_goes_down_after_its_idle_timeout(up, clock):
+    clock.ahead = DAY - 60
+    assert sweep(Store(), clock=clock) == []
+    clock.ahead = DAY + 60
+    assert "tiny: it goes down, because nobody wanted anything of it for 86400 s" in sweep(Store(), clock=clock)
+    assert up.describe().state == "down"
+    nothing_left()
+
+
+def test_what_is_leased_is_not_forgotten(up, clock):
+    up.lease(1, ttl=10 * DAY)
+    for day in range(1, 6):
+        clock.ahead = day * DAY
+        assert sweep(Store(), clock=clock) == []
+    assert up.describe().state == "up"
+
+
+def test_a_lease_expires_and_a_sweep_says_so(up, clock):
+    up.lease(2)
+    clock.ahead = LEASE_TTL - 60
+    assert sweep(Store(), clock=clock) == []
+    clock.ahead = LEASE_TTL + 1
+    assert sweep(Store(), clock=clock) == [f"tiny: the lease of {up.holder} expired", "tiny: ended tiny-1"]
+
+
+def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, clock, tiny, monkeypatch):
+    monkeypatch.setattr(
+        "shoal.pool.backends.LocalBackend.start", lambda self, pool, nodes: None
+    )  # nodes that never come
+    up.scale(3, is_async=True)
+    clock.ahead = ROLLBACK_AFTER - 60
+    sweep(Store(), clock=clock)
+    assert up.describe().target == 3
+    clock.ahead = ROLLBACK_AFTER + 1
+    did = sweep(Store(), clock=clock)
+    assert f"tiny: scale to 3 of {up.holder}: rolled back, 1 of 3 nodes were ready at the deadline" in did
+    assert up.describe().target == 1
+    assert len(rows()) == 1
+
+
+def test_replacements_that_fail_in_a_row_cool_down_and_the_reason_is_told(up, clock, tiny):
+    up.scale(2)
+    (tiny / FAIL_FILE).write_text("quota exceeded")
+    ProcessId.from_json(rows()[1].supervisor).signal(signal.SIGKILL)
+
+    def failed(times: int) -> bool:
+        reconcile(Store(), "tiny", clock=clock)
+        return f"{times} nodes in a row failed" in (up.describe().reason or "")
+
+    # The killed node was young and counts as one; its replacement comes at once.
+    wait_until(lambda: failed(2), "the failure of its replacement")
+    assert "quota exceeded" in up.describe().reason
+    names = [node.name for node in rows()]
+    reconcile(Store(), "tiny", clock=clock)
+    assert [node.name for node in rows()] == names  # it waits
+    clock.ahead = REPLACE_COOLDOWN + 1
+    wait_until(lambda: failed(3), "the next one's failure")
+    (tiny / FAIL_FILE).unlink()
+    assert up.scale(3) is True  # who asks anew does not wait
+    assert up.describe().reason is None
+
+
+def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
+    """Nobody swept meanwhile: it is the node's own supervisor that knows."""
+    (tiny / SLOW_FILE).touch()
+    up.scale(2, is_async=True)
+    reconcile(Store(), "tiny", clock=clock)
+    late = wait_until(lambda: rows()[1] if rows()[1].state is NodeState.STARTING else None, "a node that starts")
+    with Store().transaction() as session:
+        session.get_one(Node, late.id).start_deadline = time.time()
+    (tiny / SLOW_FILE).unlink()
+    wait_until(lambda: node_processes(late) == [], "its end")
+    assert rows()[1].state is NodeState.STARTING  # it never counted
+    clock.ahead = ROLLBACK_AFTER + 1
+    sweep(Store(), clock=clock)
+    assert [node.is_head for node in rows()] == [True]
+
+
+def test_a_failure_long_ago_is_history(up, clock):
+    ProcessId.from_json(rows()[0].supervisor).signal(signal.SIGKILL)
+    wait_until(lambda: reconcile(Store(), "tiny", clock=clock) and len(up.get_nodes()) == 1, "the replacement")
+    with Store().reading() as session:
+        from shoal.pool import journal
+
+        assert journal.load(session, "tiny", lock=False).pool.start_failures == 1
+    clock.ahead = 3600.0
+    reconcile(Store(), "tiny", clock=clock)
+    with Store().reading() as session:
+        assert journal.load(session, "tiny", lock=False).pool.start_failures == 0
+
+
+def test_old_logs_and_operations_are_removed_and_nothing_else(up, clock, tiny):
+    logs = tiny / "pools" / "tiny" / "logs"
+    for name, age in (("tiny-0", 2 * KEEP_LOGS), ("tiny-7", 2 * KEEP_LOGS), ("tiny-8", KEEP_LOGS / 2)):
+        (logs / f"{name}.log").touch()
+        os.utime(logs / f"{name}.log", (time.time() - age, time.time() - age))
+    with Store().transaction() as session:
+        for number in range(2 * KEEP_OPERATIONS):
+            session.add(
+                Operation(
+                    id=f"old-{number:03}",
+                    pool="tiny",
+                    kind=OperationKind.SCALE,
+                    state=OperationState.SUCCEEDED,
+                    holder="test",
+                    size=1,
+                    deadline=0.0,
+                    failures=0,
+                    node_errors={},
+                    created_at=float(number),
+                )
+            )
+    sweep(Store(), clock=clock)
+    assert {log.stem for log in logs.glob("*.log")} == {"tiny-0", "tiny-8"}  # tiny-0 is there, however old its log
+    with Store().reading() as session:
+        kept = sorted(operation.id for operation in session.query(Operation))
+    assert len(kept) == KEEP_OPERATIONS
+    assert "old-101" in kept and "old-100" not in kept
+
+
+def test_a_paused_holder_is_refused_when_it_wakes(up, clock):
+    lease = up.lease(2)
+    clock.ahead = LEASE_TTL + 1
+    sweep(Store(), clock=clock)
+    assert up.renew() is False
+    with pytest.raises(ScaleError, match="is to have 1"):
+        up.wait_for_nodes(2)
+    lease.release()  # nothing happens
+    assert up.describe().target == 1

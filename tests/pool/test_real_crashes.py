@@ -1,0 +1,75 @@
+"""One case of the crash matrix per operation on real Ray nodes: SIGKILL in the middle, then sweeps."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.pool.api import ComputePool
+from shoal.pool.processes import ProcessId
+from shoal.pool.reconcile import sweep
+from shoal.state import Store
+from shoal.state.home import runtime_root
+from shoal.state.schema import NodeState
+from tests.pool.act import HOLDER, run
+from tests.pool.leftovers import Watch
+from tests.pool.looking import nothing_left, rows
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.ray
+
+URI = "local://real"
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[ComputePool]:
+    """A real pool in a home of its own, without the detached reconciler: it would be done before anybody is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_HOME", str(folder))
+        patch.setattr("shoal.pool.api.ensure_running", lambda: None)
+        pool = ComputePool(URI, holder=HOLDER).up()
+        yield pool
+        pool.down()
+        nothing_left()
+        shutil.rmtree(runtime_root(), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def a_dead_supervisor() -> None:
+    worker = next(node for node in rows() if not node.is_head)
+    ProcessId.from_json(worker.supervisor).signal(signal.SIGKILL)
+
+
+CASES = [
+    # operation, size before, point, size after
+    ("growing", 1, "after start", 3),
+    ("shrinking", 3, "after end", 1),
+    ("rolling back", 1, "before confirm", 1),
+    ("sweeping", 2, "after end", 2),
+]
+
+
+@pytest.mark.parametrize(("operation", "before", "point", "after"), CASES, ids=[case[0] for case in CASES])
+def test_killed(alone, operation, before, point, after):
+    alone.scale(before)
+    watch = Watch()
+    watch.look()
+    if operation == "sweeping":
+        a_dead_supervisor()
+    assert run(URI, operation, point) is None
+    watch.look()
+
+    def settled() -> bool:
+        sweep(Store())
+        watch.look()
+        return [node.state for node in rows()] == [NodeState.READY] * after and not watch.left_over()
+
+    wait_until(settled, f"{after} nodes and nothing else", seconds=120)
+    assert len(alone.get_nodes()) == alone.describe().target == after
+    assert sweep(Store()) == []
