@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 
-BENCHMARKS = ("tests.benchmarks.xgboost_flights",)
+BENCHMARKS = ("tests.benchmarks.xgboost_flights", "tests.benchmarks.pool_scaling")
 LIBRARIES = ("ray", "xgboost-cpu", "pyarrow")
 
 
