@@ -10,6 +10,7 @@ import pytest
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.spec import JobSpec
 from shoal.pool.holder import host
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 from tests.jobs.fake_head import FakeHead
@@ -27,7 +28,7 @@ def store(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
         session.add(
             Pool(
                 name=POOL,
-                spec={},
+                spec=PoolSpec(name=POOL).model_dump(),
                 state=PoolState.UP,
                 host=host(),
                 min_nodes=1,

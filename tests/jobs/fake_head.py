@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from shoal.pool.status import Endpoint
+from shoal.pool.endpoint import Endpoint
 
 TOKEN = "let-me-in"
 

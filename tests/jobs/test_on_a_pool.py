@@ -136,7 +136,9 @@ def test_a_killed_driver_is_noticed_and_the_next_attempt_works(pool: ComputePool
 
 def test_an_orphan_ends_itself(spec: JobSpec):
     handle = jobs.submit(forever(spec, orphan_after=15.0))
-    driver = driver_of(handle)
+    wait_until(lambda: handle.status().state is JobState.RUNNING, "the driver", 60)  # asking keeps it alive
+    with Store().reading() as session:
+        driver = ProcessId.from_json(session.get_one(Job, (handle.job_id, handle.attempt)).driver)
 
     wait_until(lambda: not driver.alive(), "the driver's end", 60)
 

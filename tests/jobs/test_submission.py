@@ -17,7 +17,8 @@ from shoal.jobs import JobHandle, JobResult, JobSpec, Tracking, attempts, creden
 from shoal.jobs.attempts import Key
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.logs import log_path
-from shoal.pool.status import Endpoint
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool, PoolState
 from shoal.training.run_config import RunConfig
@@ -29,6 +30,7 @@ RESULT = JobResult(
     job_id="job",
     attempt=1,
     model_path="/m/model.ubj",
+    model_digest="0" * 64,
     model_uri="/m/model.ubj",
     metrics={"eval-rmse": 1.0},
     best_iteration=None,
@@ -100,7 +102,7 @@ def run(store: Store, head: FakeHead, handle: JobHandle, lines: str = "") -> Non
     path = log_path(key(handle))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(lines)
-    attempts.start(store, key(handle), {"pid": 1}, 1000.0)
+    attempts.start(store, key(handle), ProcessId.mine().to_json(), 1000.0)
     head.jobs[key(handle).submission_id].status = "RUNNING"
 
 
@@ -296,6 +298,21 @@ class TestWait:
 
         with pytest.raises(JobFailedError, match="went down while the job was running"):
             handle.wait(on_log=None)
+
+    def test_a_sweep_sets_the_row_of_a_lost_job_right_and_asks_for_nothing(self, store, head, submit, spec):
+        handle = submit(spec)
+        run(store, head, handle)
+        with store.transaction() as session:
+            row = session.get_one(Job, (handle.job_id, 1))
+            row.asked_at = asked = row.asked_at - 60.0
+            session.get_one(Pool, POOL).state = PoolState.DOWN
+
+        assert jobs.sweep() == [
+            f'job {handle.job_id}, attempt 1: failed, pool "retrain" went down while the job was running'
+        ]
+        assert jobs.sweep() == []
+        with store.transaction() as session:
+            assert session.get_one(Job, (handle.job_id, 1)).asked_at == asked
 
     def test_a_pool_between_two_heads_is_waited_for(self, store, head, submit, held, spec, clock):
         endpoints = [head.endpoint]

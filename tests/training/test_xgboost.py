@@ -11,7 +11,7 @@ import pytest
 from shoal.data import DataConnector
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
 from shoal.training.request import XGBTrainRequest, XGBTrainResult
-from shoal.training.xgboost import load_booster, train_xgboost
+from shoal.training.xgboost import train_xgboost
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray
@@ -36,7 +36,7 @@ def rmse(result: XGBTrainResult, rows: Path) -> float:
     import xgboost
 
     table = DataConnector.from_parquet(rows).to_pandas()
-    predicted = load_booster(result).predict(xgboost.DMatrix(table[COLUMNS]))
+    predicted = result.booster().predict(xgboost.DMatrix(table[COLUMNS]))
     return float(np.sqrt(np.mean((predicted - table["y"]) ** 2)))
 
 
@@ -68,7 +68,7 @@ def test_what_it_took_is_told(driver: TwoNodes, rows: Path) -> None:
     for worker in result.workers:
         assert worker.passes == 1
         assert worker.peak_rss_bytes > 50 * 2**20
-    assert load_booster(result).feature_names == COLUMNS
+    assert result.booster().feature_names == COLUMNS
 
 
 def test_result_and_request_travel_as_json(driver: TwoNodes, rows: Path) -> None:
@@ -109,7 +109,7 @@ def test_early_stopping_is_agreed_and_remembered(driver: TwoNodes, rows: Path, t
     assert result.best_iteration == int(np.argmin(values))
     assert result.best_score == pytest.approx(min(values))
     assert result.rounds == len(values) == result.best_iteration + 3
-    assert load_booster(result).best_iteration == result.best_iteration
+    assert result.booster().best_iteration == result.best_iteration
 
 
 def test_metrics_are_printed_here_as_often_as_asked(
@@ -126,7 +126,7 @@ def test_weights_and_margins_count(driver: TwoNodes, rows: Path) -> None:
     plain = train_xgboost(request(rows))
     assert train_xgboost(request(rows, weight_col="w")).model != plain.model
     # The margin, 5 everywhere, is what the first tree starts from.
-    margined = load_booster(train_xgboost(request(rows, base_margin_col="m", n_estimators=50, params={"eta": 1})))
+    margined = train_xgboost(request(rows, base_margin_col="m", n_estimators=50, params={"eta": 1})).booster()
     import xgboost
 
     table = DataConnector.from_parquet(rows).to_pandas()
@@ -137,7 +137,7 @@ def test_weights_and_margins_count(driver: TwoNodes, rows: Path) -> None:
 def test_a_sum_that_only_all_rows_give(driver: TwoNodes, rows: Path) -> None:
     """One leaf, no shrinkage: the model is the mean of every label, each counted once."""
     constant = {"max_depth": 1, "eta": 1, "lambda": 0, "gamma": 1e9, "base_score": 0.0}
-    model = load_booster(train_xgboost(request(rows, n_estimators=1, params=constant)))
+    model = train_xgboost(request(rows, n_estimators=1, params=constant)).booster()
     table = DataConnector.from_parquet(rows).to_pandas()
     assert model.inplace_predict(np.zeros((1, 3), np.float32))[0] == pytest.approx(table["y"].mean(), abs=1e-5)
 

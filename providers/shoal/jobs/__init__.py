@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.jobs.cleanup import CleanupReport, clean_up
+from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
 from shoal.jobs.model_files import load_training
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
@@ -24,4 +24,5 @@ __all__ = [
     "list_jobs",
     "load_training",
     "submit",
+    "sweep",
 ]

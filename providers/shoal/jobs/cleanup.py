@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal.errors import PoolDownError, PoolNotFoundError
+from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
+from shoal.jobs import attempts
+from shoal.jobs.attempts import Key
 from shoal.jobs.submission import attach, list_jobs
-from shoal.pool.api import ComputePool, sweep
+from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.api import sweep as sweep_pools
+from shoal.state import Store
 from shoal.state.schema import JobState
+
+log = logging.getLogger(__name__)
+
+_ACTIVE = (JobState.PENDING, JobState.RUNNING)
+
+_AT_ONCE = 1000
+"""Unfinished jobs that a sweep looks at; the rest has the next one."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned 
         holder: The run.
         reason: Kept with the jobs that are cancelled.
     """
-    active = list_jobs(pool_name, states=(JobState.PENDING, JobState.RUNNING))
+    active = list_jobs(pool_name, states=_ACTIVE)
     mine = sorted({job.job_id for job in active if job.holder == holder})
     cancelled = tuple(job_id for job_id in mine if attach(job_id).cancel(reason))
     try:
@@ -46,3 +59,66 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned 
     except (PoolNotFoundError, PoolDownError):
         released = False
     return CleanupReport(cancelled, released, tuple(sweep()))
+
+
+def sweep() -> list[str]:
+    """End what nobody owns on this host, and set the rows of jobs right whose drivers did not live to do so.
+
+    Safe at any time, concurrently, twice.
+
+    Returns:
+        What was done, a sentence each.
+    """
+    did = []
+    for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE):
+        handle = attach(job.job_id)
+        try:
+            lost = handle.end_if_lost()
+        except ShoalError as error:  # of a pool on another machine nothing can be said from here
+            log.info("job %s is left alone: %s", job.job_id, error)
+            continue
+        if lost:
+            ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
+            did.append(f"job {job.job_id}, attempt {handle.attempt}: {ended.state.value}, {ended.error}")
+    return [*did, *sweep_pools()]
+
+
+def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
+    """`clean_up` on every pool where a run has something. Returns what was done, a sentence each.
+
+    Args:
+        holder: The run.
+        reason: Kept with the jobs that are cancelled.
+    """
+    done: list[str] = []
+    for pool in sorted(pool for pool, of in _claims() if of == holder):
+        report = clean_up(pool, holder, reason=reason)
+        done += [f"{pool}: cancelled job {job_id}: {reason}" for job_id in report.cancelled]
+        done += [f"{pool}: released the lease of {holder}: {reason}"] if report.released else []
+        done += report.swept
+    return done
+
+
+def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
+    """End what runs of a workflow engine that are over still have on any pool: a janitor's look.
+
+    Args:
+        engine: First part of its holders' names: ``airflow``, ``prefect``.
+        why_ended: Given the rest of a holder's name, how that run ended; None where it goes on, or nothing is known of
+            it: it may be another server's.
+
+    Returns:
+        What was done, a sentence each.
+    """
+    done = []
+    for holder in sorted({of for _, of in _claims() if of.startswith(f"{engine}:")}):
+        reason = why_ended(holder.removeprefix(f"{engine}:"))
+        if reason:
+            done += clean_up_everywhere(holder, reason=reason)
+    return done
+
+
+def _claims() -> set[tuple[str, str]]:
+    """(pool, holder) of every lease and of every job that has not ended."""
+    leases = {(pool.name, lease.holder) for pool in list_pools() for lease in pool.leases}
+    return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE)}

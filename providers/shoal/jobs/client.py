@@ -56,16 +56,15 @@ class JobClient:
 
     Args:
         api: The head's Job API, ``http://host:port``.
-        token: The pool's bearer token.
+        token: The pool's bearer token; empty where the head asks for none.
         wait: Seconds between tries of a submission; tests pass zero.
     """
 
     def __init__(self, api: str, token: str, *, wait: float = 1.0) -> None:
         self._api = api
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Straight to the head: a proxy set for the internet knows no loopback address.
-        self._http = httpx.Client(
-            base_url=api, headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S, trust_env=False
-        )
+        self._http = httpx.Client(base_url=api, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
         self._retrying = Retrying(
             retry=retry_if_exception_type((HeadBusyError, _SlowError)),
             stop=stop_after_attempt(_SUBMIT_ATTEMPTS),

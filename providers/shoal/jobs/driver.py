@@ -6,6 +6,7 @@ has asked about the job for long.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -115,6 +116,7 @@ class Driver:
             job_id=self._key.job_id,
             attempt=self._key.attempt,
             model_path=path,
+            model_digest=hashlib.sha256(trained.model).hexdigest(),
             model_uri=uri,
             metrics=metrics,
             best_iteration=trained.best_iteration,

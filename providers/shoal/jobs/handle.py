@@ -16,7 +16,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.logs import LogFollower
 from shoal.jobs.spec import JobResult, JobSpec
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
-from shoal.pool.status import Endpoint
+from shoal.pool.endpoint import Endpoint
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -25,6 +25,9 @@ _POLL_S = 0.5
 
 _HEAD_CHECK_S = 3.0
 """Between questions to the head whether the driver still runs: only a driver that was killed makes it necessary."""
+
+_ORPHAN_GRACE_S = 60.0
+"""Past `orphan_after`, how long a driver has to end itself: its watchdog looks every 2 s."""
 
 _SUBMISSION_GRACE_S = 20.0
 """How long a job may be pending and unknown to its head before whoever waits for it submits it: its asker's own tries
@@ -224,20 +227,36 @@ class JobHandle:
         job = attempts.touch(self._store, self._key, self._clock())
         if job.state in JOB_ENDED:
             return job
+        is_missing = self._judge(job) is Missing.SUBMISSION
+        if is_missing and self._clock() - job.created_at > _SUBMISSION_GRACE_S:
+            self.send()
+        return attempts.load(self._store, self._key)
+
+    def end_if_lost(self) -> bool:
+        """Set the row right where nobody else will, without asking for the job: the look of a sweep.
+
+        Returns:
+            Whether the attempt was lost: its driver did not live to say so, or was never submitted and nobody asks.
+        """
+        job = attempts.load(self._store, self._key)
+        if job.state in JOB_ENDED:
+            return False
+        if isinstance(self._judge(job), Lost):
+            return True
+        orphaned = job.orphan_after is not None and self._clock() - job.asked_at > job.orphan_after + _ORPHAN_GRACE_S
+        return orphaned and self.cancel("nobody asked about it any more, and it did not end itself")
+
+    def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
         now = self._clock()
         if view.silence is Silence.NO_ANSWER:
             self._silent_since = self._silent_since or now
         else:
             self._silent_since = None
-        match judge(job, view, silent_for=now - (self._silent_since or now), last_words=self._last_words):
-            case Lost(state, reason):
-                if attempts.end(self._store, self._key, state, now, error=reason):
-                    self._tidy(job)
-            case Missing.SUBMISSION:
-                if now - job.created_at > _SUBMISSION_GRACE_S:
-                    self.send()
-        return attempts.load(self._store, self._key)
+        verdict = judge(job, view, silent_for=now - (self._silent_since or now), last_words=self._last_words)
+        if isinstance(verdict, Lost) and attempts.end(self._store, self._key, verdict.state, now, error=verdict.reason):
+            self._tidy(job)
+        return verdict
 
     def _follow(self, timeout: float | None) -> Iterator[str]:
         log = self._log()

@@ -242,6 +242,7 @@ class JobResult(_Strict):
     job_id: str = Field(description="The job.")
     attempt: int = Field(description="Which attempt of it.")
     model_path: str = Field(description="The model in the library's own format: a local path or a URI.")
+    model_digest: str = Field(description="SHA-256 of the model's bytes: the same model is the same digest.")
     model_uri: str = Field(description="The model in MLflow; untracked, its path.")
     metrics: dict[str, float] = Field(description="Of the model, as <set>-<metric> and holdout-<metric>.")
     best_iteration: int | None = Field(description="Best round, from 0, with early stopping.")

@@ -12,8 +12,8 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.handle import JobHandle, JobStatus
 from shoal.jobs.spec import JobSpec
 from shoal.jobs.truth import address, pool_endpoint
+from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
-from shoal.pool.status import Endpoint
 from shoal.pool.which import which_pool
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState

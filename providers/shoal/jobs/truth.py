@@ -9,8 +9,8 @@ from enum import Enum, auto
 from shoal.errors import PoolDownError, PoolNotFoundError
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient, RayJob
-from shoal.pool.holder import host
-from shoal.pool.status import Endpoint
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.holder import is_here
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
@@ -118,7 +118,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     except PoolDownError:
         with store.transaction() as session:
             pool = session.get(Pool, job.pool)
-        if pool is not None and pool.host != host():
+        if pool is not None and not is_here(pool.host):
             raise
         # Up without a head that answers: it is being replaced.
         gone = pool is None or pool.state is not PoolState.UP

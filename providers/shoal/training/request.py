@@ -92,6 +92,8 @@ class XGBTrainResult(BaseModel):
         Returns:
             An ``xgboost.Booster``, as ``xgboost.train`` returns it.
         """
-        from shoal.training.xgboost import load_booster
+        import xgboost
 
-        return load_booster(self)
+        booster = xgboost.Booster()
+        booster.load_model(bytearray(self.model))
+        return booster

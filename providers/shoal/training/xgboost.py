@@ -19,8 +19,6 @@ from shoal.training.shared_gang import shared_gang
 from shoal.training.tracker import Tracker
 
 if TYPE_CHECKING:
-    import xgboost
-
     from shoal.training.gang import Gang
     from shoal.training.xgboost_worker import Outcome, Part, Task
 
@@ -87,15 +85,6 @@ def train_xgboost(
         }
         outcomes = _run(gang, [_task(request, params, mine, callbacks, collective) for mine in parts], deadline)
         return _result(request, size, gang, parts, outcomes, time.monotonic() - began)
-
-
-def load_booster(result: XGBTrainResult) -> xgboost.Booster:
-    """Loads the booster of a result, as ``xgboost.train`` would have returned it."""
-    import xgboost
-
-    booster = xgboost.Booster()
-    booster.load_model(bytearray(result.model))
-    return booster
 
 
 def _require_libraries() -> None:
