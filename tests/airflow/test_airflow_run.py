@@ -31,7 +31,7 @@ def of_home(home: Path) -> list[psutil.Process]:
     return mine
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_it_leaves_nothing(fresh_home, end):
     command = [sys.executable, "-u", "-m", "shoal.examples.airflow_run", "--month", "2", "--rounds", "1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -6,7 +6,8 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowRuntimeError, AirflowTaskTimeout
+from airflow.sdk.execution_time.comms import ErrorResponse
 
 from shoal import jobs
 from shoal.airflow._base import TaskKilledError
@@ -32,6 +33,7 @@ from tests.waiting import wait_until
 
 RESULT = {
     "model_path": "/m",
+    "model_digest": "0" * 64,
     "model_uri": "models:/m/1",
     "metrics": {"eval-rmse": 1.5},
     "best_iteration": None,
@@ -136,6 +138,23 @@ def test_sweep_clears_what_is_left_of_a_dead_node(up, context):
     ProcessId.from_json(node.supervisor).signal(signal.SIGKILL)
     did = wait_until(lambda: SweepPoolsOperator(task_id="sweep").execute(context), "the leftovers")
     assert any(f"ended {node.name}" in line for line in did)
+
+
+def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, context):
+    states = {"over": "failed", "goes_on": "running"}
+
+    def get_dagrun_state(dag_id, run_id):
+        if run_id not in states:
+            raise AirflowRuntimeError(ErrorResponse())
+        return states[run_id]
+
+    context["ti"].get_dagrun_state = get_dagrun_state
+    holders = ["airflow:a_dag/over", "airflow:a_dag/goes_on", "airflow:a_dag/another_airflows", "prefect:over"]
+    for holder in holders:
+        ComputePool("tiny", holder=holder).lease(1)
+    did = SweepPoolsOperator(task_id="sweep").execute(context)
+    assert did == ["tiny: released the lease of airflow:a_dag/over: its DAG run ended as failed"]
+    assert [lease.holder for lease in up.describe().leases] == holders[1:]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -18,12 +19,14 @@ from shoal.examples.flights import retraining_spec
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobStatus
 from shoal.state.schema import JobState
+from tests.examples.plain import plain_digest
+from tests.pool.looking import a_worker
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.ray]
 
 POOL = "local://server-tests?max_nodes=4"
-ANY = "any_training"
+ANY, TIMED, JANITOR = "any_training", "timed_training", "pool_janitor"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,7 @@ def airflow(session_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         with LocalAirflow(
             tmp_path_factory.mktemp("airflow"), folders, {"AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL}
         ) as airflow:
+            ComputePool(POOL).up()
             yield airflow
             session = airflow.session
     finally:
@@ -72,14 +76,42 @@ def test_two_months_at_once_train_evaluate_and_give_the_pool_back(airflow: Local
     assert {month: ended(airflow, DAG_ID, run) for month, run in runs.items()} == {2: "success", 3: "success"}
 
     results = {month: airflow.returned(DAG_ID, run, "train") for month, run in runs.items()}
-    assert sorted(result["model_version"] for result in results.values()) == ["1", "2"]
+    assert abs(int(results[2]["model_version"]) - int(results[3]["model_version"])) == 1
     assert results[2]["rows"] < results[3]["rows"]
+    assert results[2]["metrics"] != results[3]["metrics"]
     for month, run in runs.items():
         states = airflow.task_states(DAG_ID, run)
         won, lost = ("promoted", "kept") if results[month]["promoted"] else ("kept", "promoted")
         assert (states[won], states[lost]) == ("success", "skipped")
         log = airflow.task_log(DAG_ID, run, "train", results[month]["attempt"])
         assert any("MLflow run:" in line for line in log), log
+    wait_until(is_given_back, "the pool as it was")
+    assert results[2]["model_digest"] == plain_digest(ComputePool(POOL), month=2, rounds=5)
+    wait_until(is_given_back, "the pool as it was")
+
+
+@pytest.mark.long
+def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion(airflow: LocalAirflow):
+    months = {"from_date": "2013-04-01T00:00:00Z", "to_date": "2013-06-30T00:00:00Z"}
+    backfill = airflow.call(
+        "POST", "/backfills", dag_id=DAG_ID, max_active_runs=1, dag_run_conf={"rounds": 5, "month": None}, **months
+    )["id"]
+    wait_until(lambda: airflow.call("GET", f"/backfills/{backfill}")["completed_at"], "the backfill's end", 240)
+
+    runs = airflow.call("GET", f"/dags/{DAG_ID}/dagRuns?run_type=backfill&order_by=logical_date")["dag_runs"]
+    assert [(run["logical_date"][:7], run["state"]) for run in runs] == [
+        (month, "success") for month in ("2013-04", "2013-05", "2013-06")
+    ]
+    results = [airflow.returned(DAG_ID, run["dag_run_id"], "train") for run in runs]
+    versions = [int(result["model_version"]) for result in results]
+    assert versions == list(range(versions[0], versions[0] + 3))
+    assert results[0]["rows"] < results[1]["rows"] < results[2]["rows"]
+    for result in results:
+        better = result["metrics"]["holdout-rmse"] < result["champion"]["value"]
+        assert result["promoted"] is better
+    for before, after in pairwise(results):
+        champion = before["model_version"] if before["promoted"] else before["champion"]["version"]
+        assert after["champion"]["version"] == champion
     wait_until(is_given_back, "the pool as it was")
 
 
@@ -93,6 +125,19 @@ def test_a_broken_training_fails_the_run_and_the_pool_is_given_back(airflow: Loc
     assert (states["train"], states["clean_up_pool"]) == ("failed", "success")
     log = airflow.task_log(ANY, run, "train")
     assert any("JobFailedError" in line and "reg:nonsense" in line for line in log), log
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_a_killed_worker_fails_the_run_and_its_log_ends_with_the_cause(airflow: LocalAirflow):
+    run = airflow.trigger(ANY, {"spec": forever()})
+    trains(run)
+
+    wait_until(a_worker, "a worker", 60).kill()
+
+    assert ended(airflow, ANY, run) == "failed"
+    assert airflow.task_states(ANY, run)["clean_up_pool"] == "success"
+    log = airflow.task_log(ANY, run, "train")
+    assert "was lost" in log[-1], log
     wait_until(is_given_back, "the pool as it was")
 
 
@@ -134,6 +179,21 @@ def test_a_run_deleted_while_it_trains_ends_its_job(airflow: LocalAirflow):
     wait_until(deleted, "the deletion", 60)
 
     assert job_of(ANY, run).state is JobState.CANCELLED
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_the_janitor_ends_what_a_run_left_that_has_no_teardown(airflow: LocalAirflow):
+    """Past its `dagrun_timeout` a run is failed and its tasks are ended, the teardown among them."""
+    theirs = ComputePool(POOL, holder=f"airflow:{ANY}/a run of another Airflow")
+    theirs.lease(1)
+    run = airflow.trigger(TIMED, {"spec": forever()})
+    assert ended(airflow, TIMED, run) == "failed"
+    wait_until(lambda: (job := job_of(TIMED, run)) is None or job.state is JobState.CANCELLED, "the job's end", 60)
+
+    assert ended(airflow, JANITOR, airflow.trigger(JANITOR, {})) == "success"
+
+    assert [lease.holder for lease in ComputePool(POOL).describe().leases] == [theirs.holder]
+    theirs.release()
     wait_until(is_given_back, "the pool as it was")
 
 

@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
 
+ENGINE = "airflow"
+
+
 def holder_of(context: Context) -> str:
     """``airflow:<dag_id>/<run_id>``: a DAG run, in whose name all of its tasks lease and submit.
 
     :param context: Airflow's context of one of its tasks.
     """
     dag_run = context["dag_run"]
-    return f"airflow:{dag_run.dag_id}/{dag_run.run_id}"
+    return f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
 
 
 class ComputePoolHook(BaseHook):

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
-from shoal.airflow.hooks import holder_of
-from shoal.errors import PoolNotFoundError
+from shoal.airflow.hooks import ENGINE, holder_of
 
 if TYPE_CHECKING:
+    from airflow.sdk import XComArg
     from airflow.sdk.definitions.context import Context
 
     from shoal.jobs import JobSpec
-    from shoal.pool.api import ComputePool
 
+
+_ENDED = ("success", "failed")
 
 _LOOK_S = 0.2
 """Between looks whether the task was killed: of the 5 s that Airflow leaves it then."""
@@ -61,7 +63,7 @@ class ScaleClusterOperator(PoolOperator):
 class LeasePoolOperator(PoolOperator):
     """Claim nodes for the DAG run: the setup of ``pool_for_run``.
 
-    A pool that is down is brought up where the connection or URI says what it is.
+    A pool that is down is brought up where the connection or URI says what it is; it goes down with its last lease.
 
     :param size: Nodes, the head among them. (templated)
     :param is_async: Return once the claim is accepted; a ``NodesSensor`` waits for the nodes.
@@ -84,9 +86,13 @@ class LeasePoolOperator(PoolOperator):
         """Claim; killed meanwhile, the claim is taken back. Returns the pool's name."""
         hook = self.hook
         pool = hook.pool(holder_of(context))
-        if hook.spec is not None and _is_down(pool):
-            pool.up(on_progress=self.look)
-        pool.lease(int(self.size), is_async=self.returns_at_once, options=self.options, on_progress=self.look)
+        pool.lease(
+            int(self.size),
+            bring_up=hook.spec is not None,
+            is_async=self.returns_at_once,
+            options=self.options,
+            on_progress=self.look,
+        )
         return pool.name
 
 
@@ -105,7 +111,7 @@ class DistributedTrainOperator(PoolOperator):
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec")
     template_fields_renderers = {"spec": "json"}  # noqa: RUF012 - Airflow's own shape
 
-    def __init__(self, *, spec: JobSpec | Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(self, *, spec: JobSpec | Mapping[str, Any] | XComArg, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.spec = spec
 
@@ -113,7 +119,7 @@ class DistributedTrainOperator(PoolOperator):
         """Submit or attach, and wait."""
         from shoal.jobs import JobSpec, submit
 
-        spec = self.spec if isinstance(self.spec, JobSpec) else JobSpec.parse(self.spec)
+        spec = self.spec if isinstance(self.spec, JobSpec) else JobSpec.parse(cast("Mapping[str, Any]", self.spec))
         if self.pool_name or self.compute_pool_conn_id:
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
             spec = spec.model_copy(update={"run_config": run_config})
@@ -158,17 +164,24 @@ class CleanupPoolOperator(PoolOperator):
 
 
 class SweepPoolsOperator(BaseOperator):
-    """End what nobody owns, on every pool of this host: the janitor's task."""
+    """End what DAG runs that are over still have, and what nobody owns, on every pool of this host: the janitor's task.
+
+    A run that this Airflow does not know is left to its own time to live: it may be another one's.
+    """
 
     def execute(self, context: Context) -> list[str]:
         """Sweep. Returns what was done, a sentence each."""
-        from shoal.pool.api import sweep
+        from shoal.jobs.cleanup import clean_up_ended_runs, sweep
 
-        return sweep()
+        def why_ended(run: str) -> str | None:
+            dag_id, run_id = run.split("/", maxsplit=1)
+            try:
+                state = context["ti"].get_dagrun_state(dag_id, run_id)
+            except AirflowRuntimeError:
+                return None
+            return f"its DAG run ended as {state}" if state in _ENDED else None
 
-
-def _is_down(pool: ComputePool) -> bool:
-    try:
-        return pool.describe().state == "down"
-    except PoolNotFoundError:
-        return True
+        did = [*clean_up_ended_runs(ENGINE, why_ended), *sweep()]
+        for line in did:
+            self.log.info(line)
+        return did

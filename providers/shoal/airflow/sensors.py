@@ -9,6 +9,7 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from shoal.airflow.hooks import ComputePoolHook, holder_of
+from shoal.errors import ScaleError
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -46,15 +47,9 @@ class NodesSensor(BaseSensorOperator):
         """Look once."""
         pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context))
         pool.renew()
-        status = pool.describe()
         expected = int(self.expected_nodes)
-        self.log.info("pool %s: %d of %d nodes ready", pool.name, len(status.active), expected)
-        if len(status.active) >= expected:
-            return True
-        if status.target < expected:
-            why = f": {status.reason}" if status.reason else f" (it is {status.state})"
-            raise AirflowFailException(
-                f'pool "{pool.name}" has {len(status.active)} nodes and nobody asks for more than {status.target} '
-                f"of the {expected} waited for{why}"
-            )
-        return False
+        self.log.info("pool %s: %d of %d nodes ready", pool.name, len(pool.get_nodes()), expected)
+        try:
+            return pool.has_nodes(expected)
+        except ScaleError as error:
+            raise AirflowFailException(str(error)) from error

@@ -7,7 +7,6 @@ everything, whatever happened on the way. ``--up`` (`make up`) leaves it running
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
-from shoal.examples.flights import Timeline, check_it_loads, console, summary
+from shoal.examples.flights import INTERRUPTED, Timeline, check_it_loads, console, run_alone, summary
 from shoal.examples.local_airflow import USER, LocalAirflow
 from shoal.jobs import JobResult
 from shoal.pool.api import ComputePool
 from shoal.pool.processes import ProcessId
 from shoal.state.home import subfolder
-from shoal.state.locks import open_locked
 
 DAGS = Path(__file__).parents[3] / "dags"
 DAG_ID = "scheduled_retraining"
@@ -56,7 +54,7 @@ def run(month: int, rounds: int) -> JobResult:
     _look(pool, timeline)
     check_it_loads(result)
     summary(timeline, month, result, "shoal.examples.airflow_run")
-    console.print("           `make up` for the same with Airflow's UI")
+    console.print("           `make up` for the same with Airflow's UI, `make run-prefect` for Prefect")
     return result
 
 
@@ -155,23 +153,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100, help="rounds of boosting")
     parser.add_argument("--up", action="store_true", help="start Airflow with its UI and leave it up until Ctrl-C")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: the same as Ctrl-C
-    with open_locked(subfolder("examples") / "airflow.lock", wait=False) as mine:
-        if not mine:
-            console.print("[red]error:[/] this example or `make up` is under way with the same SHOAL_HOME")
-            return 1
-        try:
-            if arguments.up:
-                up()
-            else:
-                run(arguments.month, arguments.rounds)
-        except ShoalError as error:
-            console.print(f"error: {error}", markup=False)
-            return 1
-        except KeyboardInterrupt:
-            console.print("interrupted: Airflow is stopped and the pool is down")
-            return 0 if arguments.up else 130
-    return 0
+    work = up if arguments.up else lambda: run(arguments.month, arguments.rounds)
+    code = run_alone(work, farewell="Airflow is stopped and the pool is down", lock="airflow")
+    return 0 if arguments.up and code == INTERRUPTED else code  # Ctrl-C is how `make up` ends
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The main job, in one command: ``python -m shoal.examples.flights`` (what `make run` calls).
+"""The main job, in one command: ``python -m shoal.examples.flights`` (what `make run-python` calls).
 
 A pool grows from 1 to 3 nodes, trains on the flights of the months so far, evaluates champion and challenger on the
 next month, promotes or keeps, and shrinks again. Whatever happens on the way, nothing is left running.
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 MODEL = "flight-delays"
 POOL = "local://flights?max_nodes=4"
 PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
+
+INTERRUPTED = 130
+"""Exit code of a program that SIGINT ended, as shells have it."""
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -164,6 +167,7 @@ def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> N
         ("verdict", "promoted" if result.promoted else "kept the champion"),
         ("model", f"models:/{MODEL}/{result.model_version}"),
         ("file", result.model_path),
+        ("digest", result.model_digest[:16]),
         ("MLflow run", result.mlflow_run_id or "-"),
     ]
     for name, value in rows:
@@ -179,15 +183,16 @@ def _champion(result: JobResult) -> str:
     return f"version {result.champion.version} ({result.champion.value:.4f})" if result.champion else "none"
 
 
-def run_alone(work: Callable[[], object], *, farewell: str) -> int:
+def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights") -> int:
     """Run the example unless it runs already; returns the exit code.
 
     Args:
         work: The example.
         farewell: What an interrupt has led to, by the time it is told.
+        lock: Examples of the same lock share a pool, and run one at a time.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: the same as Ctrl-C
-    with open_locked(subfolder("examples") / "flights.lock", wait=False) as mine:
+    with open_locked(subfolder("examples") / f"{lock}.lock", wait=False) as mine:
         if not mine:
             console.print("[red]error:[/] another run of this example is under way with the same SHOAL_HOME")
             return 1
@@ -198,7 +203,7 @@ def run_alone(work: Callable[[], object], *, farewell: str) -> int:
             return 1
         except KeyboardInterrupt:
             console.print(f"interrupted: {farewell}")
-            return 130
+            return INTERRUPTED
     return 0
 
 

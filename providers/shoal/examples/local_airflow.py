@@ -228,6 +228,7 @@ class LocalAirflow:
                 "executor": "LocalExecutor",
                 "parallelism": 4,
                 "load_examples": False,
+                "test_connection": "Enabled",
                 "execution_api_server_url": f"{self.url}/execution/",
                 "simple_auth_manager_users": f"{USER}:admin",
                 "simple_auth_manager_passwords_file": self._password_file,
