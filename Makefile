@@ -4,6 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The newest Prefect cannot be where Airflow is.
+VENV_PREFECT := .venv-prefect
+STAMP_PREFECT := $(VENV_PREFECT)/.installed
+
+# What installs: uv, which pip brings where there is none, or a venv of its own where pip may not.
+define get_uv
+command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv \
+	|| { $(PYTHON) -m venv $(VENV)/uv && $(VENV)/uv/bin/pip install --quiet uv; }
+endef
+UV = $$(command -v uv || { test -x $(VENV)/uv/bin/uv && echo $(VENV)/uv/bin/uv; } || echo "$(PYTHON) -m uv")
 
 # Compiled modules are kept: without them every Ray worker compiles its imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,18 +25,17 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run run-airflow run-prefect up test test-fast test-engines lint format bench clean lock
+.PHONY: help install postgresql run run-prefect run-python up test test-prefect-newest test-fast soak lint format bench clean lock
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
 
 install: $(STAMP)  ## Make the environment in .venv
 
 # torch's CPU wheel where there is one at hand, else the registry's build.
 $(STAMP): requirements/dev.txt pyproject.toml
-	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv \
-		|| { $(PYTHON) -m venv $(VENV)/uv && $(VENV)/uv/bin/pip install --quiet uv; }
-	@uv=$$(command -v uv || { test -x $(VENV)/uv/bin/uv && echo $(VENV)/uv/bin/uv; } || echo "$(PYTHON) -m uv"); \
+	@$(get_uv)
+	@uv=$(UV); \
 	test -x $(BIN)/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV); \
 	export VIRTUAL_ENV=$(CURDIR)/$(VENV); \
 	$$uv pip install --quiet -r requirements/dev.txt 'torch==2.13.0+cpu' 2>/dev/null \
@@ -34,10 +43,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	$$uv pip install --quiet --no-deps -e .
 	@touch $@
 
-run: install  ## Retrain on a year of flights: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
-	@$(BIN)/python -m shoal.examples.flights
-
-run-airflow: install  ## The same as an Airflow DAG, on an Airflow of its own
+run: install  ## Retrain on a year of flights as an Airflow DAG: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
 	@$(BIN)/python -m shoal.examples.airflow_run
 
 up: install  ## Airflow with its UI, the DAGs and a pool, until Ctrl-C
@@ -46,15 +52,39 @@ up: install  ## Airflow with its UI, the DAGs and a pool, until Ctrl-C
 run-prefect: install  ## The same as a Prefect flow, against a server of its own
 	@$(BIN)/python -m shoal.examples.prefect_run
 
-test: install  ## Every test of the core, on a real local pool
-	@$(BIN)/python -m pytest -m "not server"
+run-python: install  ## The same as plain Python, with no engine
+	@$(BIN)/python -m shoal.examples.flights
 
-# Apart until their issue is closed: they start a real Airflow and a real Prefect server, over and over.
-test-engines: install  ## The tests that start Airflow and Prefect servers
-	@$(BIN)/python -m pytest -m server
+# What the store's tests need; without it they are skipped, and say so.
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql >/dev/null; } \
+		|| echo "PostgreSQL is not installed: its tests are skipped"
+
+test: install postgresql  ## The tests: on a real local pool, a real Airflow, a real Prefect server
+	@$(BIN)/python -m pytest -m "not long"
+
+test-prefect-newest: $(STAMP_PREFECT)  ## The Prefect collection's tests without Ray, against the newest Prefect
+	@$(VENV_PREFECT)/bin/python -m pytest -m "not ray" tests/prefect tests/flows/test_janitor.py
+
+$(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
+	@$(get_uv)
+	@uv=$(UV); \
+	test -x $(VENV_PREFECT)/bin/python \
+		|| $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV_PREFECT); \
+	export VIRTUAL_ENV=$(CURDIR)/$(VENV_PREFECT); \
+	$$uv pip install --quiet -r requirements/prefect-newest.txt && $$uv pip install --quiet --no-deps -e .
+	@touch $@
 
 test-fast: install  ## The tests that need neither Ray nor a server
-	@$(BIN)/python -m pytest -m "not ray and not server and not crash"
+	@$(BIN)/python -m pytest -m "not ray and not server and not crash and not long"
+
+ROUNDS ?= 50
+soak: install  ## The long tests, and SIGKILL at random instants of everything, on real Ray; SEED=n repeats one, ROUNDS=n (about 20 s each)
+	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.soak --scale-ups 20
+	@$(BIN)/python -m pytest -m long
 
 lint: install  ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .
@@ -71,7 +101,9 @@ bench: install  ## Measure against the peers, in one run
 lock:  ## Pin the development environment anew (no index address, no local path; torch is installed by itself)
 	@uv pip compile --quiet --upgrade pyproject.toml --group dev --python-version 3.11 --no-emit-index-url \
 		--no-emit-find-links --no-emit-package torch --no-annotate --no-header -o requirements/dev.txt
+	@uv pip compile --quiet --upgrade pyproject.toml --extra prefect --group prefect-newest --python-version 3.11 \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/prefect-newest.txt
 
 clean:  ## Remove the environment and every cache
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(VENV_PREFECT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

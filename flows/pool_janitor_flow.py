@@ -22,7 +22,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 
-from shoal.pool.api import sweep
+from shoal.jobs import sweep
 from shoal.prefect import clean_up_ended_runs
 
 SILENCE = timedelta(minutes=9)
@@ -89,6 +89,10 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
         trigger=EventTrigger(
             expect={f"{_RUN}.Crashed"},  # the others ran their hooks
             match=ResourceSpecification({"prefect.resource.id": f"{_RUN}.*"}),
+            # A janitor that crashes would start the next one, for ever.
+            match_related=ResourceSpecification(
+                {"prefect.resource.role": "flow", "prefect.resource.name": f"!{pool_janitor.name}"}
+            ),
             posture=Posture.Reactive,
             threshold=1,
             within=timedelta(0),
@@ -115,7 +119,16 @@ def deployments() -> list[RunnerDeployment]:
     ]
 
 
-if __name__ == "__main__":
+def main(silence: timedelta = SILENCE) -> None:
+    """Set up the automations and serve, until the process is ended.
+
+    Args:
+        silence: How long a run may be without a heartbeat.
+    """
     every_five_minutes, after_a_crash = deployments()
-    automate(after_a_crash.apply())
+    automate(after_a_crash.apply(), silence)
     serve(every_five_minutes, after_a_crash, pause_on_shutdown=False)
+
+
+if __name__ == "__main__":
+    main()

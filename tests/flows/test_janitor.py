@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from prefect.automations import Automation
+from prefect.client.orchestration import get_client
 from prefect.flows import load_flow_from_entrypoint
+from prefect.states import Crashed
 
 from shoal.pool.api import ComputePool
 
@@ -19,11 +21,13 @@ def janitor():
 
 def test_it_ends_what_an_ended_run_left(server, tiny, janitor, logged):
     up = ComputePool("local://tiny?max_nodes=4").up()
-    ComputePool("tiny", holder="prefect:00000000-0000-4000-8000-000000000000").lease(2)
+    with get_client(sync_client=True) as client:
+        run_id = client.create_flow_run(janitor, state=Crashed()).id
+    ComputePool("tiny", holder=f"prefect:{run_id}").lease(2)
     assert any("released the lease" in sentence for sentence in janitor())
     assert up.describe().leases == ()
     assert janitor() == []
-    logged("released the lease of prefect:00000000-0000-4000-8000-000000000000")
+    logged(f"released the lease of prefect:{run_id}")
 
 
 def test_its_automations_are_made_once(server, janitor):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.sorting import LogSort
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
 from tests.pool.conftest import tiny
@@ -24,7 +24,13 @@ def server() -> Iterator[None]:
         yield
         return
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-prefect-"))
-    with temporary_settings({PREFECT_HOME: folder}), prefect_test_harness(server_startup_timeout=90):
+    storage = folder / "storage"
+    with (
+        pytest.MonkeyPatch.context() as patch,  # for the processes that tests start
+        temporary_settings({PREFECT_HOME: folder, PREFECT_LOCAL_STORAGE_PATH: storage}),
+        prefect_test_harness(server_startup_timeout=90),
+    ):
+        patch.setenv("PREFECT_HOME", str(folder))
         yield
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from prefect.context import FlowRunContext, TaskRunContext
 
-PREFIX = "prefect:"
+ENGINE = "prefect"
 
 
 def holder_of(flow_run_id: object) -> str:
     """The name that a flow run's leases and jobs carry."""
-    return f"{PREFIX}{flow_run_id}"
+    return f"{ENGINE}:{flow_run_id}"
 
 
 def current_holder() -> str | None:

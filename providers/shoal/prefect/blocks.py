@@ -39,13 +39,16 @@ class ComputePool(Block):
     _documentation_url = HttpUrl("https://shoal.readthedocs.io/en/latest/prefect/")
 
     name: str = _as_in_spec("name")
-    backend: Literal["local"] = _as_in_spec("backend")
+    backend: Literal["local", "ray"] = _as_in_spec("backend")
     min_nodes: int = _as_in_spec("min_nodes")
     max_nodes: int = _as_in_spec("max_nodes")
     cpus_per_node: int = _as_in_spec("cpus_per_node")
     gpus_per_node: int = _as_in_spec("gpus_per_node")
     object_store_mb: int = _as_in_spec("object_store_mb")
     idle_timeout: float | None = _as_in_spec("idle_timeout")
+    address: str | None = _as_in_spec("address")
+    gcs: str | None = _as_in_spec("gcs")
+    token_file: str | None = _as_in_spec("token_file")
 
     @model_validator(mode="before")
     @classmethod

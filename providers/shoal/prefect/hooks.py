@@ -10,12 +10,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.logging import get_logger
 
-from shoal.jobs import clean_up, list_jobs
-from shoal.pool.api import list_pools
-from shoal.prefect._holder import PREFIX, holder_of
-from shoal.state.schema import JobState
-
-_ACTIVE = (JobState.PENDING, JobState.RUNNING)
+from shoal.jobs import cleanup
+from shoal.prefect._holder import ENGINE, holder_of
 
 
 def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
@@ -33,49 +29,29 @@ def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
         >>> @flow(on_failure=[clean_up_run], on_crashed=[clean_up_run], on_cancellation=[clean_up_run])
         ... def retrain(): ...
     """
-    _clean_up(str(flow_run.id), f"its Prefect run ended as {state.name}")
+    for sentence in cleanup.clean_up_everywhere(holder_of(flow_run.id), reason=_ended_as(state)):
+        get_logger("shoal").info(sentence)
 
 
 def clean_up_ended_runs() -> list[str]:
-    """End what flow runs still have on any pool that are in a final state, or deleted: the janitor's look.
+    """End what flow runs that are in a final state still have on any pool: the janitor's look.
+
+    A run that this server does not know is left to its own time to live: it may be another server's.
 
     Returns:
         What was done, a sentence each.
     """
-    done = []
     with get_client(sync_client=True) as client:
-        for run_id in sorted(_runs_with_something()):
+
+        def why_ended(run_id: str) -> str | None:
             try:
                 state = client.read_flow_run(run_id).state  # type: ignore[arg-type]  # a str will do
             except ObjectNotFound:
-                ended = "was deleted"
-            else:
-                if state is None or not state.is_final():
-                    continue
-                ended = f"ended as {state.name}"
-            done += _clean_up(run_id, f"its Prefect run {ended}")
-    return done
+                return None
+            return _ended_as(state) if state and state.is_final() else None
+
+        return cleanup.clean_up_ended_runs(ENGINE, why_ended)
 
 
-def _clean_up(run_id: str, reason: str) -> list[str]:
-    holder = holder_of(run_id)
-    done = []
-    for pool in sorted(_pools_of(holder)):
-        report = clean_up(pool, holder, reason=reason)
-        done += [f"{pool}: cancelled job {job_id}: {reason}" for job_id in report.cancelled]
-        done += [f"{pool}: released the lease of {holder}: {reason}"] if report.released else []
-        done += report.swept
-    for sentence in done:
-        get_logger("shoal").info(sentence)
-    return done
-
-
-def _pools_of(holder: str) -> set[str]:
-    leased = {pool.name for pool in list_pools() if any(lease.holder == holder for lease in pool.leases)}
-    return leased | {job.pool for job in list_jobs(states=_ACTIVE) if job.holder == holder}
-
-
-def _runs_with_something() -> set[str]:
-    holders = {lease.holder for pool in list_pools() for lease in pool.leases}
-    holders |= {job.holder for job in list_jobs(states=_ACTIVE)}
-    return {holder.removeprefix(PREFIX) for holder in holders if holder.startswith(PREFIX)}
+def _ended_as(state: State) -> str:
+    return f"its Prefect run ended as {state.name}"

@@ -8,7 +8,6 @@ from typing import Any
 
 from prefect.exceptions import MissingContextError
 
-from shoal.errors import PoolDownError, PoolNotFoundError
 from shoal.jobs import clean_up
 from shoal.pool.api import ComputePool
 from shoal.pool.leases import PoolLease
@@ -24,10 +23,10 @@ def pool_lease(
 ) -> PoolForTheDuration:
     """Have a pool of at least `size` nodes for the duration of a ``with`` or ``async with`` block of a flow.
 
-    At its beginning: brings the pool up if `pool_name` defines it (URI or block) and it is down, leases the nodes, and
-    waits for them; nothing is left if they do not come. Meanwhile the lease is renewed. At its end, come what may:
-    cancels jobs of this flow run that still run, releases the lease, ends what nobody owns, and takes the pool down
-    again if it was brought up here and nobody else wants anything of it.
+    At its beginning: leases the nodes and waits for them, bringing the pool up if it is down and `pool_name` defines it
+    (URI or block); nothing is left if they do not come. Meanwhile the lease is renewed. At its end, come what may:
+    cancels jobs of this flow run that still run, releases the lease, and ends what nobody owns; a pool that was brought
+    up for leases is down again after the last of them.
 
     A flow run has one lease on a pool: nesting two on the same pool is not possible.
 
@@ -62,7 +61,6 @@ class PoolForTheDuration:
         self._options = options
         self._pool: ComputePool | None = None
         self._lease: PoolLease | None = None
-        self._brought_up = False
 
     def __enter__(self) -> ComputePool:
         return self._enter(self._holder(), NodeLog())
@@ -90,39 +88,15 @@ class PoolForTheDuration:
 
     def _enter(self, holder: str, log: NodeLog) -> ComputePool:
         self._pool = pool_of(self._source, holder=holder)
-        try:
-            if defines(self._source) and _is_down(self._pool):
-                self._brought_up = True  # before it is: an interrupt half-way has something to take back
-                self._pool.up(on_progress=log)
-            self._lease = self._pool.lease(self._size, ttl=self._ttl, options=self._options, on_progress=log)
-        except BaseException:
-            self._leave()
-            raise
+        self._lease = self._pool.lease(
+            self._size, ttl=self._ttl, bring_up=defines(self._source), options=self._options, on_progress=log
+        )
         self._lease.__enter__()  # renewed from here on
         return self._pool
 
     def _leave(self) -> None:
-        assert self._pool is not None
+        assert self._pool is not None and self._lease is not None
         try:
-            if self._lease is not None:
-                self._lease.__exit__(None, None, None)
-        finally:
             clean_up(self._pool.name, self._pool.holder, reason="its pool_lease ended")
-            if self._brought_up and not _is_wanted(self._pool):
-                self._pool.down()
-
-
-def _is_down(pool: ComputePool) -> bool:
-    try:
-        return pool.describe().state == "down"
-    except PoolNotFoundError:
-        return True
-
-
-def _is_wanted(pool: ComputePool) -> bool:
-    """Whether somebody else has a lease, or has set a base demand."""
-    try:
-        status = pool.describe()
-    except (PoolNotFoundError, PoolDownError):
-        return False
-    return bool(status.leases) or status.target > status.min_nodes
+        finally:
+            self._lease.__exit__(None, None, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ from prefect import task
 from prefect.artifacts import acreate_table_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from shoal.errors import ScaleError
 from shoal.jobs import JobSpec, clean_up
 from shoal.pool.status import NodeInfo
 from shoal.pool.tunables import ROLLBACK_AFTER
@@ -19,9 +17,6 @@ from shoal.prefect._progress import NodeLog
 from shoal.prefect._threads import in_thread
 from shoal.prefect._training import Training, artifact
 from shoal.prefect.blocks import PoolSource, pool_of
-
-_POLL_S = 1.0
-"""Between looks at a pool: nodes take seconds to come."""
 
 _CLEANED = "its Prefect run cleaned up"
 
@@ -126,7 +121,8 @@ def wait_for_nodes(
         >>> scale_cluster(3, pool_name="retrain", is_async=True)
         >>> wait_for_nodes(3, pool_name="retrain")
     """
-    return _wait_for_nodes(expected_cluster_size, pool_name, timeout, NodeLog())
+    pool = pool_of(pool_name, holder=current_holder())
+    return pool.wait_for_nodes(expected_cluster_size, timeout=timeout, on_progress=NodeLog())
 
 
 @task(cache_policy=NO_CACHE)
@@ -134,8 +130,13 @@ async def await_for_nodes(
     expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
 ) -> list[NodeInfo]:
     """`wait_for_nodes` for async flows."""
-    log = NodeLog()
-    return await in_thread(lambda: _wait_for_nodes(expected_cluster_size, pool_name, timeout, log), log.interrupt)
+    holder, log = current_holder(), NodeLog()
+    return await in_thread(
+        lambda: pool_of(pool_name, holder=holder).wait_for_nodes(
+            expected_cluster_size, timeout=timeout, on_progress=log
+        ),
+        log.interrupt,
+    )
 
 
 @task(cache_policy=NO_CACHE)
@@ -205,22 +206,3 @@ async def acleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
     """`cleanup_pool` for async flows."""
     holder = str(current_holder())
     return await in_thread(lambda: clean_up(pool_of(pool_name).name, holder, reason=_CLEANED).to_dict())
-
-
-def _wait_for_nodes(size: int, source: PoolSource, timeout: float, log: NodeLog) -> list[NodeInfo]:
-    pool = pool_of(source)
-    until = time.monotonic() + timeout
-    while True:
-        status = pool.describe()
-        if len(status.active) >= size:
-            return pool.get_nodes()
-        if status.target < size:
-            why = status.reason or "ask for them with pool_lease or scale_cluster"
-            raise ScaleError(f'pool "{pool.name}" is not to have {size} nodes, but {status.target}: {why}')
-        if time.monotonic() > until:
-            raise ScaleError(
-                f'pool "{pool.name}" has {len(status.active)} of {size} nodes after {timeout:g} s',
-                {node.name: node.error or node.state for node in (*status.pending, *status.failed)},
-            )
-        log(status)
-        time.sleep(_POLL_S)

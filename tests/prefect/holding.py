@@ -1,0 +1,48 @@
+"""Flows that hold nodes of a pool of tiny nodes until somebody ends them.
+
+``python -m tests.prefect.holding`` runs `hold` in this process, ``python -m tests.prefect.holding serve`` serves all.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from prefect import flow, serve
+from prefect.runtime import flow_run
+
+import shoal.pool.api
+from shoal.pool.backends import BACKENDS, LocalBackend
+from shoal.prefect import clean_up_run, pool_lease
+from shoal.state import home
+
+# In the process of a run too, which loads this file; a test must not import it.
+BACKENDS["local"] = lambda: LocalBackend("tests.pool.tiny")
+shoal.pool.api.ensure_running = lambda: None
+
+
+@flow
+def hold() -> None:
+    """Hold three nodes; their end is up to `pool_lease`."""
+    with pool_lease(3, pool_name="tiny"):
+        wait()
+
+
+@flow(on_cancellation=[clean_up_run])
+def leave() -> None:
+    """Claim three nodes; their end is up to the hook."""
+    shoal.pool.api.ComputePool("tiny", holder=f"prefect:{flow_run.id}").lease(3)
+    wait()
+
+
+def wait() -> None:
+    """Say in `$SHOAL_HOME` which run has its nodes, and wait for a signal."""
+    (home() / "held-by").write_text(str(flow_run.id))
+    signal.pause()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        serve(*(one.to_deployment(name="served") for one in (hold, leave)), pause_on_shutdown=False)
+    else:
+        hold()

@@ -1,0 +1,133 @@
+"""Runs on a whole server that others end: cancelled where they are served, or killed and found by the janitor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling, Crashed, Scheduled
+
+from shoal.examples.prefect_run import _process, _server
+from shoal.pool.api import ComputePool as CorePool
+from shoal.state.home import home, lock_file
+from shoal.state.locks import open_locked
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.server
+
+SILENCE = 15
+"""Seconds. Shorter than the 30 that are between two heartbeats at least: fit for nothing but a run that is killed."""
+
+_JANITOR = f"""
+from datetime import timedelta
+from prefect.flows import load_flow_from_entrypoint
+janitor = load_flow_from_entrypoint("flows/pool_janitor_flow.py:pool_janitor")
+janitor.fn.__globals__["main"](timedelta(seconds={SILENCE}))
+"""
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(scope="module")
+def whole_server() -> Iterator[dict[str, str]]:
+    """A server that evaluates automations, which that of `server` does not; gives the environment of its clients."""
+    with tempfile.TemporaryDirectory(prefix="shoal-test-prefect-") as folder, _server(Path(folder)) as environment:
+        yield environment
+
+
+@pytest.fixture
+def client(whole_server: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: whole_server["PREFECT_API_URL"]}), get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def start(whole_server: dict[str, str], tiny) -> Iterator[Start]:
+    """Starts Python with some arguments, beside the pool `tiny` with one node; all of them end with the test."""
+    CorePool("local://tiny?max_nodes=4").up()
+    own = {name: whole_server[name] for name in whole_server if name.startswith("PREFECT_")}
+    environment = {**os.environ, **own, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    with ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(_process([sys.executable, *arguments], environment, 30.0))
+    CorePool("tiny").down()
+    wait_until(no_reconciler, "the reconciler that the janitor started to end")
+
+
+def no_reconciler() -> bool:
+    with open_locked(lock_file("reconciler"), wait=False) as free:
+        return bool(free)
+
+
+def state() -> tuple[int, int]:
+    """Nodes and leases of the pool."""
+    status = CorePool("tiny").describe()
+    return len(status.active) + len(status.pending) + len(status.leaving), len(status.leases)
+
+
+def held() -> str | None:
+    """The run that holds its nodes and waits."""
+    file = home() / "held-by"
+    return file.read_text() if file.exists() else None
+
+
+def deployed(client: SyncPrefectClient, name: str):
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+@pytest.mark.parametrize("flow", ["hold", "leave"])
+def test_a_served_run_that_is_cancelled_gives_its_nodes_back(client, start, flow):
+    start("-m", "tests.prefect.holding", "serve")
+    deployment = wait_until(lambda: deployed(client, f"{flow}/served"), "the flow to be served", 60)
+    run_id = client.create_flow_run_from_deployment(deployment.id).id
+    assert wait_until(held, "the run to hold its nodes", 60) == str(run_id)
+    client.set_flow_run_state(run_id, Cancelling())
+    wait_until(lambda: state() == (1, 0), "the pool to be as before", 60)  # Prefect kills after 30
+    wait_until(lambda: client.read_flow_run(run_id).state.is_cancelled(), "the run to be cancelled")
+
+
+def test_the_janitor_finds_a_run_that_is_killed_and_does_not_follow_its_own(client, start):
+    start("-c", _JANITOR)
+    deployment = wait_until(lambda: deployed(client, "pool-janitor/after-a-crash"), "the janitor to be served", 60)
+    wait_until(lambda: client.request("POST", "/automations/count").json() == 2, "the automations")
+    tomorrow = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(days=1))
+    own = client.create_flow_run_from_deployment(deployment.id, state=tomorrow)
+    client.set_flow_run_state(own.id, Crashed())
+    run = start("-m", "tests.prefect.holding")
+    run_id = wait_until(held, "the run to hold its nodes", 60)
+    wait_until(lambda: heartbeats(client, run_id), "a heartbeat")
+    run.kill()
+    wait_until(lambda: state() == (1, 0), "the pool to be as before", SILENCE + 60)
+    ended = client.read_flow_run(run_id).state
+    assert ended.is_crashed() and ended.message == "its heartbeat stopped"
+    ends = ["Completed", "Crashed"]  # what the automation ran once, and the janitor that crashed before
+    wait_until(lambda: sorted(states_of(client, deployment.id)) == ends, "the janitor's run to complete")
+
+
+def states_of(client: SyncPrefectClient, deployment_id: UUID) -> list[str]:
+    runs = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]))
+    return [run.state.name for run in client.read_flow_runs(flow_run_filter=runs)]
+
+
+def heartbeats(client: SyncPrefectClient, run_id: str) -> int:
+    """How many have reached the server."""
+    wanted = {
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "resource": {"id": [f"prefect.flow-run.{run_id}"]},
+        "occurred": {"since": "2000-01-01T00:00:00Z"},
+    }
+    return client.request("POST", "/events/filter", json={"filter": wanted}).json()["total"]
