@@ -6,10 +6,14 @@ import os
 import shutil
 import signal
 import tempfile
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.postgres import MISSING, Postgres, binaries
 
 HOMES: list[Path] = []
 
@@ -46,17 +50,55 @@ def own_tracking() -> Iterator[None]:
 
 
 @pytest.fixture
-def fresh_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fresh_home() -> Iterator[Path]:
     """A home for one test: its own store, its own pools."""
+    with new_home() as folder:
+        yield folder
+
+
+@contextmanager
+def new_home() -> Iterator[Path]:
+    """A home for the duration."""
     from shoal.state.home import runtime_root
 
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
     HOMES.append(folder)
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_HOME", str(folder))
         yield folder
         shutil.rmtree(runtime_root(), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The one PostgreSQL server of the session."""
+    if binaries() is None:
+        pytest.skip(MISSING)
+    server = Postgres()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def on_postgresql(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Postgres]:
+    """The store of this test is an empty database of its own in PostgreSQL."""
+    name = f"shoal_{uuid.uuid4().hex[:8]}"
+    postgres.run(f"CREATE DATABASE {name}")
+    monkeypatch.setenv("SHOAL_STATE_URL", postgres.url(name))
+    yield postgres
+    postgres.run(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+STORES = ["sqlite", "postgresql"]
+
+
+@pytest.fixture(params=STORES)
+def either_store(request: pytest.FixtureRequest) -> Path:
+    """A fresh home with its own store, once on SQLite and once on PostgreSQL."""
+    if request.param == "postgresql":
+        request.getfixturevalue("on_postgresql")
+    return request.getfixturevalue("fresh_home")
 
 
 @pytest.fixture(scope="session")
