@@ -31,6 +31,9 @@ _OBJECT_STORE_MB = 128
 
 def serve_ray(pipe: Connection, folder: Path, args: argparse.Namespace) -> None:
     """Grows and shrinks a test cluster of Ray's own, once per request."""
+    # The test cluster notes its address in this folder, which it does not make.
+    os.environ["RAY_TMPDIR"] = str(folder)
+    (folder / "ray").mkdir(parents=True)
     from ray.cluster_utils import Cluster
 
     common = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_MB * 2**20, "temp_dir": str(folder)}
