@@ -32,6 +32,9 @@ from shoal.state.schema import Node, NodeState, Pool
 
 log = logging.getLogger("shoal.supervisor")
 
+_TURNS = (os.cpu_count() or 1) + 1
+"""Nodes that come up at once on this host: each keeps a core busy with its agents' imports, and pauses in between."""
+
 
 class Member(Protocol):
     """What a supervisor owns: a Ray node, or in the crash tests something tiny."""
@@ -126,7 +129,7 @@ class Supervisor:
             return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
 
     def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
-        """Start the node when its turn has come: of two that start at once on 2 cores, at least one times out.
+        """Start the node when its turn has come: Ray gives a start 30 s, which many at once would not keep.
 
         The turn is held only while the node comes up to the cluster: what it needs is imported before, beside others.
         """
@@ -137,10 +140,11 @@ class Supervisor:
             if self._stopping or time.monotonic() - looked > SUPERVISOR_PERIOD:
                 self._right_to_exist()
                 looked = time.monotonic()
-            with open_locked(runtime_root().parent / "start.lock", wait=False) as mine:
-                if mine:
-                    self._right_to_exist()
-                    return start(node, spec, gcs, self._folder)
+            for turn in range(_TURNS):
+                with open_locked(runtime_root().parent / f"start{turn}.lock", wait=False) as mine:
+                    if mine:
+                        self._right_to_exist()
+                        return start(node, spec, gcs, self._folder)
             time.sleep(0.05)
 
     def _watch(self, member: Member) -> None:

@@ -31,7 +31,7 @@ _INHERITED = (
 _SUPERVISOR = "shoal.pool.supervisor"
 
 _START_TIMEOUT_PER_NODE = 10.0
-"""Starts take turns on a host (3 to 9 s each here), so each waits for those before it."""
+"""A host starts a few nodes at once (3 to 9 s each here), so each may wait for those before it."""
 
 
 class LocalBackend:
