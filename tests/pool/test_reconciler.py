@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import psutil
 import pytest
 
+from shoal import ComputePool
+from shoal.pool import reconciler
+from shoal.pool.reconcile import reconcile
 from shoal.state import home
 from tests.waiting import wait_until
-
-pytestmark = pytest.mark.ray
 
 
 def reconcilers() -> list[psutil.Process]:
@@ -24,8 +27,36 @@ def reconcilers() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.ray
 def test_a_killed_one_is_replaced_by_any_nodes_supervisor(real_pool):
     (one,) = wait_until(reconcilers, "the reconciler")
     one.kill()
     one.wait()
     assert wait_until(reconcilers, "another one")[0].pid != one.pid
+
+
+def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):
+    """A foreign cluster that falls silent takes up to 45 s a round."""
+    slow, quick = (ComputePool(f"local://{name}") for name in ("slow", "quick"))
+    slow.up()
+    quick.up()
+    answers, begun = threading.Event(), []
+
+    def round_of(store, name):
+        begun.append(name)
+        if name == "slow":
+            assert answers.wait(60)
+        return reconcile(store, name)
+
+    monkeypatch.setattr(reconciler, "reconcile", round_of)
+    detached = threading.Thread(target=reconciler.run, daemon=True)
+    detached.start()
+    try:
+        wait_until(lambda: begun.count("quick") >= 3, "three rounds of the other pool")
+        assert begun.count("slow") == 1
+    finally:
+        answers.set()
+    slow.down()
+    quick.down()
+    detached.join(30)
+    assert not detached.is_alive()

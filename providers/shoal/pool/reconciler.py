@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from sqlalchemy import select
@@ -28,6 +29,9 @@ from shoal.state.locks import open_locked
 from shoal.state.schema import Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
+
+_MOST_AT_ONCE = 32
+"""Pools that are looked after side by side: one whose cluster does not answer, for seconds, holds up none of these."""
 
 
 def ensure_running() -> None:
@@ -55,16 +59,27 @@ def run() -> None:
         with open_locked(_lock_path(), wait=False) as mine:
             if not mine:
                 return
-            retained_at = time.monotonic()
-            while store.exists() and (names := _to_look_after(store)):
-                tidy = time.monotonic() - retained_at > RETENTION_PERIOD
-                retained_at = time.monotonic() if tidy else retained_at
-                for name in names:
-                    _reconcile_one(store, name, tidy=tidy)
-                time.sleep(RECONCILE_PERIOD)
+            _look_after_all(store)
         # A write between the last look and letting go of the lock saw it held and started nobody: look once more.
         if not store.exists() or not _to_look_after(store):
             return
+
+
+def _look_after_all(store: Store) -> None:
+    """Rounds for every pool, until there is none to look after."""
+    rounds: dict[str, Future[None]] = {}
+    retained_at: dict[str, float] = {}
+    with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
+        while store.exists() and (names := _to_look_after(store)):
+            for name in names:
+                if name in rounds and not rounds[name].done():
+                    continue
+                now = time.monotonic()
+                tidy = now - retained_at.setdefault(name, now) > RETENTION_PERIOD
+                if tidy:
+                    retained_at[name] = now
+                rounds[name] = executor.submit(_reconcile_one, store, name, tidy=tidy)
+            time.sleep(RECONCILE_PERIOD)
 
 
 def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
