@@ -72,6 +72,12 @@ def test_wrong_arguments_are_refused_before_anything_starts(up):
     assert up.describe().last_operation.kind == "up"
 
 
+def test_a_local_pool_cannot_be_abandoned(up):
+    with pytest.raises(InvalidArgumentError, match="its nodes are ended, not forgotten"):
+        up.down(abandon=True)
+    assert len(up.get_nodes()) == 1
+
+
 def test_an_unknown_pool_is_named_and_nothing_happens(up):
     for call in (
         lambda: shoal.scale_cluster(2, pool_name="nowhere"),

@@ -126,12 +126,18 @@ def alter(
 
 
 @app.command()
-def down(name: Name = None, as_json: Json = False) -> None:
+def down(
+    name: Name = None,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Do not tell a ray:// pool's cluster: it never answers again.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """End every node of a pool, and its jobs with them, and wait until nothing is left."""
     pool = _pool(name)
     goes_on = f"interrupted: {pool.name} goes on going down; `shoal pool describe {pool.name}` shows how far it is"
     with on_interrupt("no longer waiting", goes_on), PoolProgress(f"taking {pool.name} down") as progress:
-        pool.down(on_progress=progress)
+        pool.down(abandon=abandon, on_progress=progress)
     _show(pool.describe(), as_json)
 
 

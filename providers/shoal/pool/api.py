@@ -118,13 +118,21 @@ class ComputePool:
         self._carry_out(request, on_progress=on_progress)
         return self
 
-    def down(self, *, on_progress: OnProgress | None = None) -> None:
+    def down(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
         """End every node and wait until nothing of them is left. Its jobs end with it; down already: nothing happens.
+
+        Args:
+            abandon: Do not tell the foreign cluster of a `ray://` pool, because it never answers again. What its
+                autoscaler was asked for stays asked for, should it come back.
+            on_progress: Called now and then.
 
         Raises:
             ScaleError: Some node could not be ended; the message says which processes are left.
+            InvalidArgumentError: A local pool cannot be abandoned.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
+            if abandon:
+                return requests.abandon(session, self.name, self._clock())
             requests.down(session, self.name, self._clock())
         ensure_running()
         self._waiting.until_down(on_progress)

@@ -10,6 +10,7 @@ import json
 import uuid
 from typing import Any
 
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolStoppingError
@@ -17,7 +18,7 @@ from shoal.pool import journal
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, host
 from shoal.pool.spec import PoolSpec
-from shoal.state.schema import Demand, Lease, Operation, OperationKind, OperationState, Pool, PoolState
+from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
 
 
 def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None = None, now: float) -> bool:
@@ -206,6 +207,23 @@ def down(session: Session, name: str, now: float) -> None:
     snapshot = journal.load(session, name)
     journal.require_here(snapshot.pool)
     journal.stop(session, snapshot.pool, now)
+
+
+def abandon(session: Session, name: str, now: float) -> None:
+    """Have a pool down at once, whatever its cluster may still hold for it.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+        InvalidArgumentError: It is local: what runs on this host is ended, not forgotten.
+    """
+    pool = journal.load(session, name).pool
+    if BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host:
+        raise InvalidArgumentError(
+            f'pool "{name}" is local: its nodes are ended, not forgotten; `shoal sweep` tries again what does not end'
+        )
+    journal.stop(session, pool, now)
+    session.execute(delete(Node).where(Node.pool == name))
+    pool.state = PoolState.DOWN
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:

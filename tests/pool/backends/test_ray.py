@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, PoolUnreachableError
+from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs.client import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import PoolRef
@@ -108,6 +108,21 @@ def test_a_cluster_that_has_gone_shows_and_can_be_forgotten(alone):
     assert [node.state.value for node in rows()] == ["ready"]
     pool.down()
     assert rows() == []
+
+
+def test_one_that_never_answers_again_can_be_abandoned(alone, monkeypatch):
+    """Nobody can say what its autoscaler holds: it is asked again and again, until somebody says that it is gone."""
+    monkeypatch.setattr("shoal.pool.waiting.DOWN_PATIENCE", 2.0)
+    monkeypatch.setattr("shoal.pool.backends.ray_http.CLUSTER_PATIENCE", 0.3)
+    with ForeignCluster("static", workers=0) as cluster:
+        pool = ComputePool(cluster.uri()).up()
+    with socket.create_server(
+        ("127.0.0.1", int(cluster.api.rpartition(":")[2]))
+    ):  # takes connections, and says nothing
+        with pytest.raises(ScaleError, match=r"may still hold nodes for this pool.*does not answer.*--abandon"):
+            pool.down()
+        pool.down(abandon=True)
+    assert (pool.describe().state, rows()) == ("down", [])
 
 
 def test_a_monitor_that_only_reports_is_no_autoscaler(alone):

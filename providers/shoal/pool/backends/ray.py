@@ -87,7 +87,8 @@ class RayBackend:
         except ConnectionRefusedByClusterError:
             pass  # the hint went with the head
         except PoolUnreachableError as error:
-            return {node.id: f"the autoscaler still holds nodes for this pool: {error}" for node in nodes}
+            hint = f"`shoal pool down {pool.spec.name} --abandon` gives up asking"
+            return {node.id: f"its autoscaler may still hold nodes for this pool: {error}; {hint}" for node in nodes}
         return {node.id: None for node in nodes}
 
     def existing(self) -> list[str]:

@@ -175,7 +175,9 @@ class Cluster:
                 **options,
             )
         except httpx.ConnectError as error:
-            raise ConnectionRefusedByClusterError(
+            # An address that cannot be reached now says nothing of the head: its autoscaler may hold nodes for us.
+            refused = ConnectionRefusedByClusterError if _refused(error) else PoolUnreachableError
+            raise refused(
                 f"no Ray cluster answers at {self._address} ({error}): is it up, and is this the address of its "
                 "dashboard (port 8265 by default)?"
             ) from error
@@ -205,6 +207,13 @@ class Cluster:
         return PoolUnreachableError(
             f"{self._address} answers, but not as the head of a Ray cluster does: address= is the URL of its dashboard"
         )
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether the cause is that nothing listens there."""
+    if error is None or isinstance(error, ConnectionRefusedError):
+        return error is not None
+    return _refused(error.__cause__ or error.__context__)
 
 
 def _node(row: Mapping[str, Any]) -> ClusterNode:
