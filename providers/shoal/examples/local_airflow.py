@@ -107,10 +107,14 @@ class LocalAirflow:
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any]) -> str:
         """Start a run of a DAG as soon as the DAG is known; returns the run's id."""
-        self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
-        self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
+        self.unpause(dag_id)
         run = self.call("POST", f"/dags/{dag_id}/dagRuns", logical_date=None, conf=dict(conf))
         return str(run["dag_run_id"])
+
+    def unpause(self, dag_id: str) -> None:
+        """Let a DAG run as soon as it is known: a new one is paused, and so are its backfills."""
+        self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
+        self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         """``queued``, ``running``, ``success`` or ``failed``."""
