@@ -91,6 +91,7 @@ def test_two_months_at_once_train_evaluate_and_give_the_pool_back(airflow: Local
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion(airflow: LocalAirflow):
     months = {"from_date": "2013-04-01T00:00:00Z", "to_date": "2013-06-30T00:00:00Z"}
     airflow.unpause(DAG_ID)
@@ -106,7 +107,7 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
             return None
 
     backfill = wait_until(created, "Airflow to take the backfill", 120)
-    wait_until(lambda: airflow.call("GET", f"/backfills/{backfill}")["completed_at"], "the backfill's end", 240)
+    wait_until(lambda: airflow.call("GET", f"/backfills/{backfill}")["completed_at"], "the backfill's end", 600)
 
     runs = airflow.call("GET", f"/dags/{DAG_ID}/dagRuns?run_type=backfill&order_by=logical_date")["dag_runs"]
     assert [(run["logical_date"][:7], run["state"]) for run in runs] == [
