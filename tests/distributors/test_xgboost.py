@@ -13,7 +13,7 @@ from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
 from shoal.distributors import where
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.request import XGBTrainRequest
+from shoal.training.request import TrainRequest
 from shoal.training.run_config import RunConfig
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes
 
@@ -83,20 +83,20 @@ def test_before_fit_there_is_nothing_to_get() -> None:
 
 
 def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[XGBTrainRequest] = []
+    asked: list[TrainRequest] = []
 
-    def elsewhere(request: XGBTrainRequest, callbacks: Any) -> Any:
+    def elsewhere(request: TrainRequest, callbacks: Any) -> Any:
         asked.append(request)
         raise InvalidArgumentError("stopped here")
 
     monkeypatch.setattr(where, "is_connected", lambda: False)
-    monkeypatch.setattr("shoal.distributors.elsewhere.run_xgboost_as_job", elsewhere)
+    monkeypatch.setattr("shoal.distributors.elsewhere.run_as_job", elsewhere)
     estimator = XGBEstimator(
         7, "reg:squarederror", {"max_depth": np.int64(3)}, run_config=RunConfig(pool_name="p", seed=5)
     )
     with pytest.raises(InvalidArgumentError, match="stopped here"):
         estimator.fit(DataConnector.from_parquet(rows), COLUMNS, "y", {"eval": DataConnector.from_parquet(rows)})
-    request = XGBTrainRequest.model_validate_json(asked[0].model_dump_json())
+    request = TrainRequest.model_validate_json(asked[0].model_dump_json())
     assert request.params == {"objective": "reg:squarederror", "max_depth": 3}
     assert (request.n_estimators, request.run_config.pool_name, request.run_config.seed) == (7, "p", 5)
     assert list(request.eval_sets) == ["eval"]

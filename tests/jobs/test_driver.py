@@ -20,13 +20,13 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.logs import log_path
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.request import WorkerStats, XGBTrainRequest, XGBTrainResult
+from shoal.training.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.run_config import RunConfig
 
 KEY = Key("job", 1)
 
 
-def plain_xgboost(request: XGBTrainRequest, **_: object) -> XGBTrainResult:
+def plain_xgboost(request: TrainRequest, **_: object) -> TrainResult:
     import xgboost
 
     data = DataConnector.from_spec(request.dataset).to_pandas()
@@ -43,7 +43,7 @@ def plain_xgboost(request: XGBTrainRequest, **_: object) -> XGBTrainResult:
         train_seconds=0,
         peak_rss_bytes=7,
     )
-    return XGBTrainResult(
+    return TrainResult(
         model=bytes(model.save_raw("ubj")),
         eval_results=evals,
         rounds=request.n_estimators,
@@ -75,7 +75,7 @@ def spec(tmp_path: Path, mlflow_uri: str) -> JobSpec:
 def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signal handlers and variables are the test process's own: put back what a driver changes."""
     monkeypatch.setattr(driver, "connect", lambda gcs: None)
-    monkeypatch.setattr("shoal.training.xgboost.train_xgboost", plain_xgboost)
+    monkeypatch.setattr("shoal.training.boosting.train", plain_xgboost)
     monkeypatch.setattr(sys, "argv", ["driver", KEY.job_id, str(KEY.attempt)])
     before = signal.getsignal(signal.SIGTERM)
     variables = dict(os.environ)
@@ -155,7 +155,7 @@ class TestDriver:
         def fail(*_: object, **__: object) -> None:
             raise TrainingError("rank 1: out of memory")
 
-        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", fail)
+        monkeypatch.setattr("shoal.training.boosting.train", fail)
 
         code, job = drive(store, spec)
 
@@ -166,12 +166,12 @@ class TestDriver:
     def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
         password = "hunter22"
 
-        def fail(request: XGBTrainRequest, env: dict[str, str]) -> None:
+        def fail(request: TrainRequest, env: dict[str, str]) -> None:
             assert env["MLFLOW_TRACKING_PASSWORD"] == password == os.environ["MLFLOW_TRACKING_PASSWORD"]
             print(f"trying {password}")
             raise ValueError(f"{password} was refused")
 
-        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", fail)
+        monkeypatch.setattr("shoal.training.boosting.train", fail)
 
         code, job = drive(store, spec, Secrets({"MLFLOW_TRACKING_PASSWORD": password}))
 
@@ -187,7 +187,7 @@ class TestDriver:
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait(60)
 
-        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", stopped)
+        monkeypatch.setattr("shoal.training.boosting.train", stopped)
 
         code, job = drive(store, spec)
 
@@ -202,7 +202,7 @@ class TestDriver:
             attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
             threading.Event().wait(60)
 
-        monkeypatch.setattr("shoal.training.xgboost.train_xgboost", cancelled)
+        monkeypatch.setattr("shoal.training.boosting.train", cancelled)
 
         code, job = drive(store, spec)
 

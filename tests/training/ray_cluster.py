@@ -77,7 +77,7 @@ def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
     """This process as a driver connected to the two nodes; for a module, so that no other's tests find it connected."""
     import ray
 
-    from shoal.training.shared_gang import end_gangs
+    from shoal.training.gang.shared import end_gangs
 
     ray.shutdown()
     ray.init(address=two_nodes.address, log_to_driver=False, logging_level="ERROR")

@@ -12,7 +12,7 @@ from shoal.training.context import get_context
 
 
 class Sabotage:
-    """`xgboost_worker.train`, but one rank does something to itself at a stage.
+    """Calls a function of `xgboost.worker`, but one rank does something to itself at a stage.
 
     Args:
         rank: Whose worker.
@@ -27,14 +27,15 @@ class Sabotage:
         self.deed = deed
         self.reached = reached
 
-    def __call__(self, task: Any) -> Any:
-        mine = get_context().rank == self.rank
+    def __call__(self, name: str, *args: Any) -> Any:
+        mine = get_context().rank == self.rank and name == "prepare"
         if mine and self.stage == "import":
             self.act()
-        from shoal.training import xgboost_worker
+        from shoal.training.rows import ShardRows
+        from shoal.training.xgboost import worker as xgboost_worker
 
         if mine and self.stage == "matrix":
-            batch = xgboost_worker.ShardIter._batch
+            batch = ShardRows._batch
             seen = []
 
             def second_fails(shard: Any, *args: Any) -> Any:
@@ -43,7 +44,7 @@ class Sabotage:
                     self.act()
                 return batch(shard, *args)
 
-            xgboost_worker.ShardIter._batch = second_fails
+            ShardRows._batch = second_fails
         if mine and self.stage == "round":
             import xgboost
 
@@ -53,8 +54,8 @@ class Sabotage:
                         self.act()
                     return False
 
-            object.__setattr__(task, "callbacks", (After(),))
-        return xgboost_worker.train(task)
+            object.__setattr__(args[0], "callbacks", (After(),))
+        return getattr(xgboost_worker, name)(*args)
 
     def act(self) -> None:
         self.reached.touch()

@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.errors import TrainingError, WorkerLostError
-from shoal.training import xgboost as engine
-from shoal.training.gang import Gang
-from shoal.training.request import XGBTrainRequest
+from shoal.training import boosting
+from shoal.training.gang.gang import Gang
+from shoal.training.request import TrainRequest
 from tests.training.ray_cluster import COLUMNS, TwoNodes, alive
 from tests.training.sabotage import Sabotage
 from tests.waiting import wait_until
@@ -37,13 +38,13 @@ class Attempt:
         self.gang: Gang | None = None
 
     def train(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def run(gang: Gang, tasks: list, deadline: float | None) -> list:
+        def on_all(training: Any, gang: Gang, name: str, args: Sequence[Any] = ()) -> list:
             self.gang = gang
-            return gang.run(self.sabotage, [(task,) for task in tasks], timeout=HANG_SECONDS)
+            return gang.run(self.sabotage, [(name, arg) for arg in args], timeout=HANG_SECONDS)
 
-        monkeypatch.setattr(engine, "_run", run)
-        engine.train_xgboost(
-            XGBTrainRequest(
+        monkeypatch.setattr(boosting._Training, "_on_all", on_all)
+        boosting.train(
+            TrainRequest(
                 dataset={"paths": (str(self.rows),)}, input_cols=tuple(COLUMNS), label_col="y", n_estimators=20
             )
         )
@@ -117,25 +118,26 @@ DRIVER = """
 import json, sys, threading
 from pathlib import Path
 import ray
-from shoal.training import xgboost as engine
-from shoal.training.request import XGBTrainRequest
+from shoal.training import boosting
+from shoal.training.request import TrainRequest
 from tests.training.sabotage import Sabotage
 
 address, rows, stage, reached, columns = json.loads(sys.argv[1])
 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
 
-def run(gang, tasks, deadline):
-    print(json.dumps([*(worker.pid for worker in gang.workers), gang._companions["xgboost"].pid]), flush=True)
-    return gang.run(Sabotage(1, stage, "hang", Path(reached)), [(task,) for task in tasks])
+def on_all(training, gang, name, args=()):
+    if name == "prepare":
+        print(json.dumps([*(worker.pid for worker in gang.workers), gang._companions["xgboost"].pid]), flush=True)
+    return gang.run(Sabotage(1, stage, "hang", Path(reached)), [(name, arg) for arg in args])
 
-engine._run = run
-engine.train_xgboost(XGBTrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns), label_col="y"))
+boosting._Training._on_all = on_all
+boosting.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns), label_col="y"))
 """
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_driver_killed(two_nodes: TwoNodes, rows: Path, tmp_path: Path, stage: str) -> None:
-    from shoal.training.shared_gang import end_gangs
+    from shoal.training.gang.shared import end_gangs
 
     end_gangs()
     reached = tmp_path / "reached"

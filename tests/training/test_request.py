@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import math
 
-from shoal.training.request import XGBTrainResult
+from shoal.training.request import TrainResult
 
 
 def test_a_metric_that_is_no_number_survives_json() -> None:
-    result = XGBTrainResult(
+    result = TrainResult(
         model=b"\x00\xff",
         eval_results={"eval": {"auc": [0.5, math.nan, math.inf]}},
         rounds=3,
@@ -16,7 +16,7 @@ def test_a_metric_that_is_no_number_survives_json() -> None:
         seconds=0.1,
         workers=(),
     )
-    back = XGBTrainResult.model_validate_json(result.model_dump_json())
+    back = TrainResult.model_validate_json(result.model_dump_json())
     assert back.model == result.model
     values = back.eval_results["eval"]["auc"]
     assert values[0] == 0.5

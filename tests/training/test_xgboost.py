@@ -10,14 +10,15 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
-from shoal.training.request import XGBTrainRequest, XGBTrainResult
-from shoal.training.xgboost import train_xgboost
+from shoal.training import boosting
+from shoal.training.boosting import train
+from shoal.training.request import TrainRequest, TrainResult
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray
 
 
-def request(rows: Path, **changes: Any) -> XGBTrainRequest:
+def request(rows: Path, **changes: Any) -> TrainRequest:
     values = {
         "dataset": {"paths": (str(rows),)},
         "input_cols": tuple(COLUMNS),
@@ -25,14 +26,14 @@ def request(rows: Path, **changes: Any) -> XGBTrainRequest:
         "n_estimators": 10,
         "params": {"max_depth": 3},
     }
-    return XGBTrainRequest(**{**values, **changes})
+    return TrainRequest(**{**values, **changes})
 
 
 def spec(path: Path) -> dict[str, Any]:
     return {"paths": (str(path),)}
 
 
-def rmse(result: XGBTrainResult, rows: Path) -> float:
+def rmse(result: TrainResult, rows: Path) -> float:
     import xgboost
 
     table = DataConnector.from_parquet(rows).to_pandas()
@@ -42,16 +43,16 @@ def rmse(result: XGBTrainResult, rows: Path) -> float:
 
 def test_two_trainings_are_byte_for_byte_the_same(driver: TwoNodes, rows: Path) -> None:
     sampled = request(rows, params={"max_depth": 3, "subsample": 0.5, "colsample_bytree": 0.7})
-    first, second = train_xgboost(sampled), train_xgboost(sampled)
+    first, second = train(sampled), train(sampled)
     assert first.model == second.model
-    other = train_xgboost(sampled.model_copy(update={"run_config": sampled.run_config.model_copy(update={"seed": 1})}))
+    other = train(sampled.model_copy(update={"run_config": sampled.run_config.model_copy(update={"seed": 1})}))
     assert other.model != first.model
 
 
 def test_it_learns_as_well_as_one_process_does(driver: TwoNodes, rows: Path) -> None:
     import xgboost
 
-    result = train_xgboost(request(rows, n_estimators=30))
+    result = train(request(rows, n_estimators=30))
     table = DataConnector.from_parquet(rows).to_pandas()
     alone = xgboost.train({"max_depth": 3}, xgboost.QuantileDMatrix(table[COLUMNS], table["y"]), 30)
     theirs = float(np.sqrt(np.mean((alone.predict(xgboost.DMatrix(table[COLUMNS])) - table["y"]) ** 2)))
@@ -59,7 +60,7 @@ def test_it_learns_as_well_as_one_process_does(driver: TwoNodes, rows: Path) -> 
 
 
 def test_what_it_took_is_told(driver: TwoNodes, rows: Path) -> None:
-    result = train_xgboost(request(rows))
+    result = train(request(rows))
     assert (result.rows, result.num_workers, result.threads_per_worker, result.rounds) == (ROWS, 2, 1, 10)
     assert [(worker.rank, worker.node, worker.rows) for worker in result.workers] == [
         (0, "a-head", ROWS // 2),
@@ -73,15 +74,15 @@ def test_what_it_took_is_told(driver: TwoNodes, rows: Path) -> None:
 
 def test_result_and_request_travel_as_json(driver: TwoNodes, rows: Path) -> None:
     asked = request(rows, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2, verbose_eval=True)
-    assert XGBTrainRequest.model_validate_json(asked.model_dump_json()) == asked
-    result = train_xgboost(asked)
-    assert XGBTrainResult.model_validate_json(result.model_dump_json()) == result
+    assert TrainRequest.model_validate_json(asked.model_dump_json()) == asked
+    result = train(asked)
+    assert TrainResult.model_validate_json(result.model_dump_json()) == result
 
 
 def test_eval_sets_are_reported_by_name_whatever_their_size(driver: TwoNodes, rows: Path, tmp_path: Path) -> None:
     tiny = write_rows(tmp_path / "tiny", rows=1, files=1)
     more = write_rows(tmp_path / "more", rows=500, seed=1)
-    result = train_xgboost(
+    result = train(
         request(rows, eval_sets={"train": spec(rows), "tiny": spec(tiny), "more": spec(more)}, n_estimators=3)
     )
     assert {name: len(metrics["rmse"]) for name, metrics in result.eval_results.items()} == {
@@ -96,7 +97,7 @@ def test_eval_sets_are_reported_by_name_whatever_their_size(driver: TwoNodes, ro
 
 def test_early_stopping_is_agreed_and_remembered(driver: TwoNodes, rows: Path, tmp_path: Path) -> None:
     noise = write_rows(tmp_path / "noise", rows=300, seed=2)
-    result = train_xgboost(
+    result = train(
         request(
             rows,
             eval_sets={"eval": spec(noise)},
@@ -115,18 +116,18 @@ def test_early_stopping_is_agreed_and_remembered(driver: TwoNodes, rows: Path, t
 def test_metrics_are_printed_here_as_often_as_asked(
     driver: TwoNodes, rows: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    train_xgboost(request(rows, eval_sets={"eval": spec(rows)}, verbose_eval=4))
+    train(request(rows, eval_sets={"eval": spec(rows)}, verbose_eval=4))
     printed = [line for line in capsys.readouterr().out.splitlines() if "eval-rmse" in line]
     assert [line.split("\t")[0] for line in printed] == ["[0]", "[4]", "[8]", "[9]"]
-    train_xgboost(request(rows, eval_sets={"eval": spec(rows)}))
+    train(request(rows, eval_sets={"eval": spec(rows)}))
     assert "eval-rmse" not in capsys.readouterr().out
 
 
 def test_weights_and_margins_count(driver: TwoNodes, rows: Path) -> None:
-    plain = train_xgboost(request(rows))
-    assert train_xgboost(request(rows, weight_col="w")).model != plain.model
+    plain = train(request(rows))
+    assert train(request(rows, weight_col="w")).model != plain.model
     # The margin, 5 everywhere, is what the first tree starts from.
-    margined = train_xgboost(request(rows, base_margin_col="m", n_estimators=50, params={"eta": 1})).booster()
+    margined = train(request(rows, base_margin_col="m", n_estimators=50, params={"eta": 1})).booster()
     import xgboost
 
     table = DataConnector.from_parquet(rows).to_pandas()
@@ -137,7 +138,7 @@ def test_weights_and_margins_count(driver: TwoNodes, rows: Path) -> None:
 def test_a_sum_that_only_all_rows_give(driver: TwoNodes, rows: Path) -> None:
     """One leaf, no shrinkage: the model is the mean of every label, each counted once."""
     constant = {"max_depth": 1, "eta": 1, "lambda": 0, "gamma": 1e9, "base_score": 0.0}
-    model = train_xgboost(request(rows, n_estimators=1, params=constant)).booster()
+    model = train(request(rows, n_estimators=1, params=constant)).booster()
     table = DataConnector.from_parquet(rows).to_pandas()
     assert model.inplace_predict(np.zeros((1, 3), np.float32))[0] == pytest.approx(table["y"].mean(), abs=1e-5)
 
@@ -149,7 +150,7 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
         def before_training(self, model: Any) -> Any:
             import socket
 
-            from shoal.training.loopback import is_loopback, open_listeners
+            from shoal.training.xgboost.loopback import is_loopback, open_listeners
 
             for listener in open_listeners():
                 host = listener.getsockname()[0].removeprefix("::ffff:")
@@ -157,17 +158,17 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
                 assert is_loopback(host) or device.rstrip(b"\0") == b"lo", host
             return model
 
-    train_xgboost(request(rows, n_estimators=2), callbacks=[Look()])
+    train(request(rows, n_estimators=2), callbacks=[Look()])
 
 
 def test_one_worker(driver: TwoNodes, rows: Path) -> None:
-    result = train_xgboost(request(rows, scaling={"num_workers": 1}))
+    result = train(request(rows, scaling={"num_workers": 1}))
     assert (result.num_workers, result.rows) == (1, ROWS)
 
 
 def test_objectives(driver: TwoNodes, rows: Path) -> None:
     params = {"objective": "multi:softprob", "num_class": 3, "eval_metric": ["mlogloss", "merror"]}
-    result = train_xgboost(request(rows, label_col="k", params=params, eval_sets={"eval": spec(rows)}))
+    result = train(request(rows, label_col="k", params=params, eval_sets={"eval": spec(rows)}))
     assert set(result.eval_results["eval"]) == {"mlogloss", "merror"}
     assert result.eval_results["eval"]["merror"][-1] < 0.2
 
@@ -194,16 +195,16 @@ def test_objectives(driver: TwoNodes, rows: Path) -> None:
 def test_refused_before_anything_starts(
     driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, change: dict, error: type[Exception], named: str
 ) -> None:
-    from shoal.training.gang import Gang
+    from shoal.training.gang.gang import Gang
 
     monkeypatch.setattr(Gang, "start", lambda *_, **__: pytest.fail("a gang was started"))
     with pytest.raises(error, match=named):
-        train_xgboost(request(rows, **change))
+        train(request(rows, **change))
 
 
 def test_clamp(driver: TwoNodes, rows: Path) -> None:
     with pytest.warns(UserWarning, match="reduced to 2"):
-        result = train_xgboost(request(rows, scaling={"num_workers": 9}, run_config={"clamp": True}))
+        result = train(request(rows, scaling={"num_workers": 9}, run_config={"clamp": True}))
     assert result.num_workers == 2
 
 
@@ -229,32 +230,31 @@ def test_nulls_found_while_reading(
 ) -> None:
     rows = without_statistics(tmp_path, column, [1.0, value])
     with pytest.raises(DataError, match=rf'rows.parquet, row group 0.*"{column}".*row 1.*\[rank \d'):
-        train_xgboost(request(rows, **argument))
+        train(request(rows, **argument))
 
 
 def test_a_file_that_vanishes_after_it_was_planned(
     driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.training import xgboost as engine
-
     rows = write_rows(tmp_path / "rows")
-    run = engine._run
+    on_all = boosting._Training._on_all
 
-    def vanish(*args: Any) -> Any:
-        (rows / "part-1.parquet").unlink()
-        return run(*args)
+    def vanish(training: Any, gang: Any, name: str, *args: Any) -> Any:
+        if name == "prepare":
+            (rows / "part-1.parquet").unlink()
+        return on_all(training, gang, name, *args)
 
-    monkeypatch.setattr(engine, "_run", vanish)
+    monkeypatch.setattr(boosting._Training, "_on_all", vanish)
     with pytest.raises(DataError, match=r"part-1\.parquet is gone"):
-        train_xgboost(request(rows))
+        train(request(rows))
 
 
 def test_labels_that_the_objective_cannot_take(driver: TwoNodes, rows: Path) -> None:
     with pytest.raises(DataError, match=r'part-\d.parquet, row group 0: the label "y" is .*binary:logistic'):
-        train_xgboost(request(rows, params={"objective": "binary:logistic"}))
+        train(request(rows, params={"objective": "binary:logistic"}))
     # What shoal does not know, XGBoost says itself.
     with pytest.raises(TrainingError, match=r"XGBoost: .*label must be .*rank \d"):
-        train_xgboost(request(rows, label_col="k", params={"objective": "multi:softprob", "num_class": 2}))
+        train(request(rows, label_col="k", params={"objective": "multi:softprob", "num_class": 2}))
 
 
 def test_not_connected(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,4 +262,4 @@ def test_not_connected(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(InvalidArgumentError, match="not connected"):
-        train_xgboost(request(rows))
+        train(request(rows))

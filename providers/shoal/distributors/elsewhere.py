@@ -15,17 +15,17 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.which import which_pool
 from shoal.state import Store
-from shoal.training.request import XGBTrainRequest, XGBTrainResult
+from shoal.training.request import TrainRequest, TrainResult
 
 _embedded = itertools.count(1)
 
 
-def run_xgboost_as_job(request: XGBTrainRequest, callbacks: Sequence[Any] = ()) -> XGBTrainResult:
+def run_as_job(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainResult:
     """Submit a training, stream its log to this process's standard output, and load what it returned.
 
     Args:
         request: What to train.
-        callbacks: XGBoost's callbacks, which cannot travel with a spec yet.
+        callbacks: The library's callbacks, which cannot travel with a spec yet.
 
     Raises:
         InvalidArgumentError: There are callbacks.
@@ -35,7 +35,7 @@ def run_xgboost_as_job(request: XGBTrainRequest, callbacks: Sequence[Any] = ()) 
     from shoal.jobs import submit
     from shoal.jobs.model_files import load_training
     from shoal.jobs.spec import JobSpec
-    from shoal.training.xgboost import checked_data
+    from shoal.training.inputs import checked_data
 
     if callbacks:
         raise InvalidArgumentError(

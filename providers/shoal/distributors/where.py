@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.training.cluster import is_connected
-from shoal.training.request import XGBTrainRequest, XGBTrainResult
+from shoal.training.request import TrainRequest, TrainResult
 
 
-def run_xgboost(request: XGBTrainRequest, callbacks: Sequence[Any] = ()) -> XGBTrainResult:
+def run(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainResult:
     """Runs a training where it belongs.
 
     Args:
         request: What to train.
-        callbacks: XGBoost's callbacks.
+        callbacks: The library's callbacks.
 
     Returns:
         The model and what it took.
     """
     if is_connected():
-        from shoal.training.xgboost import train_xgboost
+        from shoal.training.boosting import train
 
-        return train_xgboost(request, callbacks=callbacks)
-    from shoal.distributors.elsewhere import run_xgboost_as_job
+        return train(request, callbacks=callbacks)
+    from shoal.distributors.elsewhere import run_as_job
 
-    return run_xgboost_as_job(request, callbacks)
+    return run_as_job(request, callbacks)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.where import run_xgboost
+from shoal.distributors.where import run
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.config import describe
-from shoal.training.params import device_of, merge_params
-from shoal.training.request import XGBTrainRequest, XGBTrainResult
+from shoal.training.request import TrainRequest, TrainResult
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig, gpu_wish
+from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,9 +68,9 @@ class XGBEstimator:
         self.callbacks = tuple(callbacks or ())
         self.run_config = run_config or RunConfig()
         gpu_wish(self.scaling_config, device_of(self.params))
-        self._result: XGBTrainResult | None = None
+        self._result: TrainResult | None = None
         self._booster: xgboost.Booster | None = None
-        self._request: XGBTrainRequest | None = None
+        self._request: TrainRequest | None = None
 
     def fit(
         self,
@@ -119,7 +119,7 @@ class XGBEstimator:
                 base_margin_col=base_margin_col,
                 early_stopping_rounds=early_stopping_rounds,
             )
-            self._result = run_xgboost(self._request, self.callbacks)
+            self._result = run(self._request, self.callbacks)
         finally:
             # The copies of DataFrames that were staged for this training alone.
             for connector in own:
@@ -141,7 +141,7 @@ class XGBEstimator:
         """Eval set -> metric -> value per round, of the last `fit`."""
         return self.get_result().eval_results
 
-    def get_result(self) -> XGBTrainResult:
+    def get_result(self) -> TrainResult:
         """All that the last `fit` returned: metrics, best round, rows, and each worker's time and memory."""
         if self._result is None:
             raise InvalidArgumentError("this estimator has no model yet: call fit() first")
@@ -157,7 +157,7 @@ class XGBEstimator:
         Returns:
             float32 ``[rows]``, or ``[rows, classes]`` with ``multi:softprob``, in row order.
         """
-        from shoal.training.prediction import predict_booster
+        from shoal.training.xgboost.prediction import predict_booster
 
         booster = self.get_booster()
         assert self._request is not None
@@ -177,7 +177,7 @@ class XGBEstimator:
         Returns:
             A fitted ``XGBClassifier``, ``XGBRanker`` or ``XGBRegressor``, by the objective.
         """
-        from shoal.training.sklearn import as_sklearn
+        from shoal.training.xgboost.sklearn import as_sklearn
 
         return as_sklearn(self.get_booster(), self.params)
 
@@ -189,7 +189,7 @@ class XGBEstimator:
         *,
         input_cols: Sequence[str],
         **options: Any,
-    ) -> XGBTrainRequest:
+    ) -> TrainRequest:
         if isinstance(input_cols, str):
             raise InvalidArgumentError(
                 f'input_cols must be a list of column names: ["{input_cols}"], not "{input_cols}"'
@@ -198,7 +198,7 @@ class XGBEstimator:
         if options["early_stopping_rounds"] is not None and not named:
             raise InvalidArgumentError("early_stopping_rounds needs an eval_set to watch")
         try:
-            return XGBTrainRequest(
+            return TrainRequest(
                 dataset=_kept(_connector("dataset", dataset, own)),
                 eval_sets={name: _kept(_connector(f'eval_set "{name}"', rows, own)) for name, rows in named.items()},
                 input_cols=tuple(input_cols),

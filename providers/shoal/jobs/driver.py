@@ -29,7 +29,7 @@ from shoal.state.schema import Job, JobState
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
-    from shoal.training.request import XGBTrainResult
+    from shoal.training.request import TrainResult
 
 _STOPPED = Reason(JobState.CANCELLED, "it was stopped through Ray (SIGTERM)")
 
@@ -89,14 +89,14 @@ class Driver:
 
     def _work(self, run: Run | None) -> JobResult:
         from shoal.data.connector import DataConnector
-        from shoal.training.xgboost import train_xgboost
+        from shoal.training.boosting import train
 
         spec = self._spec
         dataset = DataConnector.from_spec(spec.dataset)
         if run:
             run.log_params(self._params())
             run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
-        trained = train_xgboost(spec.to_request(), env=self._worker_environment(run))
+        trained = train(spec.to_request(), env=self._worker_environment(run))
         path = model_files.save(model_files.folder(self._key, spec.run_config.artifact_location), trained)
         print(f"model of {trained.rows} rows in {path}", flush=True)
         metrics = _final_metrics(trained)
@@ -123,7 +123,7 @@ class Driver:
             rows=trained.rows,
             num_workers=trained.num_workers,
             seconds=time.monotonic() - self._begun,
-            restarts=0,
+            restarts=trained.restarts,
             peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
             mlflow_run_id=run.run_id if run else None,
             model_version=version,
@@ -131,7 +131,7 @@ class Driver:
             champion=champion,
         )
 
-    def _challenge(self, run: Run, trained: XGBTrainResult, uri: str) -> Any:
+    def _challenge(self, run: Run, trained: TrainResult, uri: str) -> Any:
         from shoal.data.connector import DataConnector
         from shoal.jobs import gate
 
@@ -231,7 +231,7 @@ def connect(gcs: str) -> None:
     ray.init(address=gcs, logging_level=logging.WARNING)
 
 
-def _final_metrics(trained: XGBTrainResult) -> dict[str, float]:
+def _final_metrics(trained: TrainResult) -> dict[str, float]:
     """Of the best round with early stopping, else of the last."""
     at = -1 if trained.best_iteration is None else trained.best_iteration
     return {

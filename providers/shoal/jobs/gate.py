@@ -70,7 +70,7 @@ def score(booster: xgboost.Booster, holdout: DataConnector, label_col: str, metr
     import numpy as np
 
     from shoal.data.matrix import to_vector
-    from shoal.training.prediction import predict_booster
+    from shoal.training.xgboost.prediction import predict_booster
 
     columns = list(booster.feature_names or [])
     if missing := sorted({*columns, label_col} - set(holdout.schema().names)):

@@ -13,7 +13,7 @@ from shoal.state.home import home
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
-    from shoal.training.request import XGBTrainResult
+    from shoal.training.request import TrainResult
 
 _MODEL = "model.ubj"
 _REPORT = "training.json"
@@ -25,7 +25,7 @@ def folder(key: Key, artifact_location: str | None) -> str:
     return f"{root}/{key.job_id}/{key.attempt}"
 
 
-def save(folder: str, trained: XGBTrainResult) -> str:
+def save(folder: str, trained: TrainResult) -> str:
     """Write what a training returned; returns the model's path.
 
     The model comes last: where it is, the rest is too.
@@ -35,17 +35,17 @@ def save(folder: str, trained: XGBTrainResult) -> str:
     return f"{folder}/{_MODEL}"
 
 
-def load_training(result: JobResult) -> XGBTrainResult:
+def load_training(result: JobResult) -> TrainResult:
     """What the training of a finished job returned: its model, evaluation results and what each worker did.
 
     Raises:
         FileNotFoundError: Its files are gone, or out of reach from here.
     """
-    from shoal.training.request import XGBTrainResult
+    from shoal.training.request import TrainResult
 
     report = json.loads(_read(result.model_path.removesuffix(_MODEL) + _REPORT))
     report["model"] = b64encode(_read(result.model_path)).decode()
-    return XGBTrainResult.model_validate_json(json.dumps(report))
+    return TrainResult.model_validate_json(json.dumps(report))
 
 
 def _write(path: str, content: bytes) -> None:

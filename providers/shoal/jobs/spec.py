@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
@@ -13,9 +13,9 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids, metrics
 from shoal.jobs.metrics import Mode
-from shoal.training.request import XGBTrainRequest
+from shoal.training.request import Framework, TrainRequest
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
+from shoal.training.scaling import ScalingConfig
 
 _MODEL_NAME = re.compile(r"[^/:]{1,250}")
 _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
@@ -87,7 +87,7 @@ class JobSpec(_Strict):
         ... )
     """
 
-    framework: Literal["xgboost"] = Field(default="xgboost", description="What trains.")
+    framework: Framework = Field(default="xgboost", description="What trains.")
     dataset: DatasetSpec = Field(description="Rows to train on; a `DataConnector` will do.")
     input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
     label_col: str = Field(min_length=1, description="Label column.")
@@ -105,7 +105,7 @@ class JobSpec(_Strict):
         default=None, ge=1, description="Rounds without improvement to stop after."
     )
     verbose_eval: bool | int | None = Field(default=None, description="Print metrics: True every round, n every n.")
-    scaling_config: XGBScalingConfig = Field(default_factory=XGBScalingConfig, description="Workers and their size.")
+    scaling_config: ScalingConfig = Field(default_factory=ScalingConfig, description="Workers and their size.")
     run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
     register_as: Register | None = Field(
         default=None, alias="register", description="Where the model goes; none: nowhere."
@@ -130,7 +130,7 @@ class JobSpec(_Strict):
             ) from None
 
     @classmethod
-    def of_request(cls, request: XGBTrainRequest, *, pool_name: str, tracked: bool) -> JobSpec:
+    def of_request(cls, request: TrainRequest, *, pool_name: str, tracked: bool) -> JobSpec:
         """The job that does what an estimator asks of the engine.
 
         Args:
@@ -139,6 +139,7 @@ class JobSpec(_Strict):
             tracked: Whether it makes a run in MLflow.
         """
         return cls(
+            framework=request.framework,
             dataset=request.dataset,
             input_cols=request.input_cols,
             label_col=request.label_col,
@@ -206,9 +207,10 @@ class JobSpec(_Strict):
         """Copies of data that were written for this job alone."""
         return {dataset.staging for dataset in self.datasets() if dataset.staging}
 
-    def to_request(self) -> XGBTrainRequest:
+    def to_request(self) -> TrainRequest:
         """What the training engine is asked."""
-        return XGBTrainRequest(
+        return TrainRequest(
+            framework=self.framework,
             dataset=self.dataset,
             input_cols=self.input_cols,
             label_col=self.label_col,

@@ -1,21 +1,27 @@
-"""What is asked of the XGBoost engine and what it answers: plain data, so that a job can carry both as JSON."""
+"""What is asked of a boosting library and what it answers: plain data, so that a job can carry both as JSON."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from shoal.data.spec import DatasetSpec
+from shoal.training.rows import Columns
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
+from shoal.training.scaling import ScalingConfig
+from shoal.training.task import History
+
+Framework = Literal["xgboost"]
+"""What boosts."""
 
 
-class XGBTrainRequest(BaseModel):
-    """One XGBoost training."""
+class TrainRequest(BaseModel):
+    """One training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    framework: Framework = Field(default="xgboost", description="What trains.")
     dataset: DatasetSpec = Field(description="Rows to train on.")
     input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
     label_col: str = Field(description="Label column.")
@@ -24,7 +30,7 @@ class XGBTrainRequest(BaseModel):
     )
     n_estimators: int = Field(default=100, ge=1, description="Rounds of boosting.")
     params: dict[str, JsonValue] = Field(
-        default_factory=dict, description="XGBoost's own parameters, the objective among them."
+        default_factory=dict, description="The library's own parameters, the objective among them."
     )
     weight_col: str | None = Field(default=None, description="Column of row weights.")
     base_margin_col: str | None = Field(default=None, description="Column of margins to boost from.")
@@ -36,13 +42,13 @@ class XGBTrainRequest(BaseModel):
     verbose_eval: bool | Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Print the metrics: True every round, n every n rounds."
     )
-    scaling: XGBScalingConfig = Field(default_factory=XGBScalingConfig, description="How many workers of which size.")
+    scaling: ScalingConfig = Field(default_factory=ScalingConfig, description="How many workers of which size.")
     run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """All columns that are read, each once."""
-        return tuple(dict.fromkeys((*self.input_cols, self.label_col, *self.extra_cols)))
+    def columns(self) -> Columns:
+        """What the columns are for."""
+        return Columns(self.input_cols, self.label_col, self.weight_col, self.base_margin_col)
 
     @property
     def extra_cols(self) -> tuple[str, ...]:
@@ -67,14 +73,15 @@ class WorkerStats(BaseModel):
     peak_rss_bytes: int = Field(description="Highest resident size of its process during this training.")
 
 
-class XGBTrainResult(BaseModel):
+class TrainResult(BaseModel):
     """A trained model and how it came about."""
 
     # A metric may be NaN, such as the AUC of a set of one class; JSON itself has no word for it.
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
 
-    model: bytes = Field(description="The booster in XGBoost's UBJSON format.")
-    eval_results: dict[str, dict[str, list[float]]] = Field(description="Eval set -> metric -> value per round.")
+    framework: Framework = Field(default="xgboost", description="What trained.")
+    model: bytes = Field(description="The booster, in XGBoost's UBJSON format.")
+    eval_results: History = Field(description="Eval set -> metric -> value per round.")
     best_iteration: int | None = Field(default=None, description="Best round, from 0, with early stopping; else None.")
     best_score: float | None = Field(
         default=None, description="Metric of the best round, with early stopping; else None."
@@ -84,6 +91,7 @@ class XGBTrainResult(BaseModel):
     num_workers: int = Field(description="Workers that trained.")
     threads_per_worker: int = Field(description="Threads of each.")
     seconds: float = Field(description="Seconds from the call to the result.")
+    restarts: int = Field(default=0, description="How often it went on from a checkpoint after a loss.")
     workers: tuple[WorkerStats, ...] = Field(description="What each worker did, by rank.")
 
     def booster(self) -> Any:

@@ -21,6 +21,19 @@ class RunConfig(Config):
     job_id: str | None = Field(
         default=None, min_length=1, description="Id of the job, to attach to it when asked again; None: a fresh one."
     )
+    max_restarts: int = Field(
+        default=0, ge=0, description="How often a training goes on from its last checkpoint after a worker was lost."
+    )
+    min_workers: int | None = Field(
+        default=None,
+        ge=1,
+        description="Workers that are enough to go on with after a loss; None: as many as before, for the same model.",
+    )
+    checkpoint_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="Rounds between two checkpoints; None: 50, or a quarter of the rounds where that is more.",
+    )
     artifact_location: str | None = Field(
         default=None, description="Directory or URI for models and results; None: the pool's default."
     )

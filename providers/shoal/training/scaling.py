@@ -21,13 +21,10 @@ class Node(TypedDict):
     gpus: int
 
 
-class XGBScalingConfig(Config):
+class ScalingConfig(Config):
     """How many workers train, and with what.
 
     It says nothing of the machine that it is made on: ``use_gpu=True`` is legal where there is no GPU.
-
-    Example:
-        >>> XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
     """
 
     model_config = ConfigDict(strict=True)
@@ -48,6 +45,22 @@ class XGBScalingConfig(Config):
         return value
 
 
+class XGBScalingConfig(ScalingConfig):
+    """How many workers train an XGBoost model, and with what.
+
+    Example:
+        >>> XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
+    """
+
+
+class LightGBMScalingConfig(ScalingConfig):
+    """How many workers train a LightGBM model, and with what.
+
+    Example:
+        >>> LightGBMScalingConfig(num_workers=2, num_cpu_per_worker=1)
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class GangSize:
     """What a gang claims.
@@ -66,7 +79,7 @@ class GangSize:
 
 
 def resolve_size(
-    config: XGBScalingConfig,
+    config: ScalingConfig,
     nodes: Sequence[Node],
     *,
     device: str | None = None,
@@ -82,7 +95,7 @@ def resolve_size(
     Args:
         config: What was asked for.
         nodes: The active nodes.
-        device: XGBoost's `device` parameter, if the user gave one; ``cpu`` or ``cuda``.
+        device: the library's device parameter, if the user gave one; ``cpu`` or ``cuda``.
         cpu_fraction: Share of a worker's CPUs that it claims itself, in (0, 1]; the rest is left to whatever reads its
             data.
         clamp: Reduce what is too much, with a warning, instead of refusing it.
@@ -134,8 +147,8 @@ def resolve_size(
     return GangSize(wanted, claimed, max(1, int(claimed)), gpus)
 
 
-def gpu_wish(config: XGBScalingConfig, device: str | None) -> bool | None:
-    """Whether GPUs are wanted, by config and XGBoost's `device` parameter; None if neither says.
+def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
+    """Whether GPUs are wanted, by config and the library's device parameter; None if neither says.
 
     Raises:
         InvalidArgumentError: If they contradict each other.

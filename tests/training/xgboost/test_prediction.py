@@ -8,8 +8,8 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.training.prediction import predict_booster
-from shoal.training.sklearn import as_sklearn
+from shoal.training.xgboost.prediction import predict_booster
+from shoal.training.xgboost.sklearn import as_sklearn
 from tests.training.ray_cluster import COLUMNS, ROWS
 
 

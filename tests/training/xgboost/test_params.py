@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.params import check_params, device_of, merge_params, worker_params
+from shoal.training.xgboost.params import (
+    check_params,
+    device_of,
+    draws_lots,
+    merge_params,
+    seed_of,
+    worker_params,
+)
 
 
 def test_numpy_scalars_become_plain() -> None:
@@ -44,23 +51,30 @@ def test_rounds_given_twice_alike() -> None:
 
 
 def test_what_workers_get() -> None:
-    assert worker_params({"eta": 0.1, "n_jobs": 2}, threads=2, gpus=0, seed=7) == {
-        "seed": 7,
+    assert worker_params({"eta": 0.1, "n_jobs": 2}, threads=2, gpus=0) == {
         "eta": 0.1,
         "nthread": 2,
         "device": "cpu",
     }
-    assert worker_params({"random_state": 1}, threads=2, gpus=1, seed=7) == {
-        "random_state": 1,
-        "nthread": 2,
-        "device": "cuda",
-    }
+    assert worker_params({"random_state": 1}, threads=2, gpus=1) == {"nthread": 2, "device": "cuda"}
+
+
+def test_the_seed_is_the_parameters_own_if_they_name_one() -> None:
+    assert [seed_of(params, 7) for params in ({}, {"seed": 1}, {"random_state": 2})] == [7, 1, 2]
+    with pytest.raises(InvalidArgumentError, match="a seed is a whole number"):
+        seed_of({"seed": "one"}, 7)
+
+
+def test_when_xgboost_draws_lots() -> None:
+    assert not draws_lots({"objective": "binary:logistic", "subsample": 1.0, "max_depth": 3})
+    for params in ({"subsample": 0.5}, {"colsample_bynode": 0.9}, {"booster": "dart"}, {"objective": "rank:ndcg"}):
+        assert draws_lots(params)
 
 
 @pytest.mark.parametrize("params", [{"nthread": 4}, {"n_jobs": 4}, {"tree_method": "exact"}, {"booster": "gblinear"}])
 def test_params_that_workers_cannot_follow(params: dict) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(params))):
-        worker_params(params, threads=2, gpus=0, seed=0)
+        worker_params(params, threads=2, gpus=0)
 
 
 def test_gpus_are_rays_to_choose() -> None:
@@ -83,7 +97,7 @@ def test_gpus_are_rays_to_choose() -> None:
     ],
 )
 def test_good_params_pass(params: dict) -> None:
-    check_params(worker_params(params, threads=1, gpus=0, seed=0), ["a", "b"])
+    check_params(worker_params(params, threads=1, gpus=0), ["a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ _ALIASES = {
     "num_round": "n_estimators",
 }
 _OBJECTIVE_ALIASES = {"reg:linear": "reg:squarederror"}
+_OURS = ("nthread", "n_jobs", "seed", "random_state")
+_SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
 # Arguments of XGBoost's other interfaces that people carry over, and where they go here.
 _ELSEWHERE = {
     "early_stopping_rounds": "give it to fit()",
@@ -95,14 +97,34 @@ def device_of(params: Mapping[str, Any]) -> str | None:
     return str(device)
 
 
-def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, seed: int) -> dict[str, Any]:
-    """What every worker passes to XGBoost.
+def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
+    """The seed that the parameters name; `otherwise` if they do not.
+
+    Raises:
+        InvalidArgumentError: If it is no whole number.
+    """
+    seed = params.get("seed", params.get("random_state", otherwise))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InvalidArgumentError(f"params hold seed={seed!r}: a seed is a whole number")
+    return seed
+
+
+def draws_lots(params: Mapping[str, Any]) -> bool:
+    """Whether XGBoost draws random numbers while it trains with these parameters."""
+    return (
+        any(float(params.get(name, 1)) < 1 for name in _SAMPLING)
+        or params.get("booster") == "dart"
+        or str(params.get("objective")).startswith("rank:")  # pairs may be sampled
+    )
+
+
+def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict[str, Any]:
+    """What every worker passes to XGBoost, but for the seed.
 
     Args:
         params: Merged parameters.
         threads: Threads per worker.
         gpus: GPUs per worker.
-        seed: Seed, unless `params` hold one.
 
     Raises:
         InvalidArgumentError: If `params` ask for another number of threads.
@@ -122,9 +144,8 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, seed: i
         raise InvalidArgumentError(
             'booster="gblinear" cannot train on streamed, quantised data: use "gbtree" or "dart"'
         )
-    seeded = {} if params.keys() & {"seed", "random_state"} else {"seed": seed}
-    rest = {name: value for name, value in params.items() if name not in ("nthread", "n_jobs")}
-    return {**seeded, **rest, "nthread": threads, "device": "cuda" if gpus else "cpu"}
+    rest = {name: value for name, value in params.items() if name not in _OURS}
+    return {**rest, "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
 
 def check_params(params: Mapping[str, Any], input_cols: Sequence[str]) -> None:

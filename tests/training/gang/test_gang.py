@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
-from shoal.training import gang as gangs
 from shoal.training.context import get_context
-from shoal.training.gang import Gang, GangShape
-from shoal.training.shared_gang import end_gangs, shared_gang
-from shoal.training.worker import PeerError
+from shoal.training.gang import gang as gangs
+from shoal.training.gang.gang import Gang, GangShape
+from shoal.training.gang.shared import end_gangs, shared_gang
+from shoal.training.gang.worker import PeerError
 from tests.training.ray_cluster import TwoNodes, alive
 from tests.waiting import wait_until
 
@@ -190,8 +190,8 @@ def test_a_driver_that_exits_leaves_no_process(driver: TwoNodes, tmp_path: Path)
     script = f"""
 import os, ray
 ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
-from shoal.training.gang import GangShape
-from shoal.training.shared_gang import shared_gang
+from shoal.training.gang.gang import GangShape
+from shoal.training.gang.shared import shared_gang
 with shared_gang(GangShape(2, 1.0)) as gang:
     print(*gang.run(os.getpid, [(), ()]))
 """

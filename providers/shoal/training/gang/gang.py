@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeVar
 from shoal.errors import CapacityError, ShoalError, TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.context import say
-from shoal.training.lifeline import EventKind, Switchboard
-from shoal.training.worker import Failure, PeerError, Success, Worker, WorkerInfo
+from shoal.training.gang.lifeline import EventKind, Switchboard
+from shoal.training.gang.worker import Failure, PeerError, Success, Worker, WorkerInfo
 
 # How long a gang waits for CPUs that other work holds. Long enough for a neighbour's training to end, short enough that
 # a task of a workflow does not hold its slot for hours.

@@ -12,55 +12,43 @@ import xgboost
 from shoal.data import DataConnector
 from shoal.data.plan import Shard
 from shoal.errors import DataError
-from shoal.training.xgboost_worker import Part, ShardIter, Task
+from shoal.training.rows import Columns, Part, ShardRows
+from shoal.training.xgboost.worker import ShardIter
 from tests.training.ray_cluster import COLUMNS, ROWS
 
 
-def task(connector: DataConnector, **changes: Any) -> Task:
-    part = Part(connector, connector.plan(1, 0)[0])
-    values = {
-        "train": part,
-        "eval_sets": {},
-        "input_cols": tuple(COLUMNS),
-        "label_col": "y",
-        "weight_col": None,
-        "base_margin_col": None,
-        "params": {},
-        "rounds": 5,
-        "early_stopping_rounds": None,
-        "print_every": 0,
-        "callbacks": (),
-        "collective": {},
-    }
-    return Task(**{**values, **changes})
+def shard_rows(connector: DataConnector, budget: int = 0, shard: Shard | None = None, **columns: Any) -> ShardRows:
+    part = Part(connector, connector.plan(1, 0)[0] if shard is None else shard)
+    return ShardRows(part, Columns(tuple(COLUMNS), "y", **columns), budget)
 
 
-def train(iterator: ShardIter) -> bytes:
-    return bytes(xgboost.train({"nthread": 1}, xgboost.QuantileDMatrix(iterator, nthread=1), 5).save_raw("ubj"))
+def train(shard: ShardRows) -> bytes:
+    matrix = xgboost.QuantileDMatrix(ShardIter(shard), nthread=1)
+    return bytes(xgboost.train({"nthread": 1}, matrix, 5).save_raw("ubj"))
 
 
 def test_rows_that_fit_are_decoded_once_and_others_in_each_pass_to_the_same_model(rows: Path) -> None:
-    asked = task(DataConnector.from_parquet(rows))
-    kept, streamed = ShardIter(asked.train, asked, 2**30), ShardIter(asked.train, asked, 0)
+    connector = DataConnector.from_parquet(rows)
+    kept, streamed = shard_rows(connector, 2**30), shard_rows(connector)
     assert train(kept) == train(streamed)
     assert kept.passes == 1
     assert streamed.passes == 4
 
 
 def test_the_model_does_not_depend_on_streaming_at_all(rows: Path) -> None:
-    asked = task(DataConnector.from_parquet(rows))
-    table = DataConnector.from_parquet(rows).to_pandas()
+    connector = DataConnector.from_parquet(rows)
+    table = connector.to_pandas()
     matrix = xgboost.QuantileDMatrix(table[COLUMNS], table["y"], nthread=1)
     whole = xgboost.train({"nthread": 1}, matrix, 5)
-    streamed = xgboost.Booster(model_file=bytearray(train(ShardIter(asked.train, asked, 0))))
+    streamed = xgboost.Booster(model_file=bytearray(train(shard_rows(connector))))
     values = table[COLUMNS].to_numpy()
     np.testing.assert_allclose(streamed.inplace_predict(values), whole.inplace_predict(values), rtol=0.05, atol=0.05)
 
 
 def test_every_row_with_its_label_weight_and_margin(rows: Path) -> None:
-    asked = task(DataConnector.from_parquet(rows), weight_col="w", base_margin_col="m")
-    matrix = xgboost.QuantileDMatrix(ShardIter(asked.train, asked, 0))
-    table = DataConnector.from_parquet(rows).to_pandas()
+    connector = DataConnector.from_parquet(rows)
+    matrix = xgboost.QuantileDMatrix(ShardIter(shard_rows(connector, weight="w", base_margin="m")))
+    table = connector.to_pandas()
     assert matrix.num_row() == ROWS
     assert matrix.feature_names == COLUMNS
     np.testing.assert_array_equal(matrix.get_label(), table["y"])
@@ -70,25 +58,22 @@ def test_every_row_with_its_label_weight_and_margin(rows: Path) -> None:
 
 def test_a_shard_of_no_rows_is_one_empty_batch(rows: Path) -> None:
     connector = DataConnector.from_parquet(rows)
-    asked = task(connector)
-    train_rows = xgboost.QuantileDMatrix(ShardIter(asked.train, asked, 0))
-    nothing = ShardIter(Part(connector, Shard(())), asked, 0)
+    train_rows = xgboost.QuantileDMatrix(ShardIter(shard_rows(connector)))
+    nothing = ShardIter(shard_rows(connector, shard=Shard(())))
     assert xgboost.QuantileDMatrix(nothing, ref=train_rows).num_row() == 0
 
 
 def test_a_worker_that_reads_other_columns_says_so(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connector = DataConnector.from_parquet(rows)
-    asked = task(connector)
     read = connector.source.read
     monkeypatch.setattr(connector.source, "read", lambda ranges, columns: read(ranges, columns[1:]))
     with pytest.raises(DataError, match=r"part-\d.parquet, row group 0: the columns"):
-        xgboost.QuantileDMatrix(ShardIter(asked.train, asked, 0))
+        xgboost.QuantileDMatrix(ShardIter(shard_rows(connector)))
 
 
 def test_a_worker_that_reads_too_few_rows_says_so(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connector = DataConnector.from_parquet(rows)
-    asked = task(connector)
     read = connector.source.read
     monkeypatch.setattr(connector.source, "read", lambda *args: (table.slice(1) for table in read(*args)))
     with pytest.raises(DataError, match="999 rows were read instead of 1000"):
-        xgboost.QuantileDMatrix(ShardIter(asked.train, asked, 0))
+        xgboost.QuantileDMatrix(ShardIter(shard_rows(connector)))

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from shoal.errors import TrainingError
-from shoal.training.tracker import Tracker
+from shoal.training.xgboost.tracker import Tracker
 from tests.training.ray_cluster import alive
 from tests.waiting import wait_until
 
 PARENT = """
 import threading
-from shoal.training.tracker import Tracker
+from shoal.training.xgboost.tracker import Tracker
 tracker = Tracker("127.0.0.1", 2, print)
 tracker.begin()
 print(tracker.pid, flush=True)

@@ -39,11 +39,11 @@ class Tracker:
         self._host = host
         self._on_death = on_death
         self._closed = False
-        source_root = str(Path(__file__).parents[2])
+        source_root = str(Path(__file__).parents[3])
         inherited = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
             # -P: the caller's working directory may hold a folder that is called like a library.
-            [sys.executable, "-P", "-m", "shoal.training.tracker", host, str(num_workers)],
+            [sys.executable, "-P", "-m", "shoal.training.xgboost.tracker", host, str(num_workers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal.training.gang import WAIT_SECONDS, Gang, GangShape
+from shoal.training.gang.gang import WAIT_SECONDS, Gang, GangShape
 
 _idle: dict[tuple[Any, ...], Gang] = {}
 _idle_lock = threading.Lock()

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.training import lifeline
-from shoal.training.lifeline import EventKind, Switchboard
+from shoal.training.gang import lifeline
+from shoal.training.gang.lifeline import EventKind, Switchboard
 from tests.waiting import wait_until
 
 WORKER = """
 import sys
-from shoal.training.lifeline import Lifeline
+from shoal.training.gang.lifeline import Lifeline
 host, port, token, rank = sys.argv[1:5]
 line = Lifeline(host, int(port), token, int(rank))
 for text in sys.argv[5:]:

@@ -13,7 +13,7 @@ from typing import Any
 from shoal.data.shard import set_current_shard
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import TrainingContext, set_context
-from shoal.training.lifeline import Lifeline
+from shoal.training.gang.lifeline import Lifeline
 
 
 class PeerError(TrainingError):

@@ -1,0 +1,271 @@
+"""Gradient boosting on the Ray cluster that this process is connected to, with either library.
+
+A training is a gang that prepares its matrices, then boosts one segment after the other. Between two segments the
+driver holds a checkpoint; where a worker or its node is lost, another gang goes on from it, to the same model, byte for
+byte, as if nothing had been lost.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, WorkerLostError
+from shoal.training import cluster
+from shoal.training.context import say
+from shoal.training.gang.gang import WAIT_SECONDS, GangShape
+from shoal.training.gang.shared import shared_gang
+from shoal.training.inputs import checked_data, deal
+from shoal.training.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.scaling import GangSize, resolve_size
+from shoal.training.task import Boosted, Checkpoint, Prepared, Segment, Task
+
+if TYPE_CHECKING:
+    from shoal.training.gang.gang import Gang
+
+_LIBRARIES = {"xgboost": ("shoal.training.xgboost.engine", "XGBoost")}
+
+_FEWEST_ROUNDS = 50
+"""A segment of the default length has at least as many rounds: they take seconds, a checkpoint milliseconds."""
+_SEGMENTS = 4
+"""How many segments a longer training has by default: with sampling each begins by predicting all rows anew, which
+costs about a tenth of a round for every round before it."""
+
+_REPLACE_SECONDS = 60.0
+"""How long a lost node may take to be replaced before fewer workers go on, where that is allowed: a local one takes up
+to 40 s, with the time until it is seen to be lost."""
+_PATIENCE_SECONDS = 2.0
+"""How often is looked for it."""
+
+
+class Library(Protocol):
+    """What differs between the boosting libraries, on the driver's side; the workers' side is the module `worker`."""
+
+    package: str
+    """What is imported."""
+    extra: str
+    """The extra of shoal that installs it."""
+    worker: str
+    """Module of the workers' side, with `prepare(Task)`, `boost(Segment)` and `finish()`."""
+
+    def device(self, request: TrainRequest) -> str | None:
+        """The device that the parameters ask for; None if they do not."""
+
+    def params(self, request: TrainRequest, size: GangSize) -> tuple[dict[str, Any], int]:
+        """What every worker is given, and the first segment's seed; checked by the library itself."""
+
+    def connect(self, gang: Gang) -> list[dict[str, Any]]:
+        """How the workers find each other, by rank."""
+
+
+def train(request: TrainRequest, *, callbacks: Sequence[Any] = (), env: Mapping[str, str] | None = None) -> TrainResult:
+    """Train a model on the Ray cluster that this process is connected to.
+
+    The same data, parameters, seed, number of workers and of threads give the same model, byte for byte.
+
+    Args:
+        request: What to train, on what.
+        callbacks: The library's own callbacks; every worker gets its own copy.
+        env: Environment variables for the workers, credentials among them; they pass from process to process and are
+            stored nowhere.
+
+    Returns:
+        The model, its metrics and what it took.
+
+    Raises:
+        InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
+        DataError: If the rows cannot be used.
+        CapacityError: If the active nodes cannot hold the workers, or did not within the deadline.
+        TrainingError: If the library refuses a parameter, or the training failed; the first cause, naming its rank.
+        WorkerLostError: If a worker or its node was lost more often than `max_restarts` allows.
+        MissingExtraError: If the library or Ray is not installed.
+    """
+    began = time.monotonic()
+    library = _library(request.framework)
+    if not cluster.is_connected():
+        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    training = _Training(request, library, tuple(callbacks), dict(env or {}), began)
+    return training.run()
+
+
+def _library(framework: str) -> Library:
+    module, name = _LIBRARIES[framework]
+    library: Library = getattr(importlib.import_module(module), name)()
+    for package, extra in (("ray", "ray"), (library.package, library.extra)):
+        try:
+            importlib.import_module(package)
+        except ImportError as exc:
+            raise MissingExtraError(package, extra) from exc
+    return library
+
+
+def segment_length(rounds: int, wish: int | None) -> int:
+    """Rounds between two checkpoints.
+
+    Args:
+        rounds: All rounds of the training.
+        wish: `RunConfig.checkpoint_every`.
+    """
+    return wish or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What one rank has reported."""
+
+    prepared: Prepared
+    train_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    def add(self, boosted: Boosted) -> None:
+        self.train_seconds += boosted.train_seconds
+        self.peak_rss_bytes = max(self.peak_rss_bytes, boosted.peak_rss_bytes)
+
+
+class _Training:
+    def __init__(
+        self, request: TrainRequest, library: Library, callbacks: tuple[Any, ...], env: dict[str, str], began: float
+    ) -> None:
+        self._request = request
+        self._library = library
+        self._callbacks = callbacks
+        self._env = env
+        self._began = began
+        limit = request.run_config.timeout
+        self._deadline = None if limit is None else began + limit
+        self._train, self._eval_sets = checked_data(request)
+        self._size = self._resolve()
+        self._params, self._seed = library.params(request, self._size)
+        self._checkpoint = Checkpoint()
+        self._restarts = 0
+
+    def run(self) -> TrainResult:
+        """Train to the end, going on from the last checkpoint after each loss."""
+        lost_at: float | None = None
+        while True:
+            try:
+                return self._attempt()
+            except WorkerLostError as error:
+                most = self._request.run_config.max_restarts
+                if self._restarts >= most:
+                    raise
+                self._restarts += 1
+                lost_at = time.monotonic()
+                say(
+                    f"{error}: going on from round {self._checkpoint.rounds} of {self._request.n_estimators} "
+                    f"(restart {self._restarts} of {most})"
+                )
+            except CapacityError:
+                # A node that is lost is replaced while the pool's demand lives: it takes its time to be seen dead, and
+                # another to start.
+                waited = None if lost_at is None else time.monotonic() - lost_at
+                if waited is None or waited > WAIT_SECONDS or self._left(1.0) == 0.0:
+                    raise
+                if waited > _REPLACE_SECONDS:
+                    self._make_do()
+                time.sleep(_PATIENCE_SECONDS)
+
+    def _make_do(self) -> None:
+        """Go on with fewer workers, if that is allowed."""
+        least = self._request.run_config.min_workers
+        if least is None:
+            return
+        with warnings.catch_warnings(action="ignore"):
+            size = self._resolve(again=True)
+        if least <= size.num_workers < self._size.num_workers:
+            say(f"no other node came within {_REPLACE_SECONDS:.0f} s: going on with {size.num_workers} workers")
+            self._size = size
+
+    def _attempt(self) -> TrainResult:
+        request, size = self._request, self._size
+        parts = deal(self._train, self._eval_sets, size.num_workers, request.run_config.seed)
+        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker)
+        with shared_gang(shape, timeout=min(WAIT_SECONDS, self._left(WAIT_SECONDS)), env=self._env) as gang:
+            gang.preload([self._library.worker])
+            tasks = [
+                Task(
+                    train=train,
+                    eval_sets=evals,
+                    columns=request.columns,
+                    params=self._params,
+                    seed=self._seed,
+                    early_stopping_rounds=request.early_stopping_rounds,
+                    # False, None and 0 mean never; True means every round.
+                    print_every=int(request.verbose_eval or 0),
+                    callbacks=self._callbacks,
+                    connection=connection,
+                )
+                for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
+            ]
+            workers = [_Worker(prepared) for prepared in self._on_all(gang, "prepare", tasks)]
+            last = self._boost(gang, workers)
+            self._on_all(gang, "finish")
+            stats = tuple(
+                WorkerStats(
+                    rank=info.rank,
+                    node=info.node,
+                    rows=task.train.shard.rows,
+                    passes=worker.prepared.passes,
+                    read_seconds=worker.prepared.read_seconds,
+                    quantise_seconds=worker.prepared.quantise_seconds,
+                    train_seconds=worker.train_seconds,
+                    peak_rss_bytes=worker.peak_rss_bytes,
+                )
+                for info, task, worker in zip(gang.workers, tasks, workers, strict=True)
+            )
+        return TrainResult(
+            framework=request.framework,
+            model=self._checkpoint.model,
+            eval_results=self._checkpoint.history,
+            best_iteration=last.best_iteration,
+            best_score=last.best_score,
+            rounds=self._checkpoint.rounds,
+            rows=sum(worker.rows for worker in stats),
+            num_workers=size.num_workers,
+            threads_per_worker=size.threads,
+            seconds=time.monotonic() - self._began,
+            restarts=self._restarts,
+            workers=stats,
+        )
+
+    def _boost(self, gang: Gang, workers: Sequence[_Worker]) -> Boosted:
+        """Train from the checkpoint to the end, segment by segment; returns what rank 0 said of the last."""
+        rounds = self._request.n_estimators
+        length = segment_length(rounds, self._request.run_config.checkpoint_every)
+        resume: Checkpoint | None = self._checkpoint
+        while True:
+            index = self._checkpoint.rounds // length
+            stop = min(rounds, (index + 1) * length)
+            segment = Segment(index, stop, stop == rounds, resume)
+            answers: list[Boosted] = self._on_all(gang, "boost", [segment] * len(workers))
+            for worker, answer in zip(workers, answers, strict=True):
+                worker.add(answer)
+            first = answers[0]
+            if first.checkpoint is None:
+                raise TrainingError("rank 0 returned no model")
+            self._checkpoint, resume = first.checkpoint, None
+            if segment.last or first.stopped:
+                return first
+
+    def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
+        function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
+        each: list[tuple[Any, ...]] = [(arg,) for arg in args] or [()] * len(gang.workers)
+        return gang.run(function, each, timeout=None if self._deadline is None else self._left(0.0))
+
+    def _resolve(self, *, again: bool = False) -> GangSize:
+        """How many workers of which size; after a loss as many of that size as there is room for."""
+        scaling, clamp = self._request.scaling, self._request.run_config.clamp
+        fraction = self._train.ingestor_class.worker_cpu_fraction
+        if again:
+            cpus = round(self._size.cpus_per_worker / fraction)
+            wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
+            scaling, clamp = scaling.model_copy(update=wanted), True
+        device = self._library.device(self._request)
+        return resolve_size(scaling, cluster.active_nodes(), device=device, cpu_fraction=fraction, clamp=clamp)
+
+    def _left(self, otherwise: float) -> float:
+        return otherwise if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -1,0 +1,54 @@
+"""The datasets of a training: checked from their footers, then dealt to the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.data.checks import check_label, validate_columns
+from shoal.data.connector import DataConnector
+from shoal.data.plan import Shard
+from shoal.errors import DataError
+from shoal.training.request import TrainRequest
+from shoal.training.rows import Part
+
+
+def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
+    """The datasets, checked as far as footers tell. An eval set that is the training set itself is the same object.
+
+    Raises:
+        DataError: Whatever footers can show to be wrong, naming file, column and row group.
+    """
+    train = DataConnector.from_spec(request.dataset)
+    validate_columns(train, request.input_cols, request.label_col, request.extra_cols)
+    check_label(train, request.label_col)
+    eval_sets = {}
+    for name, spec in request.eval_sets.items():
+        if spec == request.dataset:
+            eval_sets[name] = train
+            continue
+        connector = DataConnector.from_spec(spec)
+        try:
+            validate_columns(connector, request.input_cols, request.label_col, request.extra_cols, allow_all_null=True)
+            check_label(connector, request.label_col)
+        except DataError as exc:
+            raise DataError(f'eval_set "{name}": {exc}') from exc
+        eval_sets[name] = connector
+    return train, eval_sets
+
+
+def deal(
+    train: DataConnector, eval_sets: Mapping[str, DataConnector], num_workers: int, seed: int
+) -> list[tuple[Part, dict[str, Part]]]:
+    """Each worker's rows of the training set and of every eval set, by rank."""
+    mine = [Part(train, shard) for shard in train.plan(num_workers, seed)]
+    evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
+    for name, connector in eval_sets.items():
+        if connector is train:
+            for rank in range(num_workers):
+                evals[rank][name] = mine[rank]
+            continue
+        # An eval set may have fewer rows than there are workers: the last ones evaluate on nothing.
+        shards = connector.plan(min(num_workers, connector.num_rows()), seed)
+        for rank in range(num_workers):
+            evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
+    return list(zip(mine, evals, strict=True))

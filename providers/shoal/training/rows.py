@@ -1,0 +1,167 @@
+"""The rows of a shard, decoded and checked, one row range at a time: what every boosting library is fed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.checks import check_label_values
+from shoal.data.matrix import to_matrix, to_vector
+from shoal.data.plan import RowRange, Shard
+from shoal.data.sizes import FLOAT32_BYTES
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shoal.data.connector import DataConnector
+
+CheckLabel = Callable[["np.ndarray", RowRange], None]
+"""Refuses labels that an objective cannot take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one dataset that fall to one worker.
+
+    Args:
+        connector: The dataset.
+        shard: This worker's rows of it; may be empty for an eval set.
+    """
+
+    connector: DataConnector
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the columns of a dataset are for.
+
+    Args:
+        features: Feature columns, in the order the model takes them.
+        label: Label column.
+        weight: Column of row weights, if any.
+        base_margin: Column of margins to boost from, if any.
+    """
+
+    features: tuple[str, ...]
+    label: str
+    weight: str | None = None
+    base_margin: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """All of them, each once, in the order in which they are read."""
+        return [
+            name
+            for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin))
+            if name is not None
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One row range, decoded.
+
+    Args:
+        data: float32 ``[rows, columns]``.
+        label: float32 ``[rows]``.
+        weight: float32 ``[rows]``, if there are weights.
+        base_margin: float32 ``[rows]``, if there are margins.
+    """
+
+    data: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray | None = None
+    base_margin: np.ndarray | None = None
+
+
+class ShardRows:
+    """A shard's batches, to go over as often as a library needs.
+
+    Where the decoded rows fit into the budget they are kept from the first pass to the last; otherwise each pass reads
+    them again, and no more than one row group is in memory.
+
+    Args:
+        part: The rows.
+        columns: What they hold.
+        budget: Bytes that decoded rows may take.
+        check_label: Refuses labels beyond those that no library takes.
+    """
+
+    def __init__(self, part: Part, columns: Columns, budget: int, check_label: CheckLabel | None = None) -> None:
+        self.passes = 0
+        self.seconds = 0.0
+        self.part = part
+        self.columns = columns
+        self._check_label = check_label
+        keep = part.shard.rows * len(columns.names) * FLOAT32_BYTES <= budget
+        self._kept: list[Batch] | None = [] if keep else None
+        self._complete = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One pass; the time it takes is added to `seconds`."""
+        batches = iter(self._kept) if self._complete and self._kept is not None else self._decode()
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+    def forget(self) -> None:
+        """Let go of what is kept: no more passes follow."""
+        self._kept = None
+
+    def _decode(self) -> Iterator[Batch]:
+        self.passes += 1
+        if self._kept is not None:
+            # A pass that was broken off left a part.
+            self._kept.clear()
+        ranges = self.part.shard.ranges
+        if ranges:
+            tables = self.part.connector.ingester().iter_batches(self.part.shard, self.columns.names)
+            for rows, table in zip(ranges, tables, strict=True):
+                batch = self._batch(rows, table)
+                if self._kept is not None:
+                    self._kept.append(batch)
+                yield batch
+        self._complete = True
+
+    def _batch(self, rows: RowRange, table: Any) -> Batch:
+        columns = self.columns
+        where = f"{rows.path}, row group {rows.row_group}"
+        if table.num_rows != rows.rows:
+            raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}")
+        # XGBoost itself accepts, silently, a worker that has fewer columns than its peers.
+        if table.column_names != columns.names:
+            raise DataError(f"{where}: the columns {table.column_names} were read instead of {columns.names}")
+        label = to_vector(table, columns.label, "float32")
+        check_label_values(label, columns.label, rows)
+        if self._check_label:
+            self._check_label(label, rows)
+        return Batch(
+            to_matrix(table, columns.features),
+            label,
+            _complete(table, "weight", columns.weight, rows),
+            _complete(table, "base_margin", columns.base_margin, rows),
+        )
+
+
+def _complete(table: Any, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
+    """Weights or margins, refused where they are null: the libraries take NaN for a number."""
+    import numpy as np
+
+    if column is None:
+        return None
+    values = to_vector(table, column, "float32")
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise DataError(
+            f'{rows.path}, row group {rows.row_group}: the {what} "{column}" is {values[bad[0]]} (or null) '
+            f"in {len(bad)} of {len(values)} rows, first at row {rows.start + int(bad[0])}"
+        )
+    return values

@@ -1,0 +1,289 @@
+"""One rank of an XGBoost training: it reads its shard, quantises it, and boosts together with the others.
+
+Loaded in workers only: it imports XGBoost. A training is `prepare`, `boost` once per segment, `finish`, each called on
+all ranks at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import xgboost
+from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
+from xgboost.core import XGBoostError
+
+from shoal.data.plan import RowRange
+from shoal.errors import DataError, TrainingError
+from shoal.training import memory
+from shoal.training.context import TrainingContext, get_context
+from shoal.training.gang.worker import PeerError
+from shoal.training.rows import Batch, CheckLabel, Part, ShardRows
+from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
+from shoal.training.xgboost.loopback import is_loopback, tie_to_loopback
+from shoal.training.xgboost.params import draws_lots, own_message
+
+# Share of the memory that the node has left which its workers' decoded rows may take. The quantised matrix beside it is
+# a quarter as large, and the row group that is being decoded comes on top.
+_CACHE_FRACTION = 0.3
+
+
+class _Session:
+    """A training that is under way in this process.
+
+    Args:
+        task: What to do.
+        context: This worker's place.
+    """
+
+    def __init__(self, task: Task, context: TrainingContext) -> None:
+        self.open = contextlib.ExitStack()  # what is closed when it ends
+        self.task = task
+        self.context = context
+        self.rows: list[ShardRows] = []
+        began = time.perf_counter()
+        self.matrix = self._quantise(task.train, None)
+        self.evals = [
+            (self.matrix if part is task.train else self._quantise(part, self.matrix), name)
+            for name, part in task.eval_sets.items()
+        ]
+        read = sum(rows.seconds for rows in self.rows)
+        self.prepared = Prepared(self.rows[0].passes, read, time.perf_counter() - began - read)
+        self.booster: xgboost.Booster | None = None
+        self._callbacks: CallbackContainer | None = None
+
+    def boost(self, segment: Segment) -> Boosted:
+        """Train the rounds of a segment."""
+        began = time.perf_counter()
+        start = self._load(segment)
+        booster, callbacks = self.booster, self._callbacks
+        assert booster is not None
+        assert callbacks is not None
+        stopped = False
+        # The loop of `xgboost.train`, which would begin anew at each segment: callbacks see one training.
+        for iteration in range(start, segment.stop):
+            if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
+                stopped = True
+                break
+            booster.update(self.matrix, iteration=iteration)
+            if callbacks.after_iteration(booster, iteration, self.matrix, self.evals):
+                stopped = True
+                break
+        if stopped or segment.last:
+            self.booster = booster = callbacks.after_training(booster)
+        best, score = booster.attr("best_iteration"), booster.attr("best_score")
+        return Boosted(
+            stopped=stopped,
+            checkpoint=self._checkpoint(booster, callbacks) if self.context.rank == 0 else None,
+            best_iteration=None if best is None else int(best),
+            best_score=None if score is None else float(score),
+            train_seconds=time.perf_counter() - began,
+            peak_rss_bytes=memory.peak_rss_bytes(),
+        )
+
+    def _load(self, segment: Segment) -> int:
+        """Have a booster that goes on with the segment; returns its first round.
+
+        A model that is loaded from its bytes goes on as the one in memory would, unless XGBoost draws lots: the state
+        of its generators is not in the bytes. Then each segment begins from bytes, with a seed of its own.
+        """
+        resume = segment.resume
+        if self.booster is not None and resume is None:
+            if draws_lots(self.task.params):
+                self.booster = self._booster(segment.index, bytes(self.booster.save_raw("ubj")))
+            return int(self.booster.num_boosted_rounds())
+        checkpoint = resume or Checkpoint()
+        booster = self._booster(segment.index, checkpoint.model)
+        callbacks, stopping = self._new_callbacks(checkpoint)
+        self.booster = callbacks.before_training(booster)
+        if stopping:
+            stopping.starting_round = 0  # our rounds count from the first segment's
+        self._callbacks = callbacks
+        return checkpoint.rounds
+
+    def _booster(self, segment: int, model: bytes) -> xgboost.Booster:
+        return xgboost.Booster(
+            {**self.task.params, "seed": self.task.seed + segment},
+            [self.matrix, *(matrix for matrix, _ in self.evals)],
+            model_file=bytearray(model) if model else None,
+        )
+
+    def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
+        """All callbacks, the one that stops early told what it has seen up to the checkpoint."""
+        task = self.task
+        callbacks = list(task.callbacks)
+        if task.print_every:
+            callbacks.append(EvaluationMonitor(period=task.print_every, logger=self._log))
+        stopping = EarlyStopping(task.early_stopping_rounds) if task.early_stopping_rounds else None
+        if stopping:
+            seen = xgboost.Booster()
+            for done in range(checkpoint.rounds):
+                stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
+            callbacks.append(stopping)
+        container = CallbackContainer(callbacks)
+        container.history = _until(checkpoint.history, checkpoint.rounds)
+        return container, stopping
+
+    def _checkpoint(self, booster: xgboost.Booster, callbacks: CallbackContainer) -> Checkpoint:
+        history = {
+            name: {metric: list(values) for metric, values in metrics.items()}
+            for name, metrics in callbacks.history.items()
+        }
+        return Checkpoint(booster.num_boosted_rounds(), bytes(booster.save_raw("ubj")), history)
+
+    def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
+        """Build a matrix together with the other workers."""
+        budget = int(memory.available_bytes() * _CACHE_FRACTION / self.context.local_world_size)
+        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
+        self.rows.append(rows)
+        params = self.task.params
+        # max_bin belongs to the matrix as much as to the learner, and must be the same in both.
+        matrix = xgboost.QuantileDMatrix(
+            ShardIter(rows), ref=ref, max_bin=params.get("max_bin", 256), nthread=params["nthread"]
+        )
+        rows.forget()
+        return matrix
+
+    def _log(self, text: str) -> None:
+        self.context.log(text.rstrip("\n"))
+
+
+_session: _Session | None = None
+
+
+def prepare(task: Task) -> Prepared:
+    """Read this worker's rows and build its matrices.
+
+    Args:
+        task: What to do.
+
+    Returns:
+        What it took.
+
+    Raises:
+        DataError: If the rows cannot be used.
+        TrainingError: If XGBoost refuses, with its message.
+        PeerError: If another worker failed.
+    """
+    global _session
+    context = get_context()
+    memory.reset_peak()
+    with _own_errors(), contextlib.ExitStack() as stack:
+        stack.enter_context(_communicator({**task.connection, "dmlc_task_id": f"{context.rank:08d}"}, context))
+        _session = _Session(task, context)
+        _session.open = stack.pop_all()
+        return _session.prepared
+
+
+def boost(segment: Segment) -> Boosted:
+    """Train a segment of the rounds.
+
+    Args:
+        segment: Which.
+
+    Raises:
+        TrainingError: If XGBoost refuses, with its message.
+        PeerError: If another worker failed.
+    """
+    assert _session is not None
+    with _own_errors():
+        return _session.boost(segment)
+
+
+def finish() -> None:
+    """Let go of the matrices and of the other workers."""
+    global _session
+    session, _session = _session, None
+    assert session is not None
+    with _own_errors():
+        session.open.close()
+
+
+class ShardIter(xgboost.DataIter):  # type: ignore[misc]
+    """Feeds a shard to XGBoost, which goes over the rows of a quantised matrix four times.
+
+    Args:
+        rows: The shard.
+    """
+
+    def __init__(self, rows: ShardRows) -> None:
+        super().__init__()
+        self._rows = rows
+        self._batches: Iterator[Batch] = iter(())
+
+    def reset(self) -> None:
+        """Start a pass."""
+        self._batches = iter(self._rows)
+        if not self._rows.part.shard.ranges:
+            # XGBoost wants at least one batch of every worker, be it one of no rows.
+            width = len(self._rows.columns.features)
+            self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32))])
+
+    def next(self, input_data: Callable[..., None]) -> bool:
+        """Hand over the next batch; False at the end of a pass."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        given = {"label": batch.label, "weight": batch.weight, "base_margin": batch.base_margin}
+        input_data(
+            data=batch.data,
+            feature_names=list(self._rows.columns.features),
+            **{name: values for name, values in given.items() if values is not None},
+        )
+        return True
+
+
+def _label_check(task: Task) -> CheckLabel | None:
+    """Refuses labels outside of [0, 1] for a binary objective; XGBoost would complain of its own `base_score`."""
+    objective = str(task.params.get("objective"))
+    if not objective.startswith("binary:"):
+        return None
+
+    def check(label: np.ndarray, rows: RowRange) -> None:
+        bad = np.flatnonzero((label < 0) | (label > 1))
+        if len(bad):
+            raise DataError(
+                f'{rows.path}, row group {rows.row_group}: the label "{task.columns.label}" is {label[bad[0]]} at row '
+                f"{rows.start + int(bad[0])}, but {objective} takes labels from 0 to 1 only"
+            )
+
+    return check
+
+
+def _until(history: History, rounds: int) -> OrderedDict[str, Any]:
+    """The first rounds of a history, in the type that XGBoost's callbacks write to."""
+    return OrderedDict(
+        (name, OrderedDict((metric, values[:rounds]) for metric, values in metrics.items()))
+        for name, metrics in history.items()
+    )
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    try:
+        yield
+    except XGBoostError as exc:
+        # The collective's errors name its source files.
+        kind = PeerError if "/collective/" in str(exc) else TrainingError
+        raise kind(f"XGBoost: {own_message(exc)}") from exc
+
+
+@contextlib.contextmanager
+def _communicator(args: dict[str, Any], context: TrainingContext) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        # "Task 00000000 got rank 0" tells nobody anything; verbosity does not silence it.
+        with contextlib.redirect_stdout(io.StringIO()):
+            stack.enter_context(xgboost.collective.CommunicatorContext(**args))
+        if is_loopback(args["dmlc_tracker_uri"]):
+            tie_to_loopback()
+        rank = xgboost.collective.get_rank()
+        if rank != context.rank:
+            raise TrainingError(
+                f"XGBoost gave rank {rank} to the worker of rank {context.rank}: the model would depend on luck"
+            )
+        yield
