@@ -83,6 +83,7 @@ class XGBEstimator:
         weight_col: str | None = None,
         base_margin_col: str | None = None,
         early_stopping_rounds: int | None = None,
+        external_memory: bool | None = None,
     ) -> xgboost.Booster:
         """Trains a model; every row goes to exactly one worker.
 
@@ -95,6 +96,8 @@ class XGBEstimator:
             weight_col: Column of row weights.
             base_margin_col: Column of margins to boost from.
             early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds.
+            external_memory: Keep the quantised rows on the nodes' disks (True), or in memory (False); by default on
+                disk where they do not fit in memory.
 
         Returns:
             XGBoost's own booster, with `input_cols` as its feature names.
@@ -118,6 +121,7 @@ class XGBEstimator:
                 weight_col=weight_col,
                 base_margin_col=base_margin_col,
                 early_stopping_rounds=early_stopping_rounds,
+                external_memory=external_memory,
             )
             self._result = run(self._request, self.callbacks)
         finally:

@@ -104,6 +104,9 @@ class JobSpec(_Strict):
     early_stopping_rounds: int | None = Field(
         default=None, ge=1, description="Rounds without improvement to stop after."
     )
+    external_memory: bool | None = Field(
+        default=None, description="Keep the quantised rows on the nodes' disks; none: where they do not fit in memory."
+    )
     verbose_eval: bool | int | None = Field(default=None, description="Print metrics: True every round, n every n.")
     scaling_config: ScalingConfig = Field(default_factory=ScalingConfig, description="Workers and their size.")
     run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
@@ -149,6 +152,7 @@ class JobSpec(_Strict):
             weight_col=request.weight_col,
             base_margin_col=request.base_margin_col,
             early_stopping_rounds=request.early_stopping_rounds,
+            external_memory=request.external_memory,
             verbose_eval=request.verbose_eval,
             scaling_config=request.scaling,
             run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
@@ -220,6 +224,7 @@ class JobSpec(_Strict):
             weight_col=self.weight_col,
             base_margin_col=self.base_margin_col,
             early_stopping_rounds=self.early_stopping_rounds,
+            external_memory=self.external_memory,
             verbose_eval=self.verbose_eval,
             scaling=self.scaling_config,
             run_config=self.run_config,

@@ -197,6 +197,7 @@ class _Training:
                     # False, None and 0 mean never; True means every round.
                     print_every=int(request.verbose_eval or 0),
                     callbacks=self._callbacks,
+                    external_memory=request.external_memory,
                     connection=connection,
                 )
                 for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
@@ -210,6 +211,7 @@ class _Training:
                     node=info.node,
                     rows=task.train.shard.rows,
                     passes=worker.prepared.passes,
+                    external_memory=worker.prepared.external_memory,
                     read_seconds=worker.prepared.read_seconds,
                     quantise_seconds=worker.prepared.quantise_seconds,
                     train_seconds=worker.train_seconds,

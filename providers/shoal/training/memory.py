@@ -11,10 +11,13 @@ _USAGE_FILES = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memo
 
 
 def available_bytes() -> int:
-    """Memory in bytes that can still be had: the machine's, or the container's where it is limited to less."""
+    """Memory in bytes that can still be had: the machine's, or the container's or this process's if that is less."""
     import psutil
 
     available = int(psutil.virtual_memory().available)
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        available = max(0, min(available, most - psutil.Process().memory_info().data))
     for limit_file, usage_file in zip(_LIMIT_FILES, _USAGE_FILES, strict=True):
         try:
             room = int(limit_file.read_text()) - int(usage_file.read_text())

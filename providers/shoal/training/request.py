@@ -39,6 +39,9 @@ class TrainRequest(BaseModel):
         ge=1,
         description="Stop when the last metric of the last eval set has not improved for so many rounds.",
     )
+    external_memory: bool | None = Field(
+        default=None, description="Keep the quantised rows on the nodes' disks; None: where they do not fit in memory."
+    )
     verbose_eval: bool | Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Print the metrics: True every round, n every n rounds."
     )
@@ -64,7 +67,10 @@ class WorkerStats(BaseModel):
     rank: int = Field(description="Rank of the worker.")
     node: str = Field(description="Node that it ran on.")
     rows: int = Field(description="Rows that it trained on.")
-    passes: int = Field(description="How often it decoded its training rows: 1 where they fit in memory, else 4.")
+    passes: int = Field(
+        description="How often it decoded its training rows: 1 where they fit in memory, else 4; 3 for external memory."
+    )
+    external_memory: bool = Field(default=False, description="Whether its quantised rows were on disk.")
     read_seconds: float = Field(description="Seconds spent reading and decoding.")
     quantise_seconds: float = Field(
         description="Seconds spent building the quantised matrices, waiting for peers included."

@@ -24,6 +24,7 @@ class Task:
         early_stopping_rounds: Rounds without improvement to stop after; None: never.
         print_every: Print the metrics every so many rounds; 0: never.
         callbacks: The user's callbacks.
+        external_memory: Keep the matrices on disk; None: where they do not fit in memory.
         connection: How the library's workers find each other.
     """
 
@@ -35,6 +36,7 @@ class Task:
     early_stopping_rounds: int | None = None
     print_every: int = 0
     callbacks: tuple[Any, ...] = ()
+    external_memory: bool | None = None
     connection: dict[str, Any] = field(default_factory=dict)
 
 
@@ -46,11 +48,13 @@ class Prepared:
         passes: How often the training rows were decoded.
         read_seconds: Seconds spent reading and decoding.
         quantise_seconds: Seconds spent building matrices beside that, waiting for peers included.
+        external_memory: Whether the matrices are on disk.
     """
 
     passes: int
     read_seconds: float
     quantise_seconds: float
+    external_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

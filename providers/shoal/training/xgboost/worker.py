@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +35,11 @@ from shoal.training.xgboost.params import draws_lots, own_message
 # Share of the memory that the node has left which its workers' decoded rows may take. The quantised matrix beside it is
 # a quarter as large, and the row group that is being decoded comes on top.
 _CACHE_FRACTION = 0.3
+# Share of the memory left that quantised rows may take: as much again is needed while they are made, and to train.
+_MATRIX_FRACTION = 0.4
+# XGBoost packs a bin's index into one byte, two from 256 bins on; label, gradients and the prediction add 4 bytes each.
+_BYTES_PER_ROW = 4 * 4
+_PAGES = "shoal-pages-"
 
 
 class _Session:
@@ -47,13 +56,15 @@ class _Session:
         self.context = context
         self.rows: list[ShardRows] = []
         began = time.perf_counter()
+        self.pages = self._pages()
         self.matrix = self._quantise(task.train, None)
         self.evals = [
             (self.matrix if part is task.train else self._quantise(part, self.matrix), name)
             for name, part in task.eval_sets.items()
         ]
         read = sum(rows.seconds for rows in self.rows)
-        self.prepared = Prepared(self.rows[0].passes, read, time.perf_counter() - began - read)
+        quantising = time.perf_counter() - began - read
+        self.prepared = Prepared(self.rows[0].passes, read, quantising, self.pages is not None)
         self.booster: xgboost.Booster | None = None
         self._callbacks: CallbackContainer | None = None
 
@@ -85,6 +96,13 @@ class _Session:
             train_seconds=time.perf_counter() - began,
             peak_rss_bytes=memory.peak_rss_bytes(),
         )
+
+    def close(self) -> None:
+        """Let go of the matrices, of their pages, and of the other workers."""
+        self.booster = self._callbacks = None
+        self.evals.clear()
+        del self.matrix
+        self.open.close()
 
     def _load(self, segment: Segment) -> int:
         """Have a booster that goes on with the segment; returns its first round.
@@ -136,16 +154,30 @@ class _Session:
         }
         return Checkpoint(booster.num_boosted_rounds(), bytes(booster.save_raw("ubj")), history)
 
+    def _pages(self) -> Path | None:
+        """A folder for the matrices' pages where they are to be on disk: on every worker's, or on none's."""
+        wish = self.task.external_memory
+        if wish is None:
+            room = memory.available_bytes() * _MATRIX_FRACTION / self.context.local_world_size
+            parts = {id(part): part for part in (self.task.train, *self.task.eval_sets.values())}.values()
+            wish = sum(_quantised_bytes(part, self.task) for part in parts) > room
+        if not xgboost.collective.allreduce(np.array([int(wish)]), xgboost.collective.Op.MAX)[0]:
+            return None
+        _remove_pages_of_the_dead()
+        return Path(self.open.enter_context(tempfile.TemporaryDirectory(prefix=f"{_PAGES}{os.getpid()}-")))
+
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build a matrix together with the other workers."""
         budget = int(memory.available_bytes() * _CACHE_FRACTION / self.context.local_world_size)
-        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
+        rows = ShardRows(part, self.task.columns, 0 if self.pages else budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
         # max_bin belongs to the matrix as much as to the learner, and must be the same in both.
-        matrix = xgboost.QuantileDMatrix(
-            ShardIter(rows), ref=ref, max_bin=params.get("max_bin", 256), nthread=params["nthread"]
-        )
+        settings = {"ref": ref, "max_bin": params.get("max_bin", 256), "nthread": params["nthread"]}
+        if self.pages:
+            prefix = str(self.pages / str(len(self.rows)))
+            return xgboost.ExtMemQuantileDMatrix(ShardIter(rows, cache_prefix=prefix), **settings)
+        matrix = xgboost.QuantileDMatrix(ShardIter(rows), **settings)
         rows.forget()
         return matrix
 
@@ -176,7 +208,7 @@ def prepare(task: Task) -> Prepared:
     with _own_errors(), contextlib.ExitStack() as stack:
         stack.enter_context(_communicator({**task.connection, "dmlc_task_id": f"{context.rank:08d}"}, context))
         _session = _Session(task, context)
-        _session.open = stack.pop_all()
+        _session.open.push(stack.pop_all())
         return _session.prepared
 
 
@@ -201,7 +233,7 @@ def finish() -> None:
     session, _session = _session, None
     assert session is not None
     with _own_errors():
-        session.open.close()
+        session.close()
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
@@ -209,10 +241,11 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
 
     Args:
         rows: The shard.
+        cache_prefix: Where the pages of a matrix in external memory go; None: it is in memory.
     """
 
-    def __init__(self, rows: ShardRows) -> None:
-        super().__init__()
+    def __init__(self, rows: ShardRows, cache_prefix: str | None = None) -> None:
+        super().__init__(cache_prefix=cache_prefix)
         self._rows = rows
         self._batches: Iterator[Batch] = iter(())
 
@@ -236,6 +269,19 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
             **{name: values for name, values in given.items() if values is not None},
         )
         return True
+
+
+def _remove_pages_of_the_dead() -> None:
+    """Workers that were killed leave theirs in the node's temp folder, which itself goes with the node."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PAGES}*-*"):
+        if not Path("/proc", folder.name.removeprefix(_PAGES).split("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _quantised_bytes(part: Part, task: Task) -> int:
+    """What the rows take in memory once they are quantised."""
+    each = 1 if int(task.params.get("max_bin", 256)) <= 256 else 2
+    return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)
 
 
 def _label_check(task: Task) -> CheckLabel | None:
