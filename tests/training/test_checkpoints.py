@@ -57,7 +57,14 @@ def asked(rows: Path, max_restarts: int = 0, **changes: Any) -> TrainRequest:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("params", [PLAIN, SAMPLED, DART], ids=["plain", "sampled", "dart"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param(PLAIN, id="plain"),
+        pytest.param(SAMPLED, id="sampled"),
+        pytest.param(DART, id="dart", marks=pytest.mark.long),
+    ],
+)
 def test_interrupted_and_resumed_it_is_the_same_model(
     driver: TwoNodes, rows: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +127,7 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

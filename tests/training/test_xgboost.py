@@ -161,6 +161,30 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
     train(request(rows, n_estimators=2), callbacks=[Look()])
 
 
+def test_ranking(driver: TwoNodes, tmp_path: Path) -> None:
+    """Two workers rank as well as one process, which needs every query's rows on one of them."""
+    import xgboost
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(4000, 3)).astype(np.float32)
+    ids = np.sort(rng.integers(0, 300, 4000))
+    relevance = np.clip(np.round(x[:, 0] + rng.normal(scale=0.3, size=4000) + 1), 0, 4).astype(np.float32)
+    table = pa.table({**dict(zip(COLUMNS, x.T, strict=True)), "y": relevance, "q": ids})
+    pq.write_table(table, tmp_path / "queries.parquet", row_group_size=700)
+    asked = {"dataset": spec(tmp_path), "group_col": "q", "eval_sets": {"train": spec(tmp_path)}}
+    params = {"objective": "rank:ndcg", "max_depth": 3, "eval_metric": "ndcg@5"}
+    result = train(request(tmp_path, **asked, params=params))
+
+    alone: dict[str, Any] = {}
+    matrix = xgboost.QuantileDMatrix(x, relevance, qid=ids)
+    xgboost.train(params, matrix, 10, evals=[(matrix, "train")], evals_result=alone, verbose_eval=False)
+    ours, theirs = (results["train"]["ndcg@5"][-1] for results in (result.eval_results, alone))
+    assert ours == pytest.approx(theirs, abs=0.02)
+    assert sum(worker.rows for worker in result.workers) == 4000
+    with pytest.raises(InvalidArgumentError, match="name their column, group_col"):
+        train(request(tmp_path, dataset=spec(tmp_path), params=params))
+
+
 def test_one_worker(driver: TwoNodes, rows: Path) -> None:
     result = train(request(rows, scaling={"num_workers": 1}))
     assert (result.num_workers, result.rows) == (1, ROWS)

@@ -94,6 +94,21 @@ def check_label(connector: DataConnector, label_col: str) -> None:
                 )
 
 
+def check_group(connector: DataConnector, group_col: str) -> None:
+    """Checks that the column exists in every file that has rows, in one type.
+
+    Args:
+        connector: The dataset.
+        group_col: Column of groups, of any type.
+
+    Raises:
+        DataError: If a file lacks it, or has it in another type.
+    """
+    source = connector.source
+    _check_present(source.reference().path, group_col, source.schema().names)
+    check_same_schema(source, [group_col])
+
+
 def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> None:
     """Refuses labels that are null, NaN or infinite, as they are read.
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from shoal.data.groups import find_groups, plan_groups
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.plan import Shard, plan_shards
 from shoal.data.shard import DataShard, current_shard
@@ -247,20 +248,28 @@ class DataConnector:
         """Fingerprint of the dataset from its footers: 32 hex digits, the same wherever the files are."""
         return self.source.digest()
 
-    def plan(self, num_workers: int, seed: int) -> tuple[Shard, ...]:
+    def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
         """Deals the rows to workers; see :func:`shoal.data.plan.plan_shards`.
 
         Args:
             num_workers: Number of shards.
             seed: Seed of the shuffle.
+            group_col: Column of groups that stay together, which is read for it; see :mod:`shoal.data.groups`.
 
         Returns:
             One shard per worker, by rank.
 
         Raises:
-            DataError: If there are fewer rows than workers, or a file is missing or corrupt.
+            DataError: If there are fewer rows (or groups) than workers, or a file is missing or corrupt.
         """
+        if group_col is not None:
+            groups = [group for group in self.source.row_groups() if group.rows]
+            return plan_groups(groups, find_groups(self.source, group_col), num_workers, seed)
         return plan_shards(self.source.row_groups(), num_workers, seed)
+
+    def num_groups(self, group_col: str) -> int:
+        """Number of groups of rows; their column is read for it."""
+        return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:
         """The reader of this dataset's shards."""

@@ -13,12 +13,15 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shoal.errors import DataError, InvalidArgumentError
 
 # A shard may be this much larger or smaller than the mean if that spares a cut. Workers wait for the slowest in every
 # round, so 1 % of rows costs at most 1 % of the time, while a cut costs the decoding of a whole row group once.
 TOLERANCE = 0.01
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +98,16 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
         what = "no rows" if total == 0 else f"{total} row{'s' if total > 1 else ''}"
         raise DataError(f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}")
 
-    groups = _shuffled(groups, seed)
+    groups = shuffled(groups, seed)
     parts = _deal_whole(groups, num_workers)
     if not _is_even([sum(part.rows for part in mine) for mine in parts]):
         parts = _deal_cut(groups, num_workers)
     return tuple(Shard(tuple(sorted(mine))) for mine in parts)
 
 
-def _shuffled(groups: Iterable[RowGroup], seed: int) -> list[RowGroup]:
+def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
     """Fisher-Yates over ``random()``: of Python's generator, only that stream is promised never to change."""
-    deck = list(groups)
+    deck = list(items)
     rng = random.Random(seed)
     for i in range(len(deck) - 1, 0, -1):
         j = int(rng.random() * (i + 1))

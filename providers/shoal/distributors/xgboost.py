@@ -81,6 +81,7 @@ class XGBEstimator:
         verbose_eval: bool | int | None = None,
         *,
         weight_col: str | None = None,
+        group_col: str | None = None,
         base_margin_col: str | None = None,
         early_stopping_rounds: int | None = None,
         external_memory: bool | None = None,
@@ -93,7 +94,9 @@ class XGBEstimator:
             label_col: Label column, without nulls.
             eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several.
             verbose_eval: Print the metrics here: True every round, n every n rounds.
-            weight_col: Column of row weights.
+            weight_col: Column of row weights; with groups, the same for all rows of one.
+            group_col: Column of groups, such as queries, for ranking; a group's rows stand one after the other, and go
+                to one worker.
             base_margin_col: Column of margins to boost from.
             early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds.
             external_memory: Keep the quantised rows on the nodes' disks (True), or in memory (False); by default on
@@ -119,6 +122,7 @@ class XGBEstimator:
                 label_col=label_col,
                 verbose_eval=verbose_eval,
                 weight_col=weight_col,
+                group_col=group_col,
                 base_margin_col=base_margin_col,
                 early_stopping_rounds=early_stopping_rounds,
                 external_memory=external_memory,

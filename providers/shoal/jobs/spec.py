@@ -101,6 +101,7 @@ class JobSpec(_Strict):
     n_estimators: int = Field(default=100, ge=1, description="Rounds of boosting.")
     weight_col: str | None = Field(default=None, description="Column of row weights.")
     base_margin_col: str | None = Field(default=None, description="Column of margins to boost from.")
+    group_col: str | None = Field(default=None, description="Column of groups that stay together; ranking needs one.")
     early_stopping_rounds: int | None = Field(
         default=None, ge=1, description="Rounds without improvement to stop after."
     )
@@ -151,6 +152,7 @@ class JobSpec(_Strict):
             n_estimators=request.n_estimators,
             weight_col=request.weight_col,
             base_margin_col=request.base_margin_col,
+            group_col=request.group_col,
             early_stopping_rounds=request.early_stopping_rounds,
             external_memory=request.external_memory,
             verbose_eval=request.verbose_eval,
@@ -175,7 +177,11 @@ class JobSpec(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        named = [*self.input_cols, self.label_col, *filter(None, (self.weight_col, self.base_margin_col))]
+        named = [
+            *self.input_cols,
+            self.label_col,
+            *filter(None, (self.weight_col, self.base_margin_col, self.group_col)),
+        ]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ValueError(f"a column has one part to play, and {', '.join(twice)} is named for two")
         if self.register_as is not None and self.tracking is None:
@@ -223,6 +229,7 @@ class JobSpec(_Strict):
             params=self.params,
             weight_col=self.weight_col,
             base_margin_col=self.base_margin_col,
+            group_col=self.group_col,
             early_stopping_rounds=self.early_stopping_rounds,
             external_memory=self.external_memory,
             verbose_eval=self.verbose_eval,

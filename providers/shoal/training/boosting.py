@@ -182,7 +182,7 @@ class _Training:
 
     def _attempt(self) -> TrainResult:
         request, size = self._request, self._size
-        parts = deal(self._train, self._eval_sets, size.num_workers, request.run_config.seed)
+        parts = deal(self._train, self._eval_sets, size.num_workers, request.run_config.seed, request.group_col)
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker)
         with shared_gang(shape, timeout=min(WAIT_SECONDS, self._left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.data.checks import check_label, validate_columns
+from shoal.data.checks import check_group, check_label, validate_columns
 from shoal.data.connector import DataConnector
 from shoal.data.plan import Shard
 from shoal.errors import DataError
@@ -21,6 +21,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     train = DataConnector.from_spec(request.dataset)
     validate_columns(train, request.input_cols, request.label_col, request.extra_cols)
     check_label(train, request.label_col)
+    if request.group_col is not None:
+        check_group(train, request.group_col)
     eval_sets = {}
     for name, spec in request.eval_sets.items():
         if spec == request.dataset:
@@ -30,6 +32,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         try:
             validate_columns(connector, request.input_cols, request.label_col, request.extra_cols, allow_all_null=True)
             check_label(connector, request.label_col)
+            if request.group_col is not None:
+                check_group(connector, request.group_col)
         except DataError as exc:
             raise DataError(f'eval_set "{name}": {exc}') from exc
         eval_sets[name] = connector
@@ -37,10 +41,10 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
 
 
 def deal(
-    train: DataConnector, eval_sets: Mapping[str, DataConnector], num_workers: int, seed: int
+    train: DataConnector, eval_sets: Mapping[str, DataConnector], num_workers: int, seed: int, group_col: str | None
 ) -> list[tuple[Part, dict[str, Part]]]:
     """Each worker's rows of the training set and of every eval set, by rank."""
-    mine = [Part(train, shard) for shard in train.plan(num_workers, seed)]
+    mine = [Part(train, shard) for shard in train.plan(num_workers, seed, group_col)]
     evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
     for name, connector in eval_sets.items():
         if connector is train:
@@ -48,7 +52,13 @@ def deal(
                 evals[rank][name] = mine[rank]
             continue
         # An eval set may have fewer rows than there are workers: the last ones evaluate on nothing.
-        shards = connector.plan(min(num_workers, connector.num_rows()), seed)
+        shards = _plan(connector, num_workers, seed, group_col)
         for rank in range(num_workers):
             evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
     return list(zip(mine, evals, strict=True))
+
+
+def _plan(connector: DataConnector, num_workers: int, seed: int, group_col: str | None) -> tuple[Shard, ...]:
+    """As many shards as an eval set has rows for, or groups, at most one a worker."""
+    most = connector.num_groups(group_col) if group_col else connector.num_rows()
+    return connector.plan(min(num_workers, most), seed, group_col)

@@ -34,6 +34,9 @@ class TrainRequest(BaseModel):
     )
     weight_col: str | None = Field(default=None, description="Column of row weights.")
     base_margin_col: str | None = Field(default=None, description="Column of margins to boost from.")
+    group_col: str | None = Field(
+        default=None, description="Column of groups, such as queries, that stay together; ranking needs one."
+    )
     early_stopping_rounds: int | None = Field(
         default=None,
         ge=1,
@@ -51,7 +54,7 @@ class TrainRequest(BaseModel):
     @property
     def columns(self) -> Columns:
         """What the columns are for."""
-        return Columns(self.input_cols, self.label_col, self.weight_col, self.base_margin_col)
+        return Columns(self.input_cols, self.label_col, self.weight_col, self.base_margin_col, self.group_col)
 
     @property
     def extra_cols(self) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_label_values
+from shoal.data.groups import group_starts
 from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.plan import RowRange, Shard
 from shoal.data.sizes import FLOAT32_BYTES
@@ -15,6 +16,7 @@ from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
     from shoal.data.connector import DataConnector
 
@@ -44,19 +46,21 @@ class Columns:
         label: Label column.
         weight: Column of row weights, if any.
         base_margin: Column of margins to boost from, if any.
+        group: Column of groups, if any.
     """
 
     features: tuple[str, ...]
     label: str
     weight: str | None = None
     base_margin: str | None = None
+    group: str | None = None
 
     @property
     def names(self) -> list[str]:
         """All of them, each once, in the order in which they are read."""
         return [
             name
-            for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin))
+            for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin, self.group))
             if name is not None
         ]
 
@@ -70,12 +74,32 @@ class Batch:
         label: float32 ``[rows]``.
         weight: float32 ``[rows]``, if there are weights.
         base_margin: float32 ``[rows]``, if there are margins.
+        group: int64 ``[rows]``, the number of each row's group in the shard, if there are groups; no other batch has
+            rows of them.
     """
 
     data: np.ndarray
     label: np.ndarray
     weight: np.ndarray | None = None
     base_margin: np.ndarray | None = None
+    group: np.ndarray | None = None
+
+    def __getitem__(self, rows: slice) -> Batch:
+        """Some of its rows."""
+        return self._each(lambda name: None if (values := getattr(self, name)) is None else values[rows])
+
+    def then(self, other: Batch) -> Batch:
+        """These rows, and those of another one after them."""
+        import numpy as np
+
+        def joined(name: str) -> np.ndarray | None:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            return None if mine is None else np.concatenate([mine, theirs])
+
+        return self._each(joined)
+
+    def _each(self, of: Callable[[str], Any]) -> Batch:
+        return Batch(**{field.name: of(field.name) for field in fields(self)})
 
 
 class ShardRows:
@@ -124,14 +148,20 @@ class ShardRows:
         ranges = self.part.shard.ranges
         if ranges:
             tables = self.part.connector.ingester().iter_batches(self.part.shard, self.columns.names)
-            for rows, table in zip(ranges, tables, strict=True):
-                batch = self._batch(rows, table)
+            batches = _in_whole_groups(self._batches(zip(ranges, tables, strict=True)))
+            for batch in batches:
                 if self._kept is not None:
                     self._kept.append(batch)
                 yield batch
         self._complete = True
 
-    def _batch(self, rows: RowRange, table: Any) -> Batch:
+    def _batches(self, tables: Iterable[tuple[RowRange, pa.Table]]) -> Iterator[Batch]:
+        number = _GroupNumbers(self.columns.group) if self.columns.group else None
+        for rows, table in tables:
+            batch = self._batch(rows, table)
+            yield replace(batch, group=number(table)) if number else batch
+
+    def _batch(self, rows: RowRange, table: pa.Table) -> Batch:
         columns = self.columns
         where = f"{rows.path}, row group {rows.row_group}"
         if table.num_rows != rows.rows:
@@ -151,7 +181,44 @@ class ShardRows:
         )
 
 
-def _complete(table: Any, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
+class _GroupNumbers:
+    """Numbers a shard's groups in the order in which their rows come.
+
+    Args:
+        column: The groups.
+    """
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._last = -1
+        self._before: pa.Scalar | None = None
+
+    def __call__(self, table: pa.Table) -> np.ndarray:
+        """int64 ``[rows]``."""
+        values = table.column(self._column).combine_chunks()
+        numbers = self._last + group_starts(values, self._before).cumsum()
+        self._last, self._before = int(numbers[-1]), values[-1]
+        return numbers
+
+
+def _in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same rows, the end of each batch held back until its last group is complete; without groups as they are."""
+    held: Batch | None = None
+    for batch in batches:
+        if batch.group is None:
+            yield batch
+            continue
+        whole = batch if held is None else held.then(batch)
+        assert whole.group is not None
+        last = int(whole.group.searchsorted(whole.group[-1]))
+        held = whole[last:]
+        if last:
+            yield whole[:last]
+    if held is not None:
+        yield held
+
+
+def _complete(table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
     """Weights or margins, refused where they are null: the libraries take NaN for a number."""
     import numpy as np
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xgboost
 
 from shoal.data import DataConnector
+from shoal.errors import DataError
 from shoal.training import memory
 from shoal.training.context import get_context
-from shoal.training.rows import Columns, Part
+from shoal.training.rows import Columns, Part, ShardRows
 from shoal.training.task import Segment, Task
 from shoal.training.xgboost import worker
 from tests.training.ray_cluster import COLUMNS
@@ -24,8 +28,13 @@ def session(rows: Path, **changes: Any) -> worker._Session:
     connector = DataConnector.from_parquet(rows)
     part = Part(connector, connector.plan(1, 0)[0])
     held_out = Part(connector, connector.plan(2, 0)[0])
-    values = {"params": {"nthread": 1, "max_depth": 3}, "eval_sets": {"train": part, "eval": held_out}, **changes}
-    return worker._Session(Task(train=part, columns=Columns(tuple(COLUMNS), "y"), **values), get_context())
+    values = {
+        "params": {"nthread": 1, "max_depth": 3},
+        "eval_sets": {"train": part, "eval": held_out},
+        "columns": Columns(tuple(COLUMNS), "y"),
+        **changes,
+    }
+    return worker._Session(Task(train=part, **values), get_context())
 
 
 def model(of: worker._Session) -> bytes:
@@ -72,3 +81,52 @@ def test_what_a_killed_worker_left_is_removed(rows: Path, own_temp: Path) -> Non
     of = session(rows, external_memory=True)
     assert [folder.name.split("-")[2] for folder in own_temp.iterdir()] == [str(os.getpid())]
     of.close()
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> Path:
+    """600 rows of 60 queries, which do not end where row groups do."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3)).astype(np.float32)
+    folder = tmp_path / "queries"
+    folder.mkdir()
+    ids = np.repeat(rng.permutation(60), rng.multinomial(600 - 60, np.ones(60) / 60) + 1)
+    table = pa.table({
+        **dict(zip(COLUMNS, x.T, strict=True)),
+        "y": np.clip(np.round(x[:, 0] + 1), 0, 4).astype(np.float32),
+        "w": (1 + ids % 3).astype(np.float32),
+        "q": [f"query {one}" for one in ids],
+    })  # fmt: skip
+    pq.write_table(table, folder / "rows.parquet", row_group_size=70)
+    return folder
+
+
+RANK = {"nthread": 1, "max_depth": 3, "objective": "rank:ndcg"}
+
+
+def test_groups_and_their_weights_arrive(queries: Path) -> None:
+    columns = Columns(tuple(COLUMNS), "y", weight="w", group="q")
+    of = session(queries, columns=columns, params=RANK, eval_sets={})
+    table = DataConnector.from_parquet(queries).to_pandas()
+    codes = (table["q"] != table["q"].shift()).cumsum()
+    assert np.array_equal(np.diff(of.matrix.get_uint_info("group_ptr")), codes.value_counts().sort_index())
+    assert np.array_equal(of.matrix.get_weight(), table.groupby(codes)["w"].first())
+    ranked = predictions(model(of), queries)
+    assert np.corrcoef(ranked, table["a"])[0, 1] > 0.8  # what the labels were made of
+
+
+def test_no_batch_ends_within_a_group(queries: Path) -> None:
+    connector = DataConnector.from_parquet(queries)
+    rows = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(tuple(COLUMNS), "y", group="q"), 2**20)
+    for _ in range(2):
+        groups = [batch.group for batch in rows]
+        assert len(groups) > 1
+        assert all(before[-1] < after[0] for before, after in pairwise(groups))
+        assert np.array_equal(np.unique(np.concatenate(groups)), np.arange(60))
+    assert rows.passes == 1
+
+
+def test_a_weight_is_a_groups(queries: Path) -> None:
+    columns = Columns(tuple(COLUMNS), "y", weight="b", group="q")
+    with pytest.raises(DataError, match='the rows of a group differ in their weight "b"'):
+        session(queries, columns=columns, params=RANK, eval_sets={})

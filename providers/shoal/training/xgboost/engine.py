@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import InvalidArgumentError
 from shoal.training.request import TrainRequest
 from shoal.training.scaling import GangSize
 from shoal.training.xgboost.params import check_params, device_of, merge_params, seed_of, worker_params
@@ -40,6 +41,11 @@ class XGBoost:
             TrainingError: If XGBoost refuses a value, with its message.
         """
         merged = self._merged(request)
+        objective = str(merged.get("objective"))
+        if objective.startswith("rank:") and request.group_col is None:
+            raise InvalidArgumentError(
+                f'objective="{objective}" ranks rows within groups: name their column, group_col'
+            )
         params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker)
         seed = seed_of(merged, request.run_config.seed)
         check_params({**params, "seed": seed}, request.input_cols)

@@ -27,7 +27,7 @@ from shoal.errors import DataError, TrainingError
 from shoal.training import memory
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.rows import Batch, CheckLabel, Part, ShardRows
+from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows
 from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
 from shoal.training.xgboost.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.params import draws_lots, own_message
@@ -255,20 +255,44 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
         if not self._rows.part.shard.ranges:
             # XGBoost wants at least one batch of every worker, be it one of no rows.
             width = len(self._rows.columns.features)
-            self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32))])
+            group = np.empty(0, np.int64) if self._rows.columns.group else None
+            self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32), group=group)])
 
     def next(self, input_data: Callable[..., None]) -> bool:
         """Hand over the next batch; False at the end of a pass."""
         batch = next(self._batches, None)
         if batch is None:
             return False
-        given = {"label": batch.label, "weight": batch.weight, "base_margin": batch.base_margin}
+        given = {
+            "label": batch.label,
+            "weight": _weights(batch, self._rows.columns),
+            "base_margin": batch.base_margin,
+            "qid": batch.group,
+        }
         input_data(
             data=batch.data,
             feature_names=list(self._rows.columns.features),
             **{name: values for name, values in given.items() if values is not None},
         )
         return True
+
+
+def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
+    """A weight a row, or with groups one a group.
+
+    Raises:
+        DataError: If the rows of a group are of different weight.
+    """
+    if batch.weight is None or batch.group is None or not len(batch.group):
+        return batch.weight
+    _, first, number = np.unique(batch.group, return_index=True, return_inverse=True)
+    each: np.ndarray = batch.weight[first]
+    if (each[number] != batch.weight).any():
+        raise DataError(
+            f'the rows of a group differ in their weight "{columns.weight}": XGBoost weighs whole groups of '
+            f'"{columns.group}"'
+        )
+    return each
 
 
 def _remove_pages_of_the_dead() -> None:
