@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -34,16 +37,32 @@ def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, 
         XGBEstimator().fit(frame, ["aa", "b"], "y")
 
 
-def test_callbacks_cannot_travel_with_a_job(outside, fresh_home, frame):
-    with pytest.raises(InvalidArgumentError, match="callbacks work where"):
-        XGBEstimator(callbacks=[object()]).fit(frame, ["a", "b"], "y")
+def test_a_callback_that_cannot_travel_is_refused_before_a_job_is_made(outside, fresh_home, frame, monkeypatch):
+    monkeypatch.setattr(elsewhere, "_pool_for", lambda _: nullcontext("nowhere"))
+    with pytest.raises(InvalidArgumentError, match=r"the callbacks cannot be sent to the pool: .*lock"):
+        XGBEstimator(callbacks=[threading.Lock()]).fit(frame, ["a", "b"], "y")
+    assert list_jobs() == []
+
+
+class StopAfter:
+    """Of this module, which the nodes cannot import."""
+
+    def __new__(cls, rounds):
+        from xgboost.callback import TrainingCallback
+
+        class Stop(TrainingCallback):
+            def after_iteration(self, model, epoch, evals_log):
+                return epoch + 1 == rounds
+
+        return Stop()
 
 
 @pytest.mark.ray
 def test_a_fit_is_a_job_on_the_pool_and_its_result_comes_back(outside, pool, frame, capsys):
     estimator = XGBEstimator(
-        n_estimators=10,
+        n_estimators=20,
         objective="reg:squarederror",
+        callbacks=[StopAfter(10)],
         scaling_config=XGBScalingConfig(num_workers=2),
         run_config=RunConfig(pool_name=pool.name),
     )

@@ -166,7 +166,7 @@ class TestDriver:
     def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
         password = "hunter22"
 
-        def fail(request: TrainRequest, env: dict[str, str]) -> None:
+        def fail(request: TrainRequest, *, callbacks: tuple, env: dict[str, str]) -> None:
             assert env["MLFLOW_TRACKING_PASSWORD"] == password == os.environ["MLFLOW_TRACKING_PASSWORD"]
             print(f"trying {password}")
             raise ValueError(f"{password} was refused")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from shoal.errors import InvalidArgumentError, NoPoolError
+from shoal.errors import NoPoolError
 from shoal.pool.api import ComputePool
 from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
@@ -25,26 +25,23 @@ def run_as_job(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainRes
 
     Args:
         request: What to train.
-        callbacks: The library's callbacks, which cannot travel with a spec yet.
+        callbacks: The library's callbacks.
 
     Raises:
-        InvalidArgumentError: There are callbacks.
+        InvalidArgumentError: A callback cannot be pickled.
         DataError: Footers show that the rows cannot be used; nothing was started.
         JobFailedError: The training failed; the message ends with the cause.
     """
-    from shoal.jobs import submit
+    from shoal.jobs import by_value, submit
     from shoal.jobs.model_files import load_training
     from shoal.jobs.spec import JobSpec
     from shoal.training.inputs import checked_data
 
-    if callbacks:
-        raise InvalidArgumentError(
-            "callbacks work where the process is connected to the pool's Ray, not in a job: leave them out, or call "
-            "ray.init(<the pool's address>) first"
-        )
     checked_data(request)  # here too, so that a misspelt column does not cost the start of a pool
     with _pool_for(request.run_config.pool_name) as pool_name:
-        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=bool(os.environ.get("MLFLOW_TRACKING_URI")))
+        along = by_value.store(tuple(callbacks), request.run_config.artifact_location) if callbacks else None
+        tracked = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=tracked, callbacks=along)
         handle = submit(spec)
         return load_training(handle.wait(on_log=_print))
 

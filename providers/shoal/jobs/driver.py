@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal.errors import MissingExtraError, ShoalError
-from shoal.jobs import attempts, credentials, model_files, staging, tracking
+from shoal.jobs import attempts, by_value, credentials, model_files, staging, tracking
 from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.logs import log_path, teed
@@ -96,7 +96,8 @@ class Driver:
         if run:
             run.log_params(self._params())
             run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
-        trained = train(spec.to_request(), env=self._worker_environment(run))
+        callbacks = by_value.load(spec.callbacks) if spec.callbacks else ()
+        trained = train(spec.to_request(), callbacks=callbacks, env=self._worker_environment(run))
         path = model_files.save(model_files.folder(self._key, spec.run_config.artifact_location), trained)
         print(f"model of {trained.rows} rows in {path}", flush=True)
         metrics = _final_metrics(trained)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64encode
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.jobs import files
 from shoal.jobs.attempts import Key
-from shoal.state.home import home
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
@@ -21,8 +19,7 @@ _REPORT = "training.json"
 
 def folder(key: Key, artifact_location: str | None) -> str:
     """Where an attempt's files go: a local path or a URI."""
-    root = artifact_location.rstrip("/") if artifact_location else str(home() / "jobs")
-    return f"{root}/{key.job_id}/{key.attempt}"
+    return f"{files.root(artifact_location)}/{key.job_id}/{key.attempt}"
 
 
 def save(folder: str, trained: TrainResult) -> str:
@@ -30,8 +27,8 @@ def save(folder: str, trained: TrainResult) -> str:
 
     The model comes last: where it is, the rest is too.
     """
-    _write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
-    _write(f"{folder}/{_MODEL}", trained.model)
+    files.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
+    files.write(f"{folder}/{_MODEL}", trained.model)
     return f"{folder}/{_MODEL}"
 
 
@@ -43,34 +40,6 @@ def load_training(result: JobResult) -> TrainResult:
     """
     from shoal.training.request import TrainResult
 
-    report = json.loads(_read(result.model_path.removesuffix(_MODEL) + _REPORT))
-    report["model"] = b64encode(_read(result.model_path)).decode()
+    report = json.loads(files.read(result.model_path.removesuffix(_MODEL) + _REPORT))
+    report["model"] = b64encode(files.read(result.model_path)).decode()
     return TrainResult.model_validate_json(json.dumps(report))
-
-
-def _write(path: str, content: bytes) -> None:
-    if "://" in path:
-        import fsspec
-
-        with fsspec.open(path, "wb") as file:  # an object store shows an object when it is complete, and not before
-            file.write(content)
-        return
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
-
-
-def _read(path: str) -> bytes:
-    if "://" not in path:
-        return Path(path).read_bytes()
-    import fsspec
-
-    with fsspec.open(path, "rb") as file:
-        content = file.read()
-    assert isinstance(content, bytes)
-    return content

@@ -105,6 +105,9 @@ class JobSpec(_Strict):
     early_stopping_rounds: int | None = Field(
         default=None, ge=1, description="Rounds without improvement to stop after."
     )
+    callbacks: str | None = Field(
+        default=None, description="Where the library's callbacks lie, by value; an estimator writes them."
+    )
     external_memory: bool | None = Field(
         default=None, description="Keep the quantised rows on the nodes' disks; none: where they do not fit in memory."
     )
@@ -134,13 +137,16 @@ class JobSpec(_Strict):
             ) from None
 
     @classmethod
-    def of_request(cls, request: TrainRequest, *, pool_name: str, tracked: bool) -> JobSpec:
+    def of_request(
+        cls, request: TrainRequest, *, pool_name: str, tracked: bool, callbacks: str | None = None
+    ) -> JobSpec:
         """The job that does what an estimator asks of the engine.
 
         Args:
             request: What to train.
             pool_name: Where.
             tracked: Whether it makes a run in MLflow.
+            callbacks: Where the callbacks lie.
         """
         return cls(
             framework=request.framework,
@@ -155,6 +161,7 @@ class JobSpec(_Strict):
             group_col=request.group_col,
             early_stopping_rounds=request.early_stopping_rounds,
             external_memory=request.external_memory,
+            callbacks=callbacks,
             verbose_eval=request.verbose_eval,
             scaling_config=request.scaling,
             run_config=request.run_config.model_copy(update={"pool_name": pool_name}),

@@ -1,0 +1,47 @@
+"""Files that jobs leave, on a local path or at any fsspec URI; complete or absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shoal.state.home import home
+
+
+def root(artifact_location: str | None) -> str:
+    """Where jobs' files go: what was said, else a folder of `$SHOAL_HOME`."""
+    return artifact_location.rstrip("/") if artifact_location else str(home() / "jobs")
+
+
+def write(path: str, content: bytes) -> None:
+    """Write a file; whoever finds it finds all of it."""
+    if "://" in path:
+        import fsspec
+
+        with fsspec.open(path, "wb") as file:  # an object store shows an object when it is complete, and not before
+            file.write(content)
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(target)
+
+
+def read(path: str) -> bytes:
+    """Read a file.
+
+    Raises:
+        OSError: It is gone, or out of reach.
+    """
+    if "://" not in path:
+        return Path(path).read_bytes()
+    import fsspec
+
+    with fsspec.open(path, "rb") as file:
+        content = file.read()
+    assert isinstance(content, bytes)
+    return content

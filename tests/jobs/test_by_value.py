@@ -1,0 +1,46 @@
+"""What a job takes along by value."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import by_value
+
+
+class Mine:
+    """Of a module that no node can import."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def double(self) -> int:
+        return 2 * self.value
+
+
+def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None:
+    path = by_value.store((Mine(21), sorted), str(tmp_path))
+    read = f"from shoal.jobs import by_value\nmine, other = by_value.load({path!r})"
+    read += "\nprint(mine.double(), other([2, 1]))"
+    said = subprocess.run([sys.executable, "-c", read], cwd="/", capture_output=True, text=True, check=True)
+    assert said.stdout == "42 [1, 2]\n"
+
+
+def test_what_cannot_be_pickled(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"the callbacks cannot be sent to the pool: .*lock"):
+        by_value.store((threading.Lock(),), str(tmp_path))
+
+
+def test_what_is_gone_or_was_changed(tmp_path: Path) -> None:
+    path = Path(by_value.store((1,), str(tmp_path)))
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(JobError, match=r"were changed since they were stored"):
+        by_value.load(str(path))
+    path.unlink()
+    with pytest.raises(JobError, match=r"cannot be read: .*No such file"):
+        by_value.load(str(path))
