@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ _AUTOSCALED = {
 class ForeignCluster:
     """One such cluster; as a context manager it is ended, and seen gone, at the end."""
 
-    def __init__(self, kind: str = "static", workers: int = 1) -> None:
+    def __init__(self, kind: str = "static", workers: int = 1, environment: Mapping[str, str] | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="frn-"))  # short: Ray puts AF_UNIX sockets there
         self.token_file = self.folder / "token"
         self.token_file.touch(mode=0o600)
@@ -50,6 +51,7 @@ class ForeignCluster:
         self.tag = f"foreign-{secrets.token_hex(4)}"
         autoscaled = kind in ("v1", "v2")
         environment = {
+            **(environment or {}),
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHOAL_"))},
             **_ENVIRONMENT,
             **(_AUTOSCALED if autoscaled else {}),

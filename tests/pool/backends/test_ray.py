@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import sys
 
 import pytest
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
+from shoal.jobs import JobSpec, submit
 from shoal.jobs.client import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import PoolRef
@@ -18,6 +21,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.pool.backends.foreign import ForeignCluster
 from tests.pool.looking import rows
+from tests.training.ray_cluster import COLUMNS, ROWS, write_rows
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -75,6 +79,23 @@ def test_its_endpoint_takes_jobs(attached):
         wait_until(lambda: client.status("mine-1").ended, "the job", seconds=60)
         assert "taken" in client.logs("mine-1")
         client.delete("mine-1")
+
+
+@pytest.mark.long
+def test_it_trains(alone, tmp_path):
+    """shoal is installed on the cluster's nodes, and the store in their environment, as the docs ask."""
+    write_rows(tmp_path / "rows")
+    home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
+    with ForeignCluster("static", workers=1, environment=home) as cluster:
+        pool = ComputePool(cluster.uri()).up()
+        spec = JobSpec(
+            dataset={"paths": [str(tmp_path / "rows")]}, input_cols=COLUMNS, label_col="y", n_estimators=5,
+            run_config={"pool_name": "foreign"}, scaling_config={"num_workers": 2}, tracking=None,
+        )  # fmt: skip
+        with pool.lease(2):
+            result = submit(spec).wait()
+        assert (result.rows, result.num_workers) == (ROWS, 2)
+        pool.down()
 
 
 def nobody_listens():
