@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +36,42 @@ class TwoNodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={**_NODE, "node_name": "a-head", "include_dashboard": False, "_system_config": _NOTICE},
-        )
+        self._folder = Path(tempfile.mkdtemp(prefix="two-"))  # short: Ray puts AF_UNIX sockets there
+        (self._folder / "ray").mkdir()  # where it notes its address
+        with self._own_temp():
+            self.cluster = Cluster(
+                initialize_head=True,
+                head_node_args={
+                    **_NODE,
+                    "node_name": "a-head",
+                    "temp_dir": str(self._folder),
+                    "include_dashboard": False,
+                    "_system_config": _NOTICE,
+                },
+            )
         self.add_second()
+
+    def end(self) -> None:
+        """End both, and remove all that they wrote."""
+        if self.cluster.head_node is not None:
+            self.cluster.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def _own_temp(self) -> Iterator[None]:
+        """What Ray's processes leave when they are killed goes with the folder."""
+        with pytest.MonkeyPatch.context() as environment:
+            for name in ("RAY_TMPDIR", "TMPDIR"):
+                environment.setenv(name, str(self._folder))
+            yield
 
     @property
     def address(self) -> str:
         return str(self.cluster.address)
 
     def add_second(self) -> None:
-        self.second: Any = self.cluster.add_node(**_NODE, node_name="b")
+        with self._own_temp():
+            self.second: Any = self.cluster.add_node(**_NODE, node_name="b")
 
     def kill_second(self) -> None:
         """SIGKILL for the node's raylet; its workers are left to notice."""
@@ -68,8 +95,7 @@ def two_nodes() -> Iterator[TwoNodes]:
     if not _shared:
         _shared.append(TwoNodes())
     yield _shared[0]
-    if _shared[0].cluster.head_node is not None:
-        _shared[0].cluster.shutdown()
+    _shared[0].end()
 
 
 @pytest.fixture(scope="module")
