@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
     from shoal.training.request import TrainResult
 
-_MODEL = "model.ubj"
+_MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
+"""What the model is called; either library goes by the ending."""
 _REPORT = "training.json"
 
 
@@ -31,8 +32,9 @@ def save(folder: str, trained: TrainResult) -> str:
     The model comes last: where it is, the rest is too.
     """
     _write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
-    _write(f"{folder}/{_MODEL}", trained.model)
-    return f"{folder}/{_MODEL}"
+    path = f"{folder}/{_MODELS[trained.framework]}"
+    _write(path, trained.model)
+    return path
 
 
 def load_training(result: JobResult) -> TrainResult:
@@ -43,7 +45,7 @@ def load_training(result: JobResult) -> TrainResult:
     """
     from shoal.training.request import TrainResult
 
-    report = json.loads(_read(result.model_path.removesuffix(_MODEL) + _REPORT))
+    report = json.loads(_read(f"{result.model_path.rpartition('/')[0]}/{_REPORT}"))
     report["model"] = b64encode(_read(result.model_path)).decode()
     return TrainResult.model_validate_json(json.dumps(report))
 
