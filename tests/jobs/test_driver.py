@@ -26,6 +26,25 @@ from shoal.training.run_config import RunConfig
 KEY = Key("job", 1)
 
 
+def plain_lightgbm(request: TrainRequest, **_: object) -> TrainResult:
+    import lightgbm
+
+    data = DataConnector.from_spec(request.dataset).to_pandas()
+    rows = lightgbm.Dataset(data[list(request.input_cols)], data[request.label_col])
+    model = lightgbm.train({"verbosity": -1, **request.params}, rows, request.n_estimators)
+    return TrainResult(
+        framework="lightgbm",
+        model=model.model_to_string().encode(),
+        eval_results={},
+        rounds=request.n_estimators,
+        rows=len(data),
+        num_workers=1,
+        threads_per_worker=1,
+        seconds=0.5,
+        workers=(),
+    )
+
+
 def plain_xgboost(request: TrainRequest, **_: object) -> TrainResult:
     import xgboost
 
@@ -129,6 +148,20 @@ class TestDriver:
         trained = load_training(result)
         assert trained.eval_results["eval"]["rmse"][-1] == result.metrics["eval-rmse"]
         assert trained.booster().num_boosted_rounds() == 3
+
+    def test_lightgbm_from_spec_to_result(self, store, spec, tmp_path, monkeypatch):
+        monkeypatch.setattr("shoal.training.boosting.train", plain_lightgbm)
+        register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset)
+        run_config = RunConfig(artifact_location=str(tmp_path / "models"))
+        changes = {"framework": "lightgbm", "register_as": register, "run_config": run_config}
+
+        code, job = drive(store, spec.model_copy(update=changes))
+
+        assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+        result = JobResult.model_validate(job.result)
+        assert result.model_path == f"{tmp_path}/models/job/1/model.txt"
+        assert result.promoted
+        assert load_training(result).booster().num_trees() == 3
 
     def test_without_mlflow_it_runs_untracked(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.tracking.available", lambda: False)

@@ -90,7 +90,7 @@ class TestRun:
         model = booster(5)
         sample = frame()[COLUMNS]
 
-        uri = run.log_xgboost(model, sample)
+        uri = run.log_model("xgboost", model, sample)
 
         loaded = mlflow.pyfunc.load_model(uri)
         assert [column.name for column in loaded.metadata.signature.inputs] == COLUMNS
@@ -99,7 +99,7 @@ class TestRun:
     def test_the_default_store_is_in_the_home(self, store: Store, fresh_home: Path, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         run = Run.begin(Tracking(), name="job-1", tags={})
-        run.log_xgboost(booster(1), frame()[COLUMNS])
+        run.log_model("xgboost", booster(1), frame()[COLUMNS])
         run.finish("FINISHED")
 
         assert (fresh_home / "mlflow" / "mlflow.db").exists()
@@ -139,7 +139,7 @@ class TestGate:
             run.client,
             store,
             register,
-            run.log_xgboost(model, frame()[COLUMNS]),
+            run.log_model("xgboost", model, frame()[COLUMNS]),
             value=gate.score(model, holdout, "y", "rmse"),
             tags={"shoal.job_id": "job"},
             score_champion=lambda uri: gate.score(gate.load(uri), holdout, "y", "rmse"),
@@ -179,7 +179,7 @@ class TestGate:
             run.client,
             store,
             register,
-            run.log_xgboost(model, frame()[COLUMNS]),
+            run.log_model("xgboost", model, frame()[COLUMNS]),
             value=gate.score(model, holdout, "y", "rmse"),
             tags={},
             score_champion=score,
@@ -189,6 +189,25 @@ class TestGate:
         assert not outcome.promoted
         assert outcome.champion is not None
         assert outcome.champion.version == "2"
+
+    def test_a_challenger_of_another_library(self, run, store, holdout):
+        import lightgbm
+
+        self.challenge(run, store, "either", 1, holdout)
+        data = frame()
+        model = lightgbm.train({"verbosity": -1}, lightgbm.Dataset(data[COLUMNS], data["y"]), 50)
+        uri = run.log_model("lightgbm", model, data[COLUMNS])
+        outcome = gate.challenge(
+            run.client,
+            store,
+            Register(model="either", metric="rmse", holdout=holdout),
+            uri,
+            value=gate.score(model, holdout, "y", "rmse"),
+            tags={},
+            score_champion=lambda uri: gate.score(gate.load(uri), holdout, "y", "rmse"),
+        )
+        assert outcome.promoted
+        assert gate.score(gate.load("models:/either/2"), holdout, "y", "rmse") == pytest.approx(outcome.value)
 
     def test_a_champion_that_is_gone_is_said(self, run):
         with pytest.raises(JobError, match="the champion models:/nothing/1 cannot be loaded"):

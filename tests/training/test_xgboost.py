@@ -150,7 +150,7 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
         def before_training(self, model: Any) -> Any:
             import socket
 
-            from shoal.training.xgboost.loopback import is_loopback, open_listeners
+            from shoal.training.loopback import is_loopback, open_listeners
 
             for listener in open_listeners():
                 host = listener.getsockname()[0].removeprefix("::ffff:")

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from shoal.data.connector import DataConnector
-from shoal.distributors.where import run
-from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.training.config import describe
-from shoal.training.request import TrainRequest, TrainResult
+from shoal.distributors.fitting import BoostingEstimator, checked_rounds
+from shoal.training.request import TrainRequest
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig, gpu_wish
+from shoal.training.scaling import XGBScalingConfig
 from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:
     import numpy as np
     import xgboost
 
-    from shoal.data.spec import DatasetSpec
-
 __all__ = ["XGBEstimator", "XGBScalingConfig"]
 
-Dataset = Any
-"""A `DataConnector` or `ShardedDataConnector`, or a pandas DataFrame."""
 
-
-class XGBEstimator:
+class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
     """Trains XGBoost on all the nodes of a pool.
 
     Args:
@@ -51,6 +41,8 @@ class XGBEstimator:
         >>> model = XGBEstimator(objective="reg:squarederror").fit(flights, ["distance", "dep_delay"], "arr_delay")
     """
 
+    _framework = "xgboost"
+
     def __init__(
         self,
         n_estimators: int = 100,
@@ -60,124 +52,8 @@ class XGBEstimator:
         callbacks: Sequence[Any] | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        if isinstance(n_estimators, bool) or not isinstance(n_estimators, int) or n_estimators < 1:
-            raise InvalidArgumentError(f"n_estimators must be a positive number, not {n_estimators!r}")
-        self.n_estimators = n_estimators
-        self.params = merge_params(params, objective, n_estimators)
-        self.scaling_config = scaling_config or XGBScalingConfig()
-        self.callbacks = tuple(callbacks or ())
-        self.run_config = run_config or RunConfig()
-        gpu_wish(self.scaling_config, device_of(self.params))
-        self._result: TrainResult | None = None
-        self._booster: xgboost.Booster | None = None
-        self._request: TrainRequest | None = None
-
-    def fit(
-        self,
-        dataset: Dataset,
-        input_cols: Sequence[str],
-        label_col: str,
-        eval_set: Dataset | Mapping[str, Dataset] | None = None,
-        verbose_eval: bool | int | None = None,
-        *,
-        weight_col: str | None = None,
-        group_col: str | None = None,
-        base_margin_col: str | None = None,
-        early_stopping_rounds: int | None = None,
-        external_memory: bool | None = None,
-    ) -> xgboost.Booster:
-        """Trains a model; every row goes to exactly one worker.
-
-        Args:
-            dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
-            input_cols: Feature columns, numeric or boolean; nulls are missing values.
-            label_col: Label column, without nulls.
-            eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several.
-            verbose_eval: Print the metrics here: True every round, n every n rounds.
-            weight_col: Column of row weights; with groups, the same for all rows of one.
-            group_col: Column of groups, such as queries, for ranking; a group's rows stand one after the other, and go
-                to one worker.
-            base_margin_col: Column of margins to boost from.
-            early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds.
-            external_memory: Keep the quantised rows on the nodes' disks (True), or in memory (False); by default on
-                disk where they do not fit in memory.
-
-        Returns:
-            XGBoost's own booster, with `input_cols` as its feature names.
-
-        Raises:
-            InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
-            DataError: If the rows cannot be used; it names file, column and row group where it can.
-            CapacityError: If more is asked for than is active.
-            TrainingError: If XGBoost refuses a parameter, or the training failed; the first cause, naming its rank.
-        """
-        own: list[DataConnector] = []
-        self._result = self._booster = None
-        try:
-            self._request = self._make_request(
-                dataset,
-                eval_set,
-                own,
-                input_cols=input_cols,
-                label_col=label_col,
-                verbose_eval=verbose_eval,
-                weight_col=weight_col,
-                group_col=group_col,
-                base_margin_col=base_margin_col,
-                early_stopping_rounds=early_stopping_rounds,
-                external_memory=external_memory,
-            )
-            self._result = run(self._request, self.callbacks)
-        finally:
-            # The copies of DataFrames that were staged for this training alone.
-            for connector in own:
-                connector.discard_staging()
-        return self.get_booster()
-
-    def get_booster(self) -> xgboost.Booster:
-        """The model of the last `fit`.
-
-        Raises:
-            InvalidArgumentError: If there was none.
-        """
-        if self._booster is None:
-            _require_xgboost()
-            self._booster = self.get_result().booster()
-        return self._booster
-
-    def get_eval_results(self) -> dict[str, dict[str, list[float]]]:
-        """Eval set -> metric -> value per round, of the last `fit`."""
-        return self.get_result().eval_results
-
-    def get_result(self) -> TrainResult:
-        """All that the last `fit` returned: metrics, best round, rows, and each worker's time and memory."""
-        if self._result is None:
-            raise InvalidArgumentError("this estimator has no model yet: call fit() first")
-        return self._result
-
-    def predict(self, dataset: Dataset) -> np.ndarray:
-        """Predicts every row, in this process, one row group at a time.
-
-        Args:
-            dataset: The rows; they need the columns that the model was trained on, its margin column included if there
-                was one.
-
-        Returns:
-            float32 ``[rows]``, or ``[rows, classes]`` with ``multi:softprob``, in row order.
-        """
-        from shoal.training.xgboost.prediction import predict_booster
-
-        booster = self.get_booster()
-        assert self._request is not None
-        own: list[DataConnector] = []
-        try:
-            connector = _connector("dataset", dataset, own)
-            return predict_booster(
-                booster, connector, self._request.input_cols, base_margin_col=self._request.base_margin_col
-            )
-        finally:
-            for staged in own:
-                staged.discard_staging()
+        merged = merge_params(params, objective, checked_rounds(n_estimators))
+        super().__init__(n_estimators, merged, scaling_config or XGBScalingConfig(), callbacks, run_config)
 
     def to_sklearn(self) -> xgboost.XGBModel:
         """The model as XGBoost's scikit-learn estimator.
@@ -189,59 +65,10 @@ class XGBEstimator:
 
         return as_sklearn(self.get_booster(), self.params)
 
-    def _make_request(
-        self,
-        dataset: Dataset,
-        eval_set: Dataset | Mapping[str, Dataset] | None,
-        own: list[DataConnector],
-        *,
-        input_cols: Sequence[str],
-        **options: Any,
-    ) -> TrainRequest:
-        if isinstance(input_cols, str):
-            raise InvalidArgumentError(
-                f'input_cols must be a list of column names: ["{input_cols}"], not "{input_cols}"'
-            )
-        named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
-        if options["early_stopping_rounds"] is not None and not named:
-            raise InvalidArgumentError("early_stopping_rounds needs an eval_set to watch")
-        try:
-            return TrainRequest(
-                dataset=_kept(_connector("dataset", dataset, own)),
-                eval_sets={name: _kept(_connector(f'eval_set "{name}"', rows, own)) for name, rows in named.items()},
-                input_cols=tuple(input_cols),
-                n_estimators=self.n_estimators,
-                params=self.params,
-                scaling=self.scaling_config,
-                run_config=self.run_config,
-                **options,
-            )
-        except ValidationError as exc:
-            raise InvalidArgumentError(describe(exc)) from exc
+    def _device(self) -> str | None:
+        return device_of(self.params)
 
+    def _predict(self, booster: xgboost.Booster, connector: DataConnector, request: TrainRequest) -> np.ndarray:
+        from shoal.training.xgboost.prediction import predict_booster
 
-def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> DataConnector:
-    """The dataset as a connector; one made here, of a DataFrame, is added to `own`."""
-    if isinstance(dataset, DataConnector):
-        return dataset
-    if isinstance(dataset, str) or not hasattr(dataset, "__arrow_c_stream__"):
-        raise InvalidArgumentError(
-            f"{argument} must be a DataConnector, a ShardedDataConnector or a DataFrame, not {type(dataset).__name__}: "
-            "DataConnector.from_parquet(path) makes one"
-        )
-    own.append(DataConnector.from_dataframe(dataset))
-    return own[-1]
-
-
-def _kept(connector: DataConnector) -> DatasetSpec:
-    """The dataset, its staged copy kept while this process lives: one fits, and predicts on the same rows after."""
-    if connector.staging:
-        atexit.register(connector.discard_staging)
-    return connector.to_spec().model_copy(update={"staging": None})
-
-
-def _require_xgboost() -> None:
-    try:
-        import xgboost  # noqa: F401
-    except ImportError as exc:
-        raise MissingExtraError("xgboost", "xgboost") from exc
+        return predict_booster(booster, connector, request.input_cols, base_margin_col=request.base_margin_col)

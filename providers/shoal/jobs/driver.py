@@ -108,7 +108,8 @@ class Driver:
         if run:
             run.log_rounds(trained.eval_results)
             run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
-            uri = run.log_xgboost(trained.booster(), dataset.to_pandas(limit=100)[list(spec.input_cols)])
+            sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
+            uri = run.log_model(trained.framework, trained.booster(), sample)
             if spec.register_as:
                 outcome = self._challenge(run, trained, uri)
                 version, promoted, champion = outcome.version, outcome.promoted, outcome.champion

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.errors import DataError, JobError
 from shoal.jobs import metrics
@@ -14,9 +15,9 @@ from shoal.jobs.locks import store_lock
 from shoal.jobs.metrics import Mode
 from shoal.jobs.spec import ChampionResult, Register
 from shoal.state import Store
+from shoal.training.request import Framework
 
 if TYPE_CHECKING:
-    import xgboost
     from mlflow import MlflowClient
 
     from shoal.data.connector import DataConnector
@@ -61,7 +62,7 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     return challenger < champion if mode == "min" else challenger > champion
 
 
-def score(booster: xgboost.Booster, holdout: DataConnector, label_col: str, metric: str) -> float:
+def score(booster: Any, holdout: DataConnector, label_col: str, metric: str) -> float:
     """The metric of a model on held-out data, whichever of the two it is.
 
     Raises:
@@ -70,15 +71,17 @@ def score(booster: xgboost.Booster, holdout: DataConnector, label_col: str, metr
     import numpy as np
 
     from shoal.data.matrix import to_vector
-    from shoal.training.xgboost.prediction import predict_booster
 
-    columns = list(booster.feature_names or [])
+    # The challenger and the champion need not be of one library.
+    framework = type(booster).__module__.partition(".")[0]
+    prediction = importlib.import_module(f"shoal.training.{framework}.prediction")
+    columns = prediction.features_of(booster)
     if missing := sorted({*columns, label_col} - set(holdout.schema().names)):
         raise DataError(f"the holdout lacks what the model needs: {', '.join(missing)}")
     labels = np.concatenate([to_vector(table, label_col) for table in holdout.iter_batches([label_col])])
     if np.isnan(labels).any():
         raise DataError(f'the holdout has null labels in column "{label_col}"')
-    return metrics.evaluate(metric, labels, predict_booster(booster, holdout, columns))
+    return metrics.evaluate(metric, labels, prediction.predict_booster(booster, holdout, columns))
 
 
 def challenge(
@@ -135,16 +138,20 @@ def _lock_name(client: MlflowClient, register: Register) -> str:
     return f"promote:{registry}:{register.model}:{register.alias}"[:255]
 
 
-def load(model_uri: str) -> xgboost.Booster:
-    """A registered model.
+def load(model_uri: str) -> Any:
+    """A registered model, as its library's own booster.
 
     Raises:
-        JobError: Its files are gone, or it is no XGBoost model.
+        JobError: Its files are gone, or it is a model of another kind.
     """
-    import mlflow.xgboost
+    import mlflow
 
     try:
-        return mlflow.xgboost.load_model(model_uri)
+        flavours = mlflow.models.get_model_info(model_uri).flavors
+        framework = next((name for name in get_args(Framework) if name in flavours), None)
+        if framework is None:
+            raise mlflow.MlflowException(f"it is none of {', '.join(get_args(Framework))}")
+        return importlib.import_module(f"mlflow.{framework}").load_model(model_uri)
     except (mlflow.MlflowException, OSError) as error:
         raise JobError(
             f"the champion {model_uri} cannot be loaded, so nothing can be compared with it: {error}. "

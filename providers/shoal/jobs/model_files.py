@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
     from shoal.training.request import TrainResult
 
-_MODEL = "model.ubj"
+_MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
+"""What the model is called; either library goes by the ending."""
 _REPORT = "training.json"
 
 
@@ -28,8 +29,9 @@ def save(folder: str, trained: TrainResult) -> str:
     The model comes last: where it is, the rest is too.
     """
     files.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
-    files.write(f"{folder}/{_MODEL}", trained.model)
-    return f"{folder}/{_MODEL}"
+    path = f"{folder}/{_MODELS[trained.framework]}"
+    files.write(path, trained.model)
+    return path
 
 
 def load_training(result: JobResult) -> TrainResult:
@@ -40,6 +42,6 @@ def load_training(result: JobResult) -> TrainResult:
     """
     from shoal.training.request import TrainResult
 
-    report = json.loads(files.read(result.model_path.removesuffix(_MODEL) + _REPORT))
+    report = json.loads(files.read(f"{result.model_path.rpartition('/')[0]}/{_REPORT}"))
     report["model"] = b64encode(files.read(result.model_path)).decode()
     return TrainResult.model_validate_json(json.dumps(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import math
@@ -16,10 +17,10 @@ from shoal.jobs.credentials import without_credentials
 from shoal.jobs.spec import Tracking
 from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
+from shoal.training.request import Framework
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xgboost
     from mlflow import MlflowClient
 
 _METRICS_PER_CALL = 1000
@@ -128,26 +129,29 @@ class Run:
         entities = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
         self.client.log_batch(self.run_id, metrics=entities)
 
-    def log_xgboost(self, booster: xgboost.Booster, sample: pd.DataFrame) -> str:
+    def log_model(self, framework: Framework, booster: Any, sample: pd.DataFrame) -> str:
         """Log the model with its signature; returns its URI.
 
         Args:
+            framework: What trained it, which is what MLflow calls its flavour, too.
             booster: The model.
             sample: Some rows of its input.
         """
         import warnings
 
-        import mlflow.xgboost
-        import xgboost
+        import mlflow
 
+        library = importlib.import_module(framework)
+        flavour = importlib.import_module(f"mlflow.{framework}")
         head = sample.head(_SIGNATURE_ROWS)
+        predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
             # That integer columns cannot hold missing values: whoever serves the model sends what it was trained on.
             warnings.filterwarnings("ignore", message=".*integer column.*")
-            signature = mlflow.models.infer_signature(head, booster.inplace_predict(head.astype("float32")))
+            signature = mlflow.models.infer_signature(head, predict(head.astype("float32")))
         # With the requirements given it takes 0.5 s; without, MLflow finds them out by running the model, in 5.8 s.
-        requirements = [f"xgboost=={xgboost.__version__}"]
-        info = mlflow.xgboost.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
+        requirements = [f"{framework}=={library.__version__}"]
+        info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
         return str(info.model_uri)
 
     def finish(self, status: str) -> None:

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, WorkerLostError
@@ -27,7 +28,10 @@ from shoal.training.task import Boosted, Checkpoint, Prepared, Segment, Task
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
 
-_LIBRARIES = {"xgboost": ("shoal.training.xgboost.engine", "XGBoost")}
+_LIBRARIES = {
+    "xgboost": ("shoal.training.xgboost.engine", "XGBoost"),
+    "lightgbm": ("shoal.training.lightgbm.engine", "LightGBM"),
+}
 
 _FEWEST_ROUNDS = 50
 """A segment of the default length has at least as many rounds: they take seconds, a checkpoint milliseconds."""
@@ -42,6 +46,10 @@ _PATIENCE_SECONDS = 2.0
 """How often is looked for it."""
 
 
+OnAll = Callable[[str, Sequence[Any]], list[Any]]
+"""Calls a function of the workers' module on all ranks at once, each with its argument."""
+
+
 class Library(Protocol):
     """What differs between the boosting libraries, on the driver's side; the workers' side is the module `worker`."""
 
@@ -50,7 +58,9 @@ class Library(Protocol):
     extra: str
     """The extra of shoal that installs it."""
     worker: str
-    """Module of the workers' side, with `prepare(Task)`, `boost(Segment)` and `finish()`."""
+    """Module of the workers' side, with `boost(Segment)`, `finish()` and what `prepare` calls."""
+    replicated_rows: int | None
+    """Most rows of an eval set, where every worker evaluates all of it; None: it is dealt to them."""
 
     def device(self, request: TrainRequest) -> str | None:
         """The device that the parameters ask for; None if they do not."""
@@ -60,6 +70,9 @@ class Library(Protocol):
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """How the workers find each other, by rank."""
+
+    def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
+        """Have the workers build their matrices."""
 
 
 def train(request: TrainRequest, *, callbacks: Sequence[Any] = (), env: Mapping[str, str] | None = None) -> TrainResult:
@@ -137,7 +150,7 @@ class _Training:
         self._began = began
         limit = request.run_config.timeout
         self._deadline = None if limit is None else began + limit
-        self._train, self._eval_sets = checked_data(request)
+        self._train, self._eval_sets = checked_data(request, library.replicated_rows)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size)
         self._checkpoint = Checkpoint()
@@ -182,7 +195,9 @@ class _Training:
 
     def _attempt(self) -> TrainResult:
         request, size = self._request, self._size
-        parts = deal(self._train, self._eval_sets, size.num_workers, request.run_config.seed, request.group_col)
+        whole = self._library.replicated_rows is not None
+        seed, group_col = request.run_config.seed, request.group_col
+        parts = deal(self._train, self._eval_sets, size.num_workers, seed, group_col, whole=whole)
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker)
         with shared_gang(shape, timeout=min(WAIT_SECONDS, self._left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])
@@ -202,7 +217,8 @@ class _Training:
                 )
                 for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
             ]
-            workers = [_Worker(prepared) for prepared in self._on_all(gang, "prepare", tasks)]
+            prepared = self._library.prepare(partial(self._on_all, gang), tasks)
+            workers = [_Worker(each) for each in prepared]
             last = self._boost(gang, workers)
             self._on_all(gang, "finish")
             stats = tuple(

@@ -12,11 +12,18 @@ from shoal.training.request import TrainRequest
 from shoal.training.rows import Part
 
 
-def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
+def checked_data(
+    request: TrainRequest, most_eval_rows: int | None = None
+) -> tuple[DataConnector, dict[str, DataConnector]]:
     """The datasets, checked as far as footers tell. An eval set that is the training set itself is the same object.
 
+    Args:
+        request: What names them.
+        most_eval_rows: Most rows that an eval set may have; None: any number.
+
     Raises:
-        DataError: Whatever footers can show to be wrong, naming file, column and row group.
+        DataError: Whatever footers can show to be wrong, naming file, column and row group; an eval set with too many
+            rows.
     """
     train = DataConnector.from_spec(request.dataset)
     validate_columns(train, request.input_cols, request.label_col, request.extra_cols)
@@ -25,10 +32,16 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         check_group(train, request.group_col)
     eval_sets = {}
     for name, spec in request.eval_sets.items():
-        if spec == request.dataset:
-            eval_sets[name] = train
+        connector = train if spec == request.dataset else DataConnector.from_spec(spec)
+        if most_eval_rows is not None and connector.num_rows() > most_eval_rows:
+            raise DataError(
+                f'eval_set "{name}" has {connector.num_rows():,} rows, but with {request.framework} every worker '
+                f"evaluates all of it, which is for {most_eval_rows:,} rows at most: give it a part, such as one that "
+                "random_split makes"
+            )
+        eval_sets[name] = connector
+        if connector is train:
             continue
-        connector = DataConnector.from_spec(spec)
         try:
             validate_columns(connector, request.input_cols, request.label_col, request.extra_cols, allow_all_null=True)
             check_label(connector, request.label_col)
@@ -36,17 +49,27 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
                 check_group(connector, request.group_col)
         except DataError as exc:
             raise DataError(f'eval_set "{name}": {exc}') from exc
-        eval_sets[name] = connector
     return train, eval_sets
 
 
 def deal(
-    train: DataConnector, eval_sets: Mapping[str, DataConnector], num_workers: int, seed: int, group_col: str | None
+    train: DataConnector,
+    eval_sets: Mapping[str, DataConnector],
+    num_workers: int,
+    seed: int,
+    group_col: str | None,
+    *,
+    whole: bool = False,
 ) -> list[tuple[Part, dict[str, Part]]]:
-    """Each worker's rows of the training set and of every eval set, by rank."""
+    """Each worker's rows of the training set and of every eval set, by rank; with `whole`, all rows of the latter."""
     mine = [Part(train, shard) for shard in train.plan(num_workers, seed, group_col)]
     evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
     for name, connector in eval_sets.items():
+        if whole:
+            everything = Part(connector, connector.plan(1, seed)[0])
+            for rank in range(num_workers):
+                evals[rank][name] = everything
+            continue
         if connector is train:
             for rank in range(num_workers):
                 evals[rank][name] = mine[rank]

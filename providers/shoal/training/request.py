@@ -12,7 +12,7 @@ from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 from shoal.training.task import History
 
-Framework = Literal["xgboost"]
+Framework = Literal["xgboost", "lightgbm"]
 """What boosts."""
 
 
@@ -71,7 +71,8 @@ class WorkerStats(BaseModel):
     node: str = Field(description="Node that it ran on.")
     rows: int = Field(description="Rows that it trained on.")
     passes: int = Field(
-        description="How often it decoded its training rows: 1 where they fit in memory, else 4; 3 for external memory."
+        description="How often it decoded its training rows before the first round: 1 where they fit in memory, else 4 "
+        "(from external memory 3; LightGBM: 2)."
     )
     external_memory: bool = Field(default=False, description="Whether its quantised rows were on disk.")
     read_seconds: float = Field(description="Seconds spent reading and decoding.")
@@ -89,7 +90,7 @@ class TrainResult(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
 
     framework: Framework = Field(default="xgboost", description="What trained.")
-    model: bytes = Field(description="The booster, in XGBoost's UBJSON format.")
+    model: bytes = Field(description="The booster: UBJSON of XGBoost, text of LightGBM.")
     eval_results: History = Field(description="Eval set -> metric -> value per round.")
     best_iteration: int | None = Field(default=None, description="Best round, from 0, with early stopping; else None.")
     best_score: float | None = Field(
@@ -107,8 +108,12 @@ class TrainResult(BaseModel):
         """Loads the model.
 
         Returns:
-            An ``xgboost.Booster``, as ``xgboost.train`` returns it.
+            An ``xgboost.Booster`` or ``lightgbm.Booster``, as the library's own ``train`` returns it.
         """
+        if self.framework == "lightgbm":
+            from shoal.training.lightgbm.model import load
+
+            return load(self.model, self.best_iteration)
         import xgboost
 
         booster = xgboost.Booster()

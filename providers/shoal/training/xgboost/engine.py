@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.request import TrainRequest
 from shoal.training.scaling import GangSize
+from shoal.training.task import Prepared, Task
 from shoal.training.xgboost.params import check_params, device_of, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
 
 if TYPE_CHECKING:
+    from shoal.training.boosting import OnAll
     from shoal.training.gang.gang import Gang
 
 # How much longer than its peers a worker may take between two collective steps. XGBoost waits half an hour by default;
@@ -28,6 +31,7 @@ class XGBoost:
     package = "xgboost"
     extra = "xgboost"
     worker = "shoal.training.xgboost.worker"
+    replicated_rows = None
 
     def device(self, request: TrainRequest) -> str | None:
         """The device that the parameters ask for; None if they do not."""
@@ -56,6 +60,10 @@ class XGBoost:
         tracker = gang.companion("xgboost", lambda on_death: Tracker(gang.host, gang.shape.num_workers, on_death))
         collective = {**tracker.begin(), "dmlc_timeout": _COLLECTIVE_SECONDS, "dmlc_retry": _COLLECTIVE_RETRIES}
         return [collective] * gang.shape.num_workers
+
+    def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
+        """Have the workers build their matrices, which they do together."""
+        return on_all("prepare", tasks)
 
     def _merged(self, request: TrainRequest) -> dict[str, Any]:
         return merge_params(request.params, None, request.n_estimators)

@@ -10,19 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.merging import ROUNDS, Names, merge, seed_in
 
-# Names that XGBoost takes for one another; it keeps one of two silently.
-_ALIASES = {
-    "eta": "learning_rate",
-    "gamma": "min_split_loss",
-    "lambda": "reg_lambda",
-    "alpha": "reg_alpha",
-    "n_jobs": "nthread",
-    "random_state": "seed",
-    "num_boost_round": "n_estimators",
-    "num_round": "n_estimators",
-}
-_OBJECTIVE_ALIASES = {"reg:linear": "reg:squarederror"}
+_NAMES = Names(
+    "XGBoost",
+    # It keeps one of two silently.
+    aliases={
+        "eta": "learning_rate",
+        "gamma": "min_split_loss",
+        "lambda": "reg_lambda",
+        "alpha": "reg_alpha",
+        "n_jobs": "nthread",
+        "random_state": "seed",
+        "num_boost_round": ROUNDS,
+        "num_round": ROUNDS,
+    },
+    objectives={"reg:linear": "reg:squarederror"},
+)
 _OURS = ("nthread", "n_jobs", "seed", "random_state")
 _SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
 # Arguments of XGBoost's other interfaces that people carry over, and where they go here.
@@ -36,49 +40,8 @@ _ELSEWHERE = {
 
 
 def merge_params(params: Mapping[str, Any] | None, objective: str | None, n_estimators: int) -> dict[str, Any]:
-    """Joins what may be said in two places, and refuses contradictions.
-
-    Args:
-        params: The user's parameters.
-        objective: The estimator's own `objective` argument.
-        n_estimators: The estimator's own number of rounds.
-
-    Returns:
-        Plain values that JSON can hold; the objective among them, the number of rounds not. NumPy scalars have become
-        Python's.
-
-    Raises:
-        InvalidArgumentError: If two values for one thing differ, or a value cannot be written down as JSON.
-    """
-    merged = {name: _plain(name, value) for name, value in dict(params or {}).items()}
-    given: dict[str, tuple[str, Any]] = {}
-    for name, value in merged.items():
-        canonical = _ALIASES.get(name, name)
-        if canonical in given and given[canonical][1] != value:
-            other, theirs = given[canonical]
-            raise InvalidArgumentError(
-                f"params hold {other}={theirs!r} and {name}={value!r}, which are one parameter: leave one out"
-            )
-        given[canonical] = (name, value)
-    if objective is not None:
-        if not isinstance(objective, str):
-            raise InvalidArgumentError(f"objective must be the name of one of XGBoost's objectives, not {objective!r}")
-        inside = merged.get("objective", objective)
-        if _OBJECTIVE_ALIASES.get(inside, inside) != _OBJECTIVE_ALIASES.get(objective, objective):
-            raise InvalidArgumentError(
-                f'objective="{objective}" is given, and params hold objective="{inside}": leave one out'
-            )
-        merged["objective"] = objective
-    if "n_estimators" in given:
-        name, value = given["n_estimators"]
-        if value != n_estimators:
-            raise InvalidArgumentError(
-                f"params hold {name}={value!r}, the estimator has n_estimators={n_estimators}: "
-                "give it to the estimator alone"
-            )
-        for alias in ("n_estimators", "num_boost_round", "num_round"):
-            merged.pop(alias, None)
-    return merged
+    """Joins what may be said in two places, and refuses contradictions; see `merging.merge`."""
+    return merge(params, objective, n_estimators, _NAMES)
 
 
 def device_of(params: Mapping[str, Any]) -> str | None:
@@ -98,15 +61,8 @@ def device_of(params: Mapping[str, Any]) -> str | None:
 
 
 def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
-    """The seed that the parameters name; `otherwise` if they do not.
-
-    Raises:
-        InvalidArgumentError: If it is no whole number.
-    """
-    seed = params.get("seed", params.get("random_state", otherwise))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise InvalidArgumentError(f"params hold seed={seed!r}: a seed is a whole number")
-    return seed
+    """The seed that the parameters name; `otherwise` if they do not."""
+    return seed_in(params, otherwise, _NAMES)
 
 
 def draws_lots(params: Mapping[str, Any]) -> bool:
@@ -176,7 +132,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str]) -> None:
             raise TrainingError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
     unused = [name for warning in said for name in _unused(str(warning.message))]
     if unused:
-        known = sorted({*_names(json.loads(config)), *_ALIASES})
+        known = sorted({*_names(json.loads(config)), *_NAMES.aliases})
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, known) for name in unused))
 
 
@@ -184,23 +140,6 @@ def own_message(exc: BaseException) -> str:
     """XGBoost's message without its stack trace and source lines."""
     text = str(exc).split("Stack trace:")[0].strip()
     return re.sub(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ", "", text)
-
-
-def _plain(name: str, value: Any) -> Any:
-    if not isinstance(name, str):
-        raise InvalidArgumentError(f"a parameter's name must be a str, not {name!r}")
-    if isinstance(value, list | tuple):
-        return [_plain(name, item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(name, item) for key, item in value.items()}
-    if hasattr(value, "tolist"):
-        # NumPy's scalars and arrays, as a search over hyperparameters draws them.
-        value = value.tolist()
-    if value is None or isinstance(value, str | bool | int | float | list):
-        return value
-    raise InvalidArgumentError(
-        f"params[{name!r}] must be a number, a string, a bool, a list or a dict of them, not {value!r}"
-    )
 
 
 def _unused(warning: str) -> list[str]:

@@ -48,3 +48,8 @@ def predict_booster(
         margin = None if base_margin_col is None else to_vector(table, base_margin_col, "float32")
         parts.append(booster.inplace_predict(to_matrix(table, input_cols), iteration_range=rounds, base_margin=margin))
     return np.concatenate(parts)
+
+
+def features_of(booster: xgboost.Booster) -> list[str]:
+    """Names of the columns that a model takes, in its order."""
+    return list(booster.feature_names or [])

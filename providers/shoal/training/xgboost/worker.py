@@ -27,9 +27,9 @@ from shoal.errors import DataError, TrainingError
 from shoal.training import memory
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
+from shoal.training.loopback import is_loopback, tie_to_loopback
 from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows
 from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
-from shoal.training.xgboost.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.params import draws_lots, own_message
 
 # Share of the memory that the node has left which its workers' decoded rows may take. The quantised matrix beside it is

@@ -1,8 +1,9 @@
-"""Keeping XGBoost's own listeners off the network where the pool is on loopback.
+"""Keeping the boosting libraries' own listeners off the network where the pool is on loopback.
 
 A worker of XGBoost's collective listens, for errors of its peers, on all the host's addresses and asks for no token; no
-setting changes that (3.2). What the kernel offers is to tie a listening socket to one network device afterwards: ``ss``
-then shows ``0.0.0.0%lo``, and connections to any address but loopback's are refused.
+setting changes that (3.2). LightGBM's workers do the same while they connect (4.7). What the kernel offers is to tie a
+listening socket to one network device afterwards: ``ss`` then shows ``0.0.0.0%lo``, and connections to any address but
+loopback's are refused.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""LightGBM on a gang: what the driver does, what every worker does."""

@@ -1,0 +1,75 @@
+"""LightGBM on a gang, the driver's side: its parameters, and what the workers have to agree on before they train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.training.lightgbm.agreement import Agreed, Offer, Opening
+from shoal.training.lightgbm.params import check_params, device_of, merge_params, seed_of, worker_params
+from shoal.training.lightgbm.sampling import shares
+from shoal.training.request import TrainRequest
+from shoal.training.scaling import GangSize
+from shoal.training.task import Prepared, Task
+
+if TYPE_CHECKING:
+    from shoal.training.boosting import OnAll
+    from shoal.training.gang.gang import Gang
+
+
+class LightGBM:
+    """The library, as `boosting` drives it."""
+
+    package = "lightgbm"
+    extra = "lightgbm"
+    worker = "shoal.training.lightgbm.worker"
+    # LightGBM evaluates in each worker what that worker has, and sums up nothing: for the workers to agree on when to
+    # stop, and for the metrics to be of all rows, each has to have them all.
+    replicated_rows = 1_000_000
+
+    def device(self, request: TrainRequest) -> str | None:
+        """The device that the parameters ask for; None if they do not."""
+        return device_of(self._merged(request))
+
+    def params(self, request: TrainRequest, size: GangSize) -> tuple[dict[str, Any], int]:
+        """What every worker is given, and the first segment's seed.
+
+        Raises:
+            InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
+            TrainingError: If LightGBM refuses a value, with its message.
+        """
+        if request.group_col is not None:
+            raise InvalidArgumentError("group_col: ranking is there with XGBEstimator only, for now")
+        if request.external_memory:
+            raise InvalidArgumentError("LightGBM has no external memory: leave it out, or use XGBEstimator")
+        merged = self._merged(request)
+        params = worker_params(
+            merged, request.input_cols, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers
+        )
+        if request.early_stopping_rounds and params.get("boosting") == "dart":
+            raise InvalidArgumentError(
+                'early_stopping_rounds does not go with boosting="dart": it changes earlier trees, so that the best '
+                "round's model is gone when it is known"
+            )
+        check_params(params, request.input_cols)
+        return params, seed_of(merged, request.run_config.seed)
+
+    def connect(self, gang: Gang) -> list[dict[str, Any]]:
+        """Nothing: the workers' ports are theirs to choose, when they prepare."""
+        return [{}] * gang.shape.num_workers
+
+    def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
+        """Have the workers sample their rows, and build their datasets in the bins of all their samples."""
+        import numpy as np
+        import ray
+
+        dealt = shares([task.train.shard.rows for task in tasks])
+        offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, dealt, strict=True)])
+        # Stored once, not once per worker.
+        sample = ray.put(np.concatenate([offer.sample for offer in offers[:1]]))
+        agreed = Agreed(sample, tuple(offer.address for offer in offers))
+        return on_all("prepare", [agreed] * len(tasks))
+
+    def _merged(self, request: TrainRequest) -> dict[str, Any]:
+        return merge_params(request.params, None, request.n_estimators)

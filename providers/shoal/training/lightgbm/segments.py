@@ -1,0 +1,155 @@
+"""Boosting in segments: whether a model was interrupted and resumed or not, its bytes are the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import lightgbm
+from lightgbm.basic import _LIB, _safe_call
+from lightgbm.callback import CallbackEnv, EarlyStopException
+
+from shoal.errors import InvalidArgumentError
+from shoal.training import memory
+from shoal.training.context import TrainingContext
+from shoal.training.lightgbm.binned import Binned
+from shoal.training.lightgbm.params import begins_anew, segment_params
+from shoal.training.lightgbm.stopping import Stopping
+from shoal.training.task import Boosted, Checkpoint, History, Segment, Task
+
+
+class Trainer:
+    """Trains one segment after the other.
+
+    Args:
+        task: What to do.
+        context: This worker's place.
+        train: Rows to train on.
+        evals: Rows to evaluate on, by name; the same on all ranks.
+    """
+
+    def __init__(self, task: Task, context: TrainingContext, train: Binned, evals: dict[str, Binned]) -> None:
+        self._task = task
+        self._context = context
+        self._train = train
+        self._evals = evals
+        self._state = Checkpoint()
+        self._first_round = 0
+        self._booster: lightgbm.Booster | None = None
+        self._params: dict[str, Any] = {}
+
+    def boost(self, segment: Segment) -> Boosted:
+        """Train the rounds of a segment."""
+        began = time.perf_counter()
+        if segment.resume is not None:
+            self._state = segment.resume
+            self._first_round = segment.resume.rounds
+        booster = self._booster = self._going_on(segment)
+        history, rounds = _copy(self._state.history), self._state.rounds
+        stopping = self._stopping(booster, history)
+        stopped = stopping is not None and stopping.stopped
+        # LightGBM's callbacks sum up at the end of training, which is not that of a segment.
+        end = segment.stop if segment.last else segment.stop + 1
+        unsaid = ""
+        asked: EarlyStopException | None = None
+        while rounds < segment.stop and not stopped:
+            place = (booster, self._params, rounds, self._first_round, end)
+            self._call_back(CallbackEnv(*place, None), before=True)
+            booster.update()
+            results = booster.eval_valid()
+            for result in results:
+                history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
+            unsaid = self._say(rounds, results)
+            if stopping is not None:
+                stopping.see(float(results[-1][2]))
+            asked = self._call_back(CallbackEnv(*place, results), before=False)
+            stopped = asked is not None or (stopping is not None and stopping.stopped)
+            rounds += 1
+        if unsaid and (stopped or segment.last):
+            self._context.log(unsaid)
+        if rounds > self._state.rounds:
+            # Else all was trained before a loss: the text would name this segment's seed.
+            self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
+        best, score = _best(stopping, asked)
+        return Boosted(
+            stopped=stopped,
+            checkpoint=self._state if self._context.rank == 0 else None,
+            best_iteration=best,
+            best_score=score,
+            train_seconds=time.perf_counter() - began,
+            peak_rss_bytes=memory.peak_rss_bytes(),
+        )
+
+    def _going_on(self, segment: Segment) -> lightgbm.Booster:
+        """A booster that goes on with the segment.
+
+        One that is loaded from its bytes goes on as the one in memory would, to the last bit, unless LightGBM keeps
+        more than a model, or the trees' values were added to margins one by one: then every segment begins from bytes.
+        """
+        if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
+            return self._booster
+        self._booster = None  # two at once would be two sets of scores
+        # The user's callbacks write to these what they have changed in the booster.
+        self._params = segment_params(self._task.params, self._task.seed, segment.index)
+        model = self._state.model
+        old = lightgbm.Booster(model_str=model.decode()) if model else None
+        for binned in (self._train, *self._evals.values()):
+            binned.start_from(old, self._task.params["num_threads"])
+        booster = lightgbm.Booster(self._params, self._train.dataset)
+        if old is not None:
+            # Puts the old trees before the new ones; what they say of each row is in the scores already.
+            _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
+        for name, binned in self._evals.items():
+            booster.add_valid(binned.dataset, name)
+        return booster
+
+    def _stopping(self, booster: lightgbm.Booster, history: History) -> Stopping | None:
+        """The last metric of the last eval set, and what it was up to now."""
+        patience = self._task.early_stopping_rounds
+        if patience is None:
+            return None
+        results = booster.eval_valid()
+        if not results:
+            raise InvalidArgumentError('early_stopping_rounds needs a metric to watch, but params hold metric="none"')
+        name, metric, _, higher = results[-1][:4]
+        return Stopping(patience, bool(higher), history.get(name, {}).get(metric, ()))
+
+    def _say(self, rounds: int, results: Sequence[Any]) -> str:
+        """Print a round's metrics if it is its turn; else returns what would have been said."""
+        if self._context.rank or not self._task.print_every or not results:
+            return ""
+        text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))
+        if rounds % self._task.print_every:
+            return text
+        self._context.log(text)
+        return ""
+
+    def _call_back(self, place: CallbackEnv, *, before: bool) -> EarlyStopException | None:
+        """Call the user's callbacks, in their order; returns with what one of them stops the training."""
+        callbacks = [call for call in self._task.callbacks if getattr(call, "before_iteration", False) == before]
+        try:
+            for call in sorted(callbacks, key=lambda call: getattr(call, "order", 0)):
+                call(place)
+        except EarlyStopException as asked:
+            return asked
+        return None
+
+
+def begins_anew_with(task: Task) -> bool:
+    """Whether each segment begins from the model's bytes, for which the rows have to be gone over again."""
+    return begins_anew(task.params) or task.columns.base_margin is not None
+
+
+def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[int | None, float | None]:
+    """The best round and its metric: ours, else what LightGBM's own callback says."""
+    if stopping is not None:
+        return stopping.best_round, None if stopping.best_round is None else stopping.best_value
+    if asked is None:
+        return None, None
+    return asked.best_iteration, float(asked.best_score[-1][2]) if asked.best_score else None
+
+
+def _copy(history: History) -> History:
+    """One that can be written to: the driver's is not ours where both are in one process."""
+    return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in history.items()}

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.data import ShardedDataConnector
+from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
+from shoal.errors import InvalidArgumentError
+from tests.distributors.test_xgboost import HEAVY
+from tests.training.ray_cluster import COLUMNS, TwoNodes
+
+
+def test_importing_and_configuring_loads_nothing_heavy() -> None:
+    script = f"""
+import sys
+from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
+LightGBMEstimator(10, "regression", {{"num_leaves": 3}}, LightGBMScalingConfig(use_gpu=True))
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"n_estimators": True}, "n_estimators"),
+        ({"objective": "regression", "params": {"app": "binary"}}, "binary"),
+        ({"params": {"num_trees": 7}}, "num_trees"),
+        ({"params": {"device": "cpu"}, "scaling_config": LightGBMScalingConfig(use_gpu=True)}, "use_gpu"),
+    ],
+)
+def test_contradictions_are_refused_when_it_is_made(arguments: dict, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        LightGBMEstimator(**arguments)
+
+
+@pytest.mark.ray
+def test_fit_predict_and_all_that_is_told(driver: TwoNodes, rows: Path) -> None:
+    import lightgbm
+
+    train, held_out = ShardedDataConnector.from_parquet(rows).random_split([0.8, 0.2])
+    estimator = LightGBMEstimator(200, "l2", {"num_leaves": 15, "learning_rate": 0.5, "metric": "rmse"})
+    booster = estimator.fit(train, COLUMNS, "y", held_out, early_stopping_rounds=5)
+    assert isinstance(booster, lightgbm.Booster)
+    assert booster is estimator.get_booster()
+    assert booster.feature_name() == COLUMNS
+    values = estimator.get_eval_results()["eval"]["rmse"]
+    best = int(np.argmin(values))
+    assert booster.best_iteration == best + 1 < len(values)
+    predicted = estimator.predict(held_out)
+    table = held_out.to_pandas()
+    assert np.sqrt(np.mean((predicted - table["y"]) ** 2)) == pytest.approx(min(values), rel=1e-6)
+    regressor = estimator.to_sklearn()
+    assert isinstance(regressor, lightgbm.LGBMRegressor)
+    np.testing.assert_array_equal(regressor.predict(table[COLUMNS]), predicted)
+    assert regressor.get_params()["num_leaves"] == 15
+
+
+@pytest.mark.ray
+def test_classes_and_margins(driver: TwoNodes, rows: Path) -> None:
+    connector = ShardedDataConnector.from_parquet(rows)
+    table = connector.to_pandas()
+    several = LightGBMEstimator(10, "multiclass", {"num_class": 3})
+    several.fit(connector, COLUMNS, "k")
+    classifier = several.to_sklearn()
+    assert list(classifier.classes_) == [0, 1, 2]
+    assert several.predict(connector).shape == (len(table), 3)
+    assert np.mean(classifier.predict(table[COLUMNS]) == table["k"]) > 0.9
+    margined = LightGBMEstimator(30, params={"learning_rate": 0.3})
+    margined.fit(connector, COLUMNS, "y", base_margin_col="m")
+    assert np.mean(np.abs(margined.predict(connector) - table["y"])) < 0.5
+
+
+@pytest.mark.ray
+def test_two_classes(driver: TwoNodes, rows: Path) -> None:
+    frame = ShardedDataConnector.from_parquet(rows).to_pandas().assign(positive=lambda rows: rows["y"] > 0)
+    estimator = LightGBMEstimator(10, "binary")
+    estimator.fit(frame, COLUMNS, "positive", base_margin_col="m")
+    predicted = estimator.predict(frame)
+    assert np.mean((predicted > 0.5) == frame["positive"]) > 0.9
+    assert 0 < predicted.min() < predicted.max() <= 1
+    assert list(estimator.to_sklearn().predict_proba(frame[COLUMNS]).shape) == [len(frame), 2]

@@ -1,0 +1,114 @@
+"""Sampling and binning a shard, without a gang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+
+from shoal.data import DataConnector
+from shoal.errors import DataError
+from shoal.training.lightgbm.binned import Binned
+from shoal.training.lightgbm.reference import make_reference
+from shoal.training.lightgbm.sampling import sample, shares
+from shoal.training.lightgbm.worker import label_check, refuse_if_too_large
+from shoal.training.rows import Columns, Part, ShardRows
+from shoal.training.task import Task
+from tests.training.ray_cluster import COLUMNS, ROWS
+
+PARAMS = {"num_leaves": 7, "verbosity": -1, "num_threads": 1, "deterministic": True, "force_col_wise": True}
+
+
+def shard_rows(rows: Path, budget: int = 0, **columns: Any) -> ShardRows:
+    connector = DataConnector.from_parquet(rows)
+    return ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(tuple(COLUMNS), "y", **columns), budget)
+
+
+def reference(rows: ShardRows) -> lightgbm.Dataset:
+    (share,) = shares([ROWS])
+    return make_reference(sample(rows, share, PARAMS, 0), COLUMNS, PARAMS)
+
+
+def test_each_contributes_in_proportion_and_always_the_same_rows() -> None:
+    parts = shares([50, 30, 21])
+    chosen = [part.chosen(10, 3) for part in parts]
+    assert [len(rows) for rows in chosen] == [4, 2, 4] or sum(map(len, chosen)) == 10
+    for part, rows in zip(parts, chosen, strict=True):
+        assert abs(len(rows) - part.rows * 10 / 101) < 1
+        assert len(set(rows)) == len(rows) and max(rows) < part.rows
+        np.testing.assert_array_equal(rows, np.sort(rows))
+        np.testing.assert_array_equal(rows, part.chosen(10, 3))
+    assert [len(part.chosen(1_000, 3)) for part in parts] == [50, 30, 21]
+
+
+def test_the_sampled_rows_are_those_that_were_chosen(rows: Path) -> None:
+    shard = shard_rows(rows)
+    everything = np.concatenate([batch.data for batch in shard])
+    (share,) = shares([ROWS])
+    some = sample(shard, share, {"bin_construct_sample_cnt": 100}, 5)
+    np.testing.assert_array_equal(some, everything[share.chosen(100, 5)])
+
+
+def test_every_row_with_its_label_weight_and_margin(rows: Path) -> None:
+    shard = shard_rows(rows, weight="w", base_margin="m")
+    binned = Binned(shard, reference(shard))
+    binned.start_from(None, 1)
+    table = DataConnector.from_parquet(rows).to_pandas()
+    assert binned.dataset.num_data() == ROWS
+    assert binned.dataset.feature_name == COLUMNS
+    np.testing.assert_array_equal(binned.dataset.get_label(), table["y"])
+    np.testing.assert_array_equal(binned.dataset.get_weight(), table["w"])
+    np.testing.assert_array_equal(binned.dataset.get_init_score(), table["m"])
+
+
+@pytest.mark.parametrize(("budget", "passes"), [(2**30, 1), (0, 3)])
+def test_rows_that_fit_are_decoded_once_and_others_in_each_pass_to_the_same_scores(
+    rows: Path, budget: int, passes: int
+) -> None:
+    shard = shard_rows(rows, budget)
+    binned = Binned(shard, reference(shard))
+    model = lightgbm.train(PARAMS, binned.dataset, 5)
+    binned.start_from(model, 1)
+    table = DataConnector.from_parquet(rows).to_pandas()
+    np.testing.assert_array_equal(binned.dataset.get_init_score(), model.predict(table[COLUMNS], raw_score=True))
+    assert shard.passes == passes
+
+
+def test_several_scores_per_row(rows: Path) -> None:
+    params = {**PARAMS, "objective": "multiclass", "num_class": 3}
+    connector = DataConnector.from_parquet(rows)
+    shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(tuple(COLUMNS), "k"), 0)
+    binned = Binned(shard, reference(shard))
+    model = lightgbm.train(params, binned.dataset, 2)
+    binned.start_from(model, 1)
+    values = connector.to_pandas()[COLUMNS]
+    np.testing.assert_array_equal(binned.dataset.get_init_score(), model.predict(values, raw_score=True))
+
+
+def test_categories_stay_categories(rows: Path) -> None:
+    connector = DataConnector.from_parquet(rows)
+    shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(("k", "a"), "y"), 0)
+    (share,) = shares([ROWS])
+    params = {**PARAMS, "categorical_feature": ["k"]}
+    binned = Binned(shard, make_reference(sample(shard, share, params, 0), ["k", "a"], params))
+    assert "cat_threshold=" in lightgbm.train(PARAMS, binned.dataset, 2).model_to_string()
+
+
+def test_a_binary_objective_takes_zero_and_one_only(rows: Path) -> None:
+    part = shard_rows(rows).part
+    task = Task(part, {}, Columns(tuple(COLUMNS), "k"), {"objective": "binary"})
+    with pytest.raises(DataError, match=r'part-0.parquet, row group 0: the label "k" is 2.0 at row \d+, but .*binary'):
+        list(ShardRows(part, task.columns, 0, label_check(task)))
+    assert label_check(Task(part, {}, task.columns, {"objective": "poisson"})) is None
+
+
+def test_rows_whose_bins_will_not_fit_are_refused_with_the_figures(rows: Path) -> None:
+    connector = DataConnector.from_parquet(rows)
+    part = Part(connector, connector.plan(1, 0)[0])
+    task = Task(part, {"eval": part}, Columns(tuple(COLUMNS), "y"), {})
+    refuse_if_too_large(task, 2, 2 * 2 * 3 * ROWS)
+    with pytest.raises(DataError, match=r"12,000 rows of 3 features .* 2 worker.*more nodes or larger"):
+        refuse_if_too_large(task, 2, 2 * 2 * 3 * ROWS - 1)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.lightgbm.params import (
+    begins_anew,
+    check_params,
+    device_of,
+    merge_params,
+    seed_of,
+    segment_params,
+    worker_params,
+)
+
+COLUMNS = ["a", "b"]
+
+
+def made(params: dict[str, Any], workers: int = 2, gpus: int = 0) -> dict[str, Any]:
+    return worker_params(merge_params(params, None, 10), COLUMNS, threads=2, gpus=gpus, workers=workers)
+
+
+def test_names_that_matter_early_are_lightgbms_own() -> None:
+    merged = merge_params({"loss": "mse", "random_state": np.int64(3), "device": "cuda", "eta": 0.1}, "l2", 10)
+    assert merged == {"objective": "l2", "seed": 3, "device_type": "cuda", "eta": 0.1}
+    assert device_of(merged) == "cuda"
+    assert (seed_of(merged, 7), seed_of({}, 7)) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("params", "objective", "named"),
+    [
+        ({"app": "binary"}, "regression", 'app="binary"'),
+        ({"objective": "binary", "loss": "l1"}, None, "one parameter"),
+        ({"num_iterations": 50}, None, "num_iterations"),
+        ({"num_leaves": object()}, None, "num_leaves"),
+    ],
+)
+def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        merge_params(params, objective, 100)
+
+
+def test_rounds_given_twice_alike() -> None:
+    assert merge_params({"num_trees": 100}, None, 100) == {}
+
+
+def test_what_workers_get() -> None:
+    given = made({"eta": 0.1, "n_jobs": 2, "sub_row": 0.5, "seed": 4})
+    assert {"learning_rate": 0.1, "bagging_fraction": 0.5, "num_threads": 2}.items() <= given.items()
+    assert {"deterministic": True, "force_col_wise": True, "tree_learner": "data", "num_machines": 2}.items() <= (
+        given.items()
+    )
+    assert "seed" not in given
+    alone = made({"force_row_wise": True, "tree_learner": "serial"}, workers=1)
+    assert alone["tree_learner"] == "serial"
+    assert "force_col_wise" not in alone
+    assert made({}, gpus=1)["device_type"] == "cuda"
+    assert made({"device": "gpu"}, gpus=1)["device_type"] == "gpu"
+    assert made({"categorical_feature": "name:b,0"})["categorical_feature"] == ["b", 0]
+
+
+def test_each_segment_draws_lots_of_its_own() -> None:
+    given = made({"bagging_seed": 5, "bagging_fraction": 0.5})
+    assert [(segment_params(given, 7, i)["seed"], segment_params(given, 7, i)["bagging_seed"]) for i in (0, 2)] == [
+        (7, 5),
+        (9, 7),
+    ]
+
+
+def test_when_more_is_kept_than_a_model_holds() -> None:
+    assert not begins_anew(made({"objective": "binary", "bagging_fraction": 1.0, "num_leaves": 3}))
+    assert segment_params(made({}), 7, 3)["seed"] == 7
+    for params in (
+        {"subsample": 0.5},
+        {"colsample_bytree": 0.9},
+        {"boost": "dart"},
+        {"boosting": "goss"},
+        {"extra_trees": True},
+        {"cegb_penalty_split": 0.1},
+    ):
+        assert begins_anew(made(params))
+
+
+@pytest.mark.parametrize(
+    ("params", "hint"),
+    [
+        ({"num_threads": 4}, "num_cpu_per_worker=4"),
+        ({"tree_learner": "feature"}, "tree_learner"),
+        ({"tree_learner": "serial"}, "tree_learner"),
+        ({"boosting_type": "rf"}, "checkpoint"),
+        ({"linear_tree": True}, "linear_tree"),
+        ({"objective": "lambdarank"}, "groups"),
+        ({"machines": "10.0.0.1:1"}, "find each other"),
+        ({"workers": "10.0.0.1:1"}, "find each other"),
+        ({"early_stopping_round": 3}, r"fit\(\)"),
+        ({"early_stopping_rounds": 3}, r"fit\(\)"),
+        ({"verbose_eval": 3}, r"fit\(\)"),
+        ({"num_leafs": 3}, "did you mean num_leaf"),
+        ({"learning_rate": 0.1, "shrinkage_rate": 0.2}, "one parameter"),
+        ({"categorical_feature": ["z"]}, "'z'"),
+    ],
+)
+def test_params_that_workers_cannot_follow(params: dict, hint: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=hint):
+        made(params)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"objective": "multiclass", "num_class": 3, "metric": ["multi_error", "multi_logloss"]},
+        {"objective": "binary", "is_unbalance": True, "metric": "auc,binary_logloss", "verbosity": 1},
+        {"boosting": "dart", "drop_rate": 0.1, "bagging_fraction": 0.5, "bagging_freq": 1},
+        {"data_sample_strategy": "goss", "extra_trees": True},
+        {"objective": "gamma"},
+        {"objective": "tweedie", "metric": "None"},
+        {"objective": "huber", "alpha": 0.9, "monotone_constraints": [1, 0]},
+        {"objective": "cross_entropy", "categorical_feature": ["b"]},
+    ],
+)
+def test_good_params_pass(params: dict) -> None:
+    check_params(made(params), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("max_depth", "deep", "max_depth"),
+        ("num_leaves", 1, "num_leaves"),
+        ("objective", "regresion", "regresion"),
+        ("objective", "multiclass", "[Nn]umber of classes"),
+    ],
+)
+def test_lightgbm_refuses_a_value(name: str, value: Any, said: str) -> None:
+    with pytest.raises(TrainingError, match=f"LightGBM refuses the parameters: .*{said}") as caught:
+        check_params(made({name: value}), COLUMNS)
+    assert ".cpp" not in str(caught.value)
+    assert ".hpp" not in str(caught.value)
+
+
+def test_a_metric_that_it_would_leave_out_without_a_word() -> None:
+    with pytest.raises((InvalidArgumentError, TrainingError), match="rsme"):
+        check_params(made({"metric": ["l1", "rsme"]}), COLUMNS)
+
+
+def test_columns_that_would_be_renamed() -> None:
+    with pytest.raises(InvalidArgumentError, match="rename"):
+        check_params(made({}), ["a b"])
