@@ -67,7 +67,7 @@ class LightGBM:
         dealt = shares([task.train.shard.rows for task in tasks])
         offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, dealt, strict=True)])
         # Stored once, not once per worker.
-        sample = ray.put(np.concatenate([offer.sample for offer in offers[:1]]))
+        sample = ray.put(np.concatenate([offer.sample for offer in offers]))
         agreed = Agreed(sample, tuple(offer.address for offer in offers))
         return on_all("prepare", [agreed] * len(tasks))
 
