@@ -14,7 +14,8 @@ from shoal.pool.api import ComputePool
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
-from shoal.state.home import runtime_root
+from shoal.state.home import lock_file, runtime_root
+from shoal.state.locks import file_lock
 from shoal.state.schema import NodeState
 from tests.pool.act import HOLDER, run
 from tests.pool.leftovers import Watch
@@ -33,10 +34,12 @@ def alone() -> Iterator[ComputePool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_HOME", str(folder))
         patch.setattr("shoal.pool.api.ensure_running", lambda: None)
-        pool = ComputePool(URI, holder=HOLDER).up()
-        yield pool
-        pool.down()
-        nothing_left()
+        # Held, so that no supervisor revives it.
+        with file_lock(lock_file("reconciler")):
+            pool = ComputePool(URI, holder=HOLDER).up()
+            yield pool
+            pool.down()
+            nothing_left()
         shutil.rmtree(runtime_root(), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
