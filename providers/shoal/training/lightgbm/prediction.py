@@ -1,4 +1,4 @@
-"""Predicting a dataset in row order, one row group at a time."""
+"""What a LightGBM model says of a dataset."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.training.lightgbm.params import objective_of
+from shoal.training.prediction import predict_rows
 
 if TYPE_CHECKING:
     import lightgbm
@@ -36,22 +37,15 @@ def predict_booster(
     Raises:
         DataError: If a column is missing or no number.
     """
-    import numpy as np
 
-    from shoal.data.checks import validate_columns
-    from shoal.data.matrix import to_matrix, to_vector
+    def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
+        if margin is None:
+            predicted: np.ndarray = booster.predict(features)
+            return predicted
+        score = booster.predict(features, raw_score=True)
+        return _linked(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
 
-    extra = () if base_margin_col is None else (base_margin_col,)
-    validate_columns(connector, input_cols, extra_cols=extra, allow_all_null=True)
-    parts = []
-    for table in connector.iter_batches(tuple(dict.fromkeys((*input_cols, *extra)))):
-        rows = to_matrix(table, input_cols)
-        if base_margin_col is None:
-            parts.append(booster.predict(rows))
-        else:
-            margin = to_vector(table, base_margin_col, "float32")
-            parts.append(_linked(booster.predict(rows, raw_score=True) + margin, booster.params))
-    return np.concatenate(parts)
+    return predict_rows(predict, connector, input_cols, base_margin_col)
 
 
 def _linked(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
@@ -62,8 +56,11 @@ def _linked(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     objective = objective_of(params)
     if objective in ("poisson", "gamma", "tweedie"):
         linked = np.exp(score)
-    if objective in ("binary", "cross_entropy"):
-        steepness = float(params.get("sigmoid", 1.0)) if objective == "binary" else 1.0
+    if objective == "multiclass":
+        likely = np.exp(score - score.max(axis=1, keepdims=True))
+        linked = likely / likely.sum(axis=1, keepdims=True)
+    if objective in ("binary", "multiclassova", "cross_entropy"):
+        steepness = 1.0 if objective == "cross_entropy" else float(params.get("sigmoid", 1.0))
         linked = 1 / (1 + np.exp(-steepness * score))
     return linked
 

@@ -1,9 +1,11 @@
-"""Predicting a dataset in row order, one row group at a time."""
+"""What an XGBoost model says of a dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from shoal.training.prediction import predict_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,20 +36,14 @@ def predict_booster(
     Raises:
         DataError: If a column is missing or no number.
     """
-    import numpy as np
-
-    from shoal.data.checks import validate_columns
-    from shoal.data.matrix import to_matrix, to_vector
-
-    extra = () if base_margin_col is None else (base_margin_col,)
-    validate_columns(connector, input_cols, extra_cols=extra, allow_all_null=True)
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
-    parts = []
-    for table in connector.iter_batches(tuple(dict.fromkeys((*input_cols, *extra)))):
-        margin = None if base_margin_col is None else to_vector(table, base_margin_col, "float32")
-        parts.append(booster.inplace_predict(to_matrix(table, input_cols), iteration_range=rounds, base_margin=margin))
-    return np.concatenate(parts)
+
+    def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
+        predicted: np.ndarray = booster.inplace_predict(features, iteration_range=rounds, base_margin=margin)
+        return predicted
+
+    return predict_rows(predict, connector, input_cols, base_margin_col)
 
 
 def features_of(booster: xgboost.Booster) -> list[str]:

@@ -1,0 +1,46 @@
+"""Predicting a dataset in row order, one row group at a time, whichever library made the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shoal.data.connector import DataConnector
+
+
+def predict_rows(
+    predict: Callable[[np.ndarray, np.ndarray | None], np.ndarray],
+    connector: DataConnector,
+    input_cols: Sequence[str],
+    base_margin_col: str | None,
+) -> np.ndarray:
+    """Predicts every row of a dataset.
+
+    Args:
+        predict: What a model says of some rows: features float32 ``[rows, columns]`` and margins float32 ``[rows]``, if
+            there are any, to predictions ``[rows]`` or ``[rows, classes]``.
+        connector: The rows.
+        input_cols: Feature columns, in the order the model was trained with.
+        base_margin_col: Column of margins, if it was trained with one.
+
+    Returns:
+        ``[rows]`` or ``[rows, classes]``, in row order.
+
+    Raises:
+        DataError: If a column is missing or no number.
+    """
+    import numpy as np
+
+    from shoal.data.checks import validate_columns
+    from shoal.data.matrix import to_matrix, to_vector
+
+    extra = () if base_margin_col is None else (base_margin_col,)
+    validate_columns(connector, input_cols, extra_cols=extra, allow_all_null=True)
+    parts = []
+    for table in connector.iter_batches(tuple(dict.fromkeys((*input_cols, *extra)))):
+        margin = None if base_margin_col is None else to_vector(table, base_margin_col, "float32")
+        parts.append(predict(to_matrix(table, input_cols), margin))
+    return np.concatenate(parts)
