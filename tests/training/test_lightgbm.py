@@ -18,7 +18,7 @@ from shoal.errors import DataError, InvalidArgumentError, TrainingError, WorkerL
 from shoal.training import boosting
 from shoal.training.boosting import train
 from shoal.training.context import get_context
-from shoal.training.lightgbm.engine import LightGBM
+from shoal.training.inputs import REPLICATED_ROWS
 from shoal.training.request import TrainRequest, TrainResult
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.test_checkpoints import Losses
@@ -213,7 +213,7 @@ def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, mo
         train(request(rows, params={"objective": "regresion"}))
     with pytest.raises(InvalidArgumentError, match="dart"):
         train(request(rows, params=DART, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2))
-    monkeypatch.setattr(LightGBM, "replicated_rows", ROWS - 1)
+    monkeypatch.setitem(REPLICATED_ROWS, "lightgbm", ROWS - 1)
     with pytest.raises(DataError, match=r'eval_set "eval" has 6,000 rows.*random_split'):
         train(request(rows, eval_sets={"eval": spec(rows)}))
 

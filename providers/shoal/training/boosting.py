@@ -20,7 +20,7 @@ from shoal.training import cluster
 from shoal.training.context import say
 from shoal.training.gang.gang import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
-from shoal.training.inputs import checked_data, deal
+from shoal.training.inputs import REPLICATED_ROWS, checked_data, deal
 from shoal.training.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.scaling import GangSize, resolve_size
 from shoal.training.task import Boosted, Checkpoint, Prepared, Segment, Task
@@ -59,8 +59,6 @@ class Library(Protocol):
     """The extra of shoal that installs it."""
     worker: str
     """Module of the workers' side, with `boost(Segment)`, `finish()` and what `prepare` calls."""
-    replicated_rows: int | None
-    """Most rows of an eval set, where every worker evaluates all of it; None: it is dealt to them."""
 
     def device(self, request: TrainRequest) -> str | None:
         """The device that the parameters ask for; None if they do not."""
@@ -150,7 +148,7 @@ class _Training:
         self._began = began
         limit = request.run_config.timeout
         self._deadline = None if limit is None else began + limit
-        self._train, self._eval_sets = checked_data(request, library.replicated_rows)
+        self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size)
         self._checkpoint = Checkpoint()
@@ -195,7 +193,7 @@ class _Training:
 
     def _attempt(self) -> TrainResult:
         request, size = self._request, self._size
-        whole = self._library.replicated_rows is not None
+        whole = request.framework in REPLICATED_ROWS
         seed, group_col = request.run_config.seed, request.group_col
         parts = deal(self._train, self._eval_sets, size.num_workers, seed, group_col, whole=whole)
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker)

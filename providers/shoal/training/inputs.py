@@ -8,18 +8,19 @@ from shoal.data.checks import check_group, check_label, validate_columns
 from shoal.data.connector import DataConnector
 from shoal.data.plan import Shard
 from shoal.errors import DataError
-from shoal.training.request import TrainRequest
+from shoal.training.request import Framework, TrainRequest
 from shoal.training.rows import Part
 
+REPLICATED_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
+"""Most rows of an eval set, for libraries whose workers each evaluate all of it.
 
-def checked_data(
-    request: TrainRequest, most_eval_rows: int | None = None
-) -> tuple[DataConnector, dict[str, DataConnector]]:
+LightGBM evaluates in each worker what that worker has, and sums up nothing: for the workers to agree on when to stop,
+and for the metrics to be of all rows, each has to have them all.
+"""
+
+
+def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
     """The datasets, checked as far as footers tell. An eval set that is the training set itself is the same object.
-
-    Args:
-        request: What names them.
-        most_eval_rows: Most rows that an eval set may have; None: any number.
 
     Raises:
         DataError: Whatever footers can show to be wrong, naming file, column and row group; an eval set with too many
@@ -31,12 +32,13 @@ def checked_data(
     if request.group_col is not None:
         check_group(train, request.group_col)
     eval_sets = {}
+    most = REPLICATED_ROWS.get(request.framework)
     for name, spec in request.eval_sets.items():
         connector = train if spec == request.dataset else DataConnector.from_spec(spec)
-        if most_eval_rows is not None and connector.num_rows() > most_eval_rows:
+        if most is not None and connector.num_rows() > most:
             raise DataError(
                 f'eval_set "{name}" has {connector.num_rows():,} rows, but with {request.framework} every worker '
-                f"evaluates all of it, which is for {most_eval_rows:,} rows at most: give it a part, such as one that "
+                f"evaluates all of it, which is for {most:,} rows at most: give it a part, such as one that "
                 "random_split makes"
             )
         eval_sets[name] = connector

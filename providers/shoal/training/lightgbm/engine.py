@@ -24,9 +24,6 @@ class LightGBM:
     package = "lightgbm"
     extra = "lightgbm"
     worker = "shoal.training.lightgbm.worker"
-    # LightGBM evaluates in each worker what that worker has, and sums up nothing: for the workers to agree on when to
-    # stop, and for the metrics to be of all rows, each has to have them all.
-    replicated_rows = 1_000_000
 
     def device(self, request: TrainRequest) -> str | None:
         """The device that the parameters ask for; None if they do not."""

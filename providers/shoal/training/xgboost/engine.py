@@ -31,7 +31,6 @@ class XGBoost:
     package = "xgboost"
     extra = "xgboost"
     worker = "shoal.training.xgboost.worker"
-    replicated_rows = None
 
     def device(self, request: TrainRequest) -> str | None:
         """The device that the parameters ask for; None if they do not."""
