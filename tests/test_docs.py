@@ -36,11 +36,16 @@ def flights(tmp_path_factory):
 @pytest.mark.ray
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_example(name, flights, fresh_home):
-    homes = {"AIRFLOW_HOME": str(fresh_home / "airflow"), "PREFECT_HOME": str(fresh_home / "prefect")}
+    own = {
+        "AIRFLOW_HOME": str(fresh_home / "airflow"),
+        "PREFECT_HOME": str(fresh_home / "prefect"),
+        # A flow's temporary server is given 20 s, which is little on a busy machine.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    }
     ran = subprocess.run(
         [sys.executable, "-c", FOUND[name]],
         cwd=flights,
-        env={**os.environ, **homes},
+        env={**os.environ, **own},
         capture_output=True,
         text=True,
         timeout=280,
