@@ -25,7 +25,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql run run-prefect run-python up test test-prefect-newest test-fast soak lint format bench clean lock
+.PHONY: help install postgresql run run-prefect run-python up test test-front test-core test-prefect-newest test-fast soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -62,8 +62,17 @@ postgresql:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql >/dev/null; } \
 		|| echo "PostgreSQL is not installed: its tests are skipped"
 
+# Much of a test is waiting for what starts, so two halves at once take little longer than one.
+saying = { trap '' INT; sed --unbuffered 's/^/$(1): /'; }  # Ctrl-C is for pytest, which tears down and says so
+FRONT := tests/airflow tests/cli tests/dags tests/examples tests/flows tests/jobs tests/prefect tests/test_docs.py
 test: install postgresql  ## The tests: on a real local pool, a real Airflow, a real Prefect server
-	@$(BIN)/python -m pytest -m "not long"
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-front test-core
+
+test-front:
+	@set -o pipefail; $(BIN)/python -m pytest -m "not long" $(FRONT) 2>&1 | $(call saying,front)
+
+test-core:
+	@set -o pipefail; $(BIN)/python -m pytest -m "not long" tests $(FRONT:%=--ignore=%) 2>&1 | $(call saying,core)
 
 test-prefect-newest: $(STAMP_PREFECT)  ## The Prefect collection's tests without Ray, against the newest Prefect
 	@$(VENV_PREFECT)/bin/python -m pytest -m "not ray" tests/prefect tests/flows/test_janitor.py

@@ -26,6 +26,7 @@ from shoal.jobs.watchdog import Reason, Watchdog
 from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.lean import import_lean
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -262,6 +263,9 @@ def main() -> int:
         os.environ.update(secrets.environment)
         spec = JobSpec.model_validate(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
+        # A champion that others registered may be a model with scikit-learn's interface.
+        if spec.register_as is None:
+            import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()
 
 

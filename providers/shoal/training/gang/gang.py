@@ -184,7 +184,7 @@ class Gang:
         return self._companions[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has the workers import modules; returns at once."""
+        """Has the workers import modules, without what they can do without; returns at once."""
         for actor in self._actors:
             actor.preload.remote(list(modules))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +12,7 @@ from shoal.data.shard import set_current_shard
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import TrainingContext, set_context
 from shoal.training.gang.lifeline import Lifeline
+from shoal.training.lean import import_lean
 
 
 class PeerError(TrainingError):
@@ -94,10 +93,8 @@ class Worker:
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Imports modules while the driver does something else; whoever needs one that is missing will say so."""
-        for module in modules:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module)
+        """Imports modules, leanly, while the driver does something else."""
+        import_lean(modules)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
         """Calls a function.
