@@ -25,7 +25,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql run run-prefect run-python up test test-front test-core test-prefect-newest test-fast soak lint format bench clean lock
+.PHONY: help install postgresql run run-prefect run-python up test test-core test-rest test-prefect-newest test-fast soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -64,15 +64,15 @@ postgresql:
 
 # Much of a test is waiting for what starts, so two halves at once take little longer than one.
 saying = { trap '' INT; sed --unbuffered 's/^/$(1): /'; }  # Ctrl-C is for pytest, which tears down and says so
-FRONT := tests/airflow tests/cli tests/dags tests/examples tests/flows tests/jobs tests/prefect tests/test_docs.py
+CORE := tests/pool tests/training
 test: install postgresql  ## The tests: on a real local pool, a real Airflow, a real Prefect server
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-front test-core
-
-test-front:
-	@set -o pipefail; $(BIN)/python -m pytest -m "not long" $(FRONT) 2>&1 | $(call saying,front)
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-core test-rest
 
 test-core:
-	@set -o pipefail; $(BIN)/python -m pytest -m "not long" tests $(FRONT:%=--ignore=%) 2>&1 | $(call saying,core)
+	@set -o pipefail; $(BIN)/python -m pytest -m "not long" $(CORE) 2>&1 | $(call saying,core)
+
+test-rest:
+	@set -o pipefail; $(BIN)/python -m pytest -m "not long" tests $(CORE:%=--ignore=%) 2>&1 | $(call saying,rest)
 
 test-prefect-newest: $(STAMP_PREFECT)  ## The Prefect collection's tests without Ray, against the newest Prefect
 	@$(VENV_PREFECT)/bin/python -m pytest -m "not ray" tests/prefect tests/flows/test_janitor.py
