@@ -35,7 +35,10 @@ class ScalingConfig(Config):
     num_cpu_per_worker: int = Field(
         default=-1, description="CPUs, and threads, per worker; -1: the node's CPUs divided by its workers."
     )
-    use_gpu: bool | None = Field(default=None, description="Train on GPUs; None: if every active node has one.")
+    use_gpu: bool | None = Field(
+        default=None,
+        description="Train on GPUs; None: if every active node has one (LightGBM: no, since its wheels have no CUDA).",
+    )
 
     @field_validator("num_workers", "num_cpu_per_worker")
     @classmethod

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.lightgbm.engine import LightGBM
 from shoal.training.lightgbm.params import (
     begins_anew,
     check_params,
@@ -15,6 +16,7 @@ from shoal.training.lightgbm.params import (
     segment_params,
     worker_params,
 )
+from shoal.training.request import TrainRequest
 
 COLUMNS = ["a", "b"]
 
@@ -151,3 +153,21 @@ def test_a_metric_that_it_would_leave_out_without_a_word() -> None:
 def test_columns_that_would_be_renamed() -> None:
     with pytest.raises(InvalidArgumentError, match="rename"):
         check_params(made({}), ["a b"])
+
+
+@pytest.mark.parametrize(
+    ("params", "use_gpu", "device"),
+    [({}, None, "cpu"), ({}, True, None), ({}, False, None), ({"device": "gpu"}, None, "gpu")],
+)
+def test_gpus_are_used_only_where_they_are_asked_for(
+    params: dict[str, Any], use_gpu: bool | None, device: str | None
+) -> None:
+    asked = TrainRequest(
+        framework="lightgbm",
+        dataset={"paths": ("a.parquet",)},
+        input_cols=tuple(COLUMNS),
+        label_col="y",
+        params=params,
+        scaling={"use_gpu": use_gpu},
+    )
+    assert LightGBM().device(asked) == device

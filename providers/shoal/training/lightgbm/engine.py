@@ -26,8 +26,12 @@ class LightGBM:
     worker = "shoal.training.lightgbm.worker"
 
     def device(self, request: TrainRequest) -> str | None:
-        """The device that the parameters ask for; None if they do not."""
-        return device_of(self._merged(request))
+        """The device that the parameters ask for; None if the scaling config decides.
+
+        Not the nodes: PyPI's wheels of LightGBM cannot use CUDA, so GPUs are used only where they are asked for.
+        """
+        device = device_of(self._merged(request))
+        return "cpu" if device is None and request.scaling.use_gpu is None else device
 
     def params(self, request: TrainRequest, size: GangSize) -> tuple[dict[str, Any], int]:
         """What every worker is given, and the first segment's seed.
