@@ -15,6 +15,7 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.which import which_pool
 from shoal.state import Store
+from shoal.training.progress import Rounds
 from shoal.training.request import TrainRequest, TrainResult
 
 _embedded = itertools.count(1)
@@ -43,11 +44,8 @@ def run_as_job(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainRes
         tracked = bool(os.environ.get("MLFLOW_TRACKING_URI"))
         spec = JobSpec.of_request(request, pool_name=pool_name, tracked=tracked, callbacks=along)
         handle = submit(spec)
-        return load_training(handle.wait(on_log=_print))
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
+        with Rounds() as progress:
+            return load_training(handle.wait(on_log=progress.read))
 
 
 @contextmanager

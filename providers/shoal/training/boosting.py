@@ -21,6 +21,7 @@ from shoal.training.context import say
 from shoal.training.gang.gang import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
 from shoal.training.inputs import REPLICATED_ROWS, checked_data, deal
+from shoal.training.progress import Rounds
 from shoal.training.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.scaling import GangSize, resolve_size
 from shoal.training.task import Boosted, Checkpoint, Prepared, Segment, Task
@@ -253,19 +254,21 @@ class _Training:
         rounds = self._request.n_estimators
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
-        while True:
-            index = self._checkpoint.rounds // length
-            stop = min(rounds, (index + 1) * length)
-            segment = Segment(index, stop, stop == rounds, resume)
-            answers: list[Boosted] = self._on_all(gang, "boost", [segment] * len(workers))
-            for worker, answer in zip(workers, answers, strict=True):
-                worker.add(answer)
-            first = answers[0]
-            if first.checkpoint is None:
-                raise TrainingError("rank 0 returned no model")
-            self._checkpoint, resume = first.checkpoint, None
-            if segment.last or first.stopped:
-                return first
+        with Rounds(quiet=bool(self._request.verbose_eval)) as progress:
+            while True:
+                index = self._checkpoint.rounds // length
+                stop = min(rounds, (index + 1) * length)
+                segment = Segment(index, stop, stop == rounds, resume)
+                answers: list[Boosted] = self._on_all(gang, "boost", [segment] * len(workers))
+                for worker, answer in zip(workers, answers, strict=True):
+                    worker.add(answer)
+                first = answers[0]
+                if first.checkpoint is None:
+                    raise TrainingError("rank 0 returned no model")
+                self._checkpoint, resume = first.checkpoint, None
+                progress.done(self._checkpoint.rounds, rounds, self._checkpoint.history)
+                if segment.last or first.stopped:
+                    return first
 
     def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
