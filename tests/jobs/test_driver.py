@@ -60,6 +60,7 @@ def plain_xgboost(request: TrainRequest, **_: object) -> TrainResult:
         read_seconds=0,
         quantise_seconds=0,
         train_seconds=0,
+        idle_rss_bytes=5,
         peak_rss_bytes=7,
     )
     return TrainResult(

@@ -230,6 +230,7 @@ class _Training:
                     read_seconds=worker.prepared.read_seconds,
                     quantise_seconds=worker.prepared.quantise_seconds,
                     train_seconds=worker.train_seconds,
+                    idle_rss_bytes=worker.prepared.idle_rss_bytes,
                     peak_rss_bytes=worker.peak_rss_bytes,
                 )
                 for info, task, worker in zip(gang.workers, tasks, workers, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
 
@@ -28,12 +29,17 @@ def available_bytes() -> int:
     return available
 
 
-def reset_peak() -> None:
-    """Starts the peak anew, so that a process that trains twice reports each run's own, where the kernel allows it."""
-    try:
+def reset_peak() -> int:
+    """Starts the peak anew, so that a process that trains twice reports each run's own, where the kernel allows it.
+
+    Returns:
+        The resident size in bytes from which it starts.
+    """
+    import psutil
+
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_rss_bytes() -> int:

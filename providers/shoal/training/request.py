@@ -80,6 +80,7 @@ class WorkerStats(BaseModel):
         description="Seconds spent building the quantised matrices, waiting for peers included."
     )
     train_seconds: float = Field(description="Seconds spent boosting and evaluating.")
+    idle_rss_bytes: int = Field(description="Resident size of its process before it read anything.")
     peak_rss_bytes: int = Field(description="Highest resident size of its process during this training.")
 
 

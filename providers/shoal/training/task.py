@@ -48,12 +48,14 @@ class Prepared:
         passes: How often the training rows were decoded.
         read_seconds: Seconds spent reading and decoding.
         quantise_seconds: Seconds spent building matrices beside that, waiting for peers included.
+        idle_rss_bytes: Resident size of the worker before it read anything.
         external_memory: Whether the matrices are on disk.
     """
 
     passes: int
     read_seconds: float
     quantise_seconds: float
+    idle_rss_bytes: int
     external_memory: bool = False
 
 

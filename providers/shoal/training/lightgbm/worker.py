@@ -47,6 +47,7 @@ class _Session:
 
     def __init__(self, opening: Opening, context: TrainingContext) -> None:
         began = time.perf_counter()
+        self._idle = memory.reset_peak()
         self.task = task = opening.task
         self._context = context
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
@@ -71,7 +72,8 @@ class _Session:
         binned = {name: Binned(rows, reference, keep=keep) for name, rows in evals.items()}
         self._trainer = Trainer(task, self._context, train, binned)
         read = sum(rows.seconds for rows in (self._rows, *evals.values()))
-        return Prepared(self._rows.passes, read, self._seconds + time.perf_counter() - began - read)
+        quantising = self._seconds + time.perf_counter() - began - read
+        return Prepared(self._rows.passes, read, quantising, self._idle)
 
     def boost(self, segment: Segment) -> Boosted:
         """Train the rounds of a segment."""
@@ -101,7 +103,6 @@ def begin(opening: Opening) -> Offer:
         DataError: If the rows cannot be used, or their bins will not fit in memory.
     """
     global _session
-    memory.reset_peak()
     with _own_errors():
         _session = _Session(opening, get_context())
         return _session.offer

@@ -51,6 +51,7 @@ class _Session:
     """
 
     def __init__(self, task: Task, context: TrainingContext) -> None:
+        idle = memory.reset_peak()
         self.open = contextlib.ExitStack()  # what is closed when it ends
         self.task = task
         self.context = context
@@ -64,7 +65,7 @@ class _Session:
         ]
         read = sum(rows.seconds for rows in self.rows)
         quantising = time.perf_counter() - began - read
-        self.prepared = Prepared(self.rows[0].passes, read, quantising, self.pages is not None)
+        self.prepared = Prepared(self.rows[0].passes, read, quantising, idle, self.pages is not None)
         self.booster: xgboost.Booster | None = None
         self._callbacks: CallbackContainer | None = None
 
@@ -204,7 +205,6 @@ def prepare(task: Task) -> Prepared:
     """
     global _session
     context = get_context()
-    memory.reset_peak()
     with _own_errors(), contextlib.ExitStack() as stack:
         stack.enter_context(_communicator({**task.connection, "dmlc_task_id": f"{context.rank:08d}"}, context))
         _session = _Session(task, context)
