@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -9,31 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from shoal.training.context import get_context
+from shoal.training.request import Framework
+
+FIRST = {"xgboost": "prepare", "lightgbm": "begin"}
+"""What is called first on the workers, and reads their rows."""
 
 
 class Sabotage:
-    """Calls a function of `xgboost.worker`, but one rank does something to itself at a stage.
+    """Calls a function of a library's worker, but one rank does something to itself at a stage.
 
     Args:
+        framework: The library.
         rank: Whose worker.
         stage: "import" (before anything else), "matrix" (at its second row group) or "round" (after round 3).
         deed: "kill", "raise" or "hang".
         reached: File that it makes when it has come so far.
     """
 
-    def __init__(self, rank: int, stage: str, deed: str, reached: Path) -> None:
+    def __init__(self, framework: Framework, rank: int, stage: str, deed: str, reached: Path) -> None:
+        self.framework = framework
         self.rank = rank
         self.stage = stage
         self.deed = deed
         self.reached = reached
 
     def __call__(self, name: str, *args: Any) -> Any:
-        mine = get_context().rank == self.rank and name == "prepare"
+        mine = get_context().rank == self.rank and name == FIRST[self.framework]
         if mine and self.stage == "import":
             self.act()
         from shoal.training.rows import ShardRows
-        from shoal.training.xgboost import worker as xgboost_worker
 
+        worker = importlib.import_module(f"shoal.training.{self.framework}.worker")
         if mine and self.stage == "matrix":
             batch = ShardRows._batch
             seen = []
@@ -46,16 +53,22 @@ class Sabotage:
 
             ShardRows._batch = second_fails
         if mine and self.stage == "round":
-            import xgboost
+            task = args[0] if self.framework == "xgboost" else args[0].task
+            object.__setattr__(task, "callbacks", (self._after_round_3(),))
+        return getattr(worker, name)(*args)
 
-            class After(xgboost.callback.TrainingCallback):
-                def after_iteration(callback, model: Any, epoch: int, evals_log: Any) -> bool:
-                    if epoch == 3:
-                        self.act()
-                    return False
+    def _after_round_3(self) -> Any:
+        if self.framework == "lightgbm":
+            return lambda env: self.act() if env.iteration == 3 else None
+        import xgboost
 
-            object.__setattr__(args[0], "callbacks", (After(),))
-        return getattr(xgboost_worker, name)(*args)
+        class After(xgboost.callback.TrainingCallback):
+            def after_iteration(callback, model: Any, epoch: int, evals_log: Any) -> bool:
+                if epoch == 3:
+                    self.act()
+                return False
+
+        return After()
 
     def act(self) -> None:
         self.reached.touch()

@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from shoal.errors import TrainingError, WorkerLostError
+from shoal.errors import DataError, TrainingError, WorkerLostError
 from shoal.training import boosting
 from shoal.training.gang.gang import Gang
-from shoal.training.request import TrainRequest
-from tests.training.ray_cluster import COLUMNS, TwoNodes, alive
-from tests.training.sabotage import Sabotage
+from shoal.training.request import Framework, TrainRequest
+from tests.training.ray_cluster import COLUMNS, TwoNodes, alive, write_rows
+from tests.training.sabotage import FIRST, Sabotage
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -27,6 +28,19 @@ pytestmark = pytest.mark.ray
 STAGES = ["import", "matrix", "round"]
 # Ends a test that hangs; the failures here were told within a second.
 HANG_SECONDS = 60
+
+
+BOTH = ("xgboost", "lightgbm")
+
+
+def request(rows: Path, framework: Framework) -> TrainRequest:
+    return TrainRequest(
+        framework=framework,
+        dataset={"paths": (str(rows),)},
+        input_cols=tuple(COLUMNS),
+        label_col="y",
+        n_estimators=20,
+    )
 
 
 class Attempt:
@@ -43,11 +57,7 @@ class Attempt:
             return gang.run(self.sabotage, [(name, arg) for arg in args], timeout=HANG_SECONDS)
 
         monkeypatch.setattr(boosting._Training, "_on_all", on_all)
-        boosting.train(
-            TrainRequest(
-                dataset={"paths": (str(self.rows),)}, input_cols=tuple(COLUMNS), label_col="y", n_estimators=20
-            )
-        )
+        boosting.train(request(self.rows, self.sabotage.framework))
 
     def when_reached(self, act: Callable[[Gang], None]) -> threading.Thread:
         """Acts, in a thread, once the worker has come to its stage."""
@@ -63,28 +73,35 @@ class Attempt:
 
     def assert_nothing_left(self) -> None:
         assert self.gang is not None
-        tracker = self.gang._companions["xgboost"]
-        pids = [*(worker.pid for worker in self.gang.workers), tracker.pid]
+        pids = [
+            *(worker.pid for worker in self.gang.workers),
+            *(companion.pid for companion in self.gang._companions.values()),
+        ]
         # Their sockets are closed before the error is raised; the rest of an exit takes the kernel a few milliseconds.
         wait_until(lambda: not alive(pids), "workers and tracker to end", 5)
 
 
 @pytest.fixture
-def attempt(driver: TwoNodes, rows: Path, tmp_path: Path) -> Callable[[str, str], Attempt]:
-    return lambda stage, deed: Attempt(rows, Sabotage(1, stage, deed, tmp_path / "reached"))
+def attempt(driver: TwoNodes, rows: Path, tmp_path: Path) -> Callable[[str, str, Framework], Attempt]:
+    return lambda stage, deed, framework="xgboost": Attempt(
+        rows, Sabotage(framework, 1, stage, deed, tmp_path / "reached")
+    )
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_worker_killed(attempt: Callable, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempted = attempt(stage, "kill")
+@pytest.mark.parametrize(
+    ("framework", "stage"), [*(("xgboost", stage) for stage in STAGES), ("lightgbm", "matrix"), ("lightgbm", "round")]
+)
+def test_worker_killed(attempt: Callable, framework: Framework, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # LightGBM's other worker hangs in its library's own code, and is killed there.
+    attempted = attempt(stage, "kill", framework)
     with pytest.raises(WorkerLostError, match=r"rank 1 \(node b, pid \d+\) was lost"):
         attempted.train(monkeypatch)
     attempted.assert_nothing_left()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_worker_raises(attempt: Callable, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempted = attempt(stage, "raise")
+@pytest.mark.parametrize(("framework", "stage"), [*(("xgboost", stage) for stage in STAGES), ("lightgbm", "round")])
+def test_worker_raises(attempt: Callable, framework: Framework, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempted = attempt(stage, "raise", framework)
     with pytest.raises(TrainingError, match=r"rank 1 \(node b, pid \d+\) failed: ValueError: boom") as caught:
         attempted.train(monkeypatch)
     assert any("in act" in note for note in caught.value.__notes__)
@@ -101,9 +118,11 @@ def test_tracker_killed(attempt: Callable, stage: str, monkeypatch: pytest.Monke
     attempted.assert_nothing_left()
 
 
-@pytest.mark.parametrize("stage", ["matrix"])
-def test_node_killed(driver: TwoNodes, attempt: Callable, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempted = attempt(stage, "hang")
+@pytest.mark.parametrize(("framework", "stage"), [("xgboost", "matrix"), ("lightgbm", "round")])
+def test_node_killed(
+    driver: TwoNodes, attempt: Callable, framework: Framework, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempted = attempt(stage, "hang", framework)
     thread = attempted.when_reached(lambda gang: driver.kill_second())
     try:
         with pytest.raises(WorkerLostError, match=r"rank 1 \(node b, pid \d+\) was lost: its node's raylet ended"):
@@ -112,6 +131,43 @@ def test_node_killed(driver: TwoNodes, attempt: Callable, stage: str, monkeypatc
         attempted.assert_nothing_left()
     finally:
         driver.replace_second()
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def corrupt(path: Path) -> None:
+    chunk = pq.read_metadata(path).row_group(1).column(0)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    raw = bytearray(path.read_bytes())
+    raw[start : start + 200] = b"\xff" * 200
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("framework", BOTH)
+@pytest.mark.parametrize(
+    ("spoil", "told"), [(remove, r"part-1\.parquet is gone"), (corrupt, r"part-1\.parquet, row group 1, is corrupt")]
+)
+def test_a_file_is_spoilt_after_it_was_planned(
+    driver: TwoNodes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    framework: Framework,
+    spoil: Callable[[Path], None],
+    told: str,
+) -> None:
+    rows = write_rows(tmp_path / "rows")
+    on_all = boosting._Training._on_all
+
+    def spoilt(training: Any, gang: Any, name: str, *args: Any) -> Any:
+        if name == FIRST[framework]:
+            spoil(rows / "part-1.parquet")
+        return on_all(training, gang, name, *args)
+
+    monkeypatch.setattr(boosting._Training, "_on_all", spoilt)
+    with pytest.raises(DataError, match=told + r".*\[rank \d"):
+        boosting.train(request(rows, framework))
 
 
 DRIVER = """
@@ -128,7 +184,7 @@ ray.init(address=address, log_to_driver=False, logging_level="ERROR")
 def on_all(training, gang, name, args=()):
     if name == "prepare":
         print(json.dumps([*(worker.pid for worker in gang.workers), gang._companions["xgboost"].pid]), flush=True)
-    return gang.run(Sabotage(1, stage, "hang", Path(reached)), [(name, arg) for arg in args])
+    return gang.run(Sabotage("xgboost", 1, stage, "hang", Path(reached)), [(name, arg) for arg in args])
 
 boosting._Training._on_all = on_all
 boosting.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns), label_col="y"))

@@ -10,7 +10,6 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
-from shoal.training import boosting
 from shoal.training.boosting import train
 from shoal.training.request import TrainRequest, TrainResult
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
@@ -255,22 +254,6 @@ def test_nulls_found_while_reading(
     rows = without_statistics(tmp_path, column, [1.0, value])
     with pytest.raises(DataError, match=rf'rows.parquet, row group 0.*"{column}".*row 1.*\[rank \d'):
         train(request(rows, **argument))
-
-
-def test_a_file_that_vanishes_after_it_was_planned(
-    driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = write_rows(tmp_path / "rows")
-    on_all = boosting._Training._on_all
-
-    def vanish(training: Any, gang: Any, name: str, *args: Any) -> Any:
-        if name == "prepare":
-            (rows / "part-1.parquet").unlink()
-        return on_all(training, gang, name, *args)
-
-    monkeypatch.setattr(boosting._Training, "_on_all", vanish)
-    with pytest.raises(DataError, match=r"part-1\.parquet is gone"):
-        train(request(rows))
 
 
 def test_labels_that_the_objective_cannot_take(driver: TwoNodes, rows: Path) -> None:
