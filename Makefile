@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 # The newest Prefect cannot be where Airflow is.
 VENV_PREFECT := .venv-prefect
 STAMP_PREFECT := $(VENV_PREFECT)/.installed
+VENV_BENCH := .venv-bench
+STAMP_BENCH := $(VENV_BENCH)/.installed
 
 # What installs: uv, which pip brings where there is none, or a venv of its own where pip may not.
 define get_uv
@@ -104,15 +106,26 @@ lint: install  ## ruff, mypy, import-linter
 format: install  ## Let ruff put everything into shape
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-bench: install  ## Measure against the peers, in one run
-	@$(BIN)/python -m tests.benchmarks
+bench: $(STAMP_BENCH)  ## Measure against the peers, in one run; WRITE=1 puts the tables into docs/benchmarks.md
+	@$(VENV_BENCH)/bin/python -m tests.benchmarks $(if $(WRITE),--write)
+
+# Where Dask is installed, LightGBM imports it: an environment of its own keeps the tests as quick as they are.
+$(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
+	@$(get_uv)
+	@uv=$(UV); \
+	test -x $(VENV_BENCH)/bin/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV_BENCH); \
+	export VIRTUAL_ENV=$(CURDIR)/$(VENV_BENCH); \
+	$$uv pip install --quiet -r requirements/dev.txt -r requirements/bench.txt && $$uv pip install --quiet --no-deps -e .
+	@touch $@
 
 lock:  ## Pin the development environment anew (no index address, no local path; torch is installed by itself)
 	@uv pip compile --quiet --upgrade pyproject.toml --group dev --python-version 3.11 --no-emit-index-url \
 		--no-emit-find-links --no-emit-package torch --no-annotate --no-header -o requirements/dev.txt
 	@uv pip compile --quiet --upgrade pyproject.toml --extra prefect --group prefect-newest --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/prefect-newest.txt
+	@uv pip compile --quiet --upgrade pyproject.toml --group bench --constraint requirements/dev.txt --python-version 3.11 \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt
 
 clean:  ## Remove the environment and every cache
-	@rm -rf $(VENV) $(VENV_PREFECT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,24 +1,58 @@
-"""``make bench``: every benchmark, each with its peers in the same run; prints the ratios, the date and the machine."""
+"""``make bench``: every benchmark, each with its peers in the same run; prints tables, the date and the machine.
+
+With ``--write`` the tables go into ``docs/benchmarks.md``, each between its own two comments.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-BENCHMARKS = ("tests.benchmarks.xgboost_flights", "tests.benchmarks.pool_scaling")
-LIBRARIES = ("ray", "xgboost-cpu", "pyarrow")
+BENCHMARKS = ("gradient_boosting", "workers", "limited_memory", "pool_scaling")
+LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "pyarrow", "dask")
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the benchmarks.")
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="which (default: all)")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
+    args = parser.parse_args()
+    print(machine(), end="\n\n", flush=True)
+    code = 0
+    for name in args.names or BENCHMARKS:
+        ran = subprocess.run([sys.executable, "-m", f"tests.benchmarks.{name}"], stdout=subprocess.PIPE, text=True,
+                             check=False)  # fmt: skip
+        print(ran.stdout, flush=True)
+        code = max(code, ran.returncode)
+        if args.write and ran.returncode == 0:
+            _write(name, f"{machine()}\n\n{ran.stdout.strip()}\n")
+    return code
+
+
+def machine() -> str:
+    """The date, the machine and what is installed."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     cpus = len(os.sched_getaffinity(0))
-    machine = f"{cpus} CPUs ({platform.machine()}), Python {platform.python_version()}"
-    print(f"{datetime.date.today()}, {machine}, {versions}\n", flush=True)
-    return max(subprocess.run([sys.executable, "-m", name], check=False).returncode for name in BENCHMARKS)
+    python = platform.python_version()
+    return f"{datetime.date.today()}, {cpus} CPUs ({platform.machine()}), Python {python}, {versions}"
+
+
+def _write(name: str, text: str) -> None:
+    page = PAGE.read_text()
+    written, found = re.subn(
+        rf"(<!-- bench: {name} -->\n).*?(<!-- end -->)", lambda match: match[1] + text + match[2], page, flags=re.DOTALL
+    )
+    if not found:
+        raise SystemExit(f"{PAGE} has no place for {name}")
+    PAGE.write_text(written)
 
 
 if __name__ == "__main__":
