@@ -120,11 +120,16 @@ def dask(library: Library, workers: int) -> Iterator[Fit]:
         Client(cluster) as client,
     ):
 
+        def read(data: Data) -> Any:
+            frame = dask.dataframe.read_parquet(list(data.files), columns=[*data.features, data.label])
+            # Read once: features and label read by themselves would have partitions that do not match.
+            return frame.persist()
+
         def xgboost_fit(data: Data) -> Trained:
             from xgboost import dask as dxgb
 
             began = time.perf_counter()
-            frame = dask.dataframe.read_parquet(list(data.files), columns=[*data.features, data.label])
+            frame = read(data)
             matrix = dxgb.DaskQuantileDMatrix(client, frame[list(data.features)], frame[data.label])
             booster = dxgb.train(client, {"nthread": 1}, matrix, data.rounds)["booster"]
             return Trained(time.perf_counter() - began, bytes(booster.save_raw("ubj")))
@@ -133,7 +138,7 @@ def dask(library: Library, workers: int) -> Iterator[Fit]:
             import lightgbm
 
             began = time.perf_counter()
-            frame = dask.dataframe.read_parquet(list(data.files), columns=[*data.features, data.label])
+            frame = read(data)
             model = lightgbm.DaskLGBMRegressor(n_estimators=data.rounds, client=client, n_jobs=1, verbosity=-1)
             model.fit(frame[list(data.features)], frame[data.label])
             return Trained(time.perf_counter() - began, model.booster_.model_to_string().encode())
