@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostErro
 from shoal.training.context import get_context
 from shoal.training.gang import gang as gangs
 from shoal.training.gang.gang import Gang, GangShape
+from shoal.training.gang.lifeline import Switchboard
 from shoal.training.gang.shared import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
 from tests.training.ray_cluster import TwoNodes, alive
@@ -120,6 +122,28 @@ def test_a_gang_whose_worker_died_between_runs_is_not_reused(driver: TwoNodes) -
         assert gang.run(where_am_i, [(), ()])[1][0] == 1
 
 
+def test_a_worker_that_died_between_two_calls_is_told(driver: TwoNodes) -> None:
+    with shared_gang(TWO) as gang:
+        os.kill(gang.workers[1].pid, signal.SIGKILL)
+        wait_until(lambda: not gang.sound, "the driver to miss the worker")
+        with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
+            gang.run(where_am_i, [(), ()])
+    assert_gone(gang)
+
+
+def test_hellos_that_are_read_late_are_waited_for(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept = Switchboard._accept
+
+    def busy(board: Switchboard) -> None:
+        time.sleep(0.5)  # the thread that reads them gets no turn
+        accept(board)
+
+    end_gangs()
+    monkeypatch.setattr(Switchboard, "_accept", busy)
+    with shared_gang(TWO) as gang:
+        assert gang.sound
+
+
 def test_a_time_limit_ends_it(driver: TwoNodes) -> None:
     with pytest.raises(TrainingError, match="time limit"), shared_gang(TWO) as gang:
         gang.run(raise_in, [(9, ValueError("x"), "wait")] * 2, timeout=0.5)
@@ -191,6 +215,7 @@ def test_a_driver_that_exits_leaves_no_process(driver: TwoNodes, tmp_path: Path)
 import os, ray
 ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
 from shoal.training.gang.gang import GangShape
+from shoal.training.gang.lifeline import Switchboard
 from shoal.training.gang.shared import shared_gang
 with shared_gang(GangShape(2, 1.0)) as gang:
     print(*gang.run(os.getpid, [(), ()]))

@@ -206,7 +206,7 @@ class Gang:
             ShoalError: The first cause of any other failure, naming the rank; the worker's traceback is in its notes.
                 The gang has ended, and none of its processes is left.
         """
-        if not self.sound:
+        if self.ended:
             raise TrainingError("this gang has ended")
         try:
             return self._run(function, args_per_rank, math.inf if timeout is None else time.monotonic() + timeout)
@@ -309,6 +309,11 @@ class Gang:
                     f"rank {rank} (node {node}) was lost while it started: {_first_line(exc)}"
                 ) from exc
         self.workers = tuple(infos)
+        # A worker's answer may be here before its hello, which another thread reads.
+        if not board.wait_joined(size, max(0.1, deadline - time.monotonic())):
+            raise WorkerLostError(
+                f"a worker of the gang of {self.shape} could not connect to the driver at {self.host}"
+            )
 
     # Running
 

@@ -84,6 +84,7 @@ class Switchboard:
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         self._lines: dict[socket.socket, _Line] = {}
+        self._joined: set[int] = set()
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="shoal-lifelines", daemon=True)
@@ -93,6 +94,19 @@ class Switchboard:
         """Ranks whose processes are alive."""
         with self._changed:
             return {line.rank for line in self._lines.values() if line.rank is not None}
+
+    def wait_joined(self, number: int, timeout: float) -> bool:
+        """Waits until so many workers have said hello, whether or not they are still there.
+
+        Args:
+            number: How many.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            False if one has not.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._joined) >= number, timeout)
 
     def wait_all_gone(self, timeout: float) -> bool:
         """Waits until every worker's process has ended.
@@ -178,6 +192,8 @@ class Switchboard:
             if known:
                 with self._changed:
                     line.rank = rank
+                    self._joined.add(rank)
+                    self._changed.notify_all()
             return known
         if frame[:1] == b"l":
             self._listener(line.rank, EventKind.LINE, str(json.loads(frame[1:])))
