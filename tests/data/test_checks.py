@@ -12,7 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import DataConnector
-from shoal.data.checks import check_label, check_label_values, check_same_schema, validate_columns
+from shoal.data.checks import (
+    check_categories,
+    check_label,
+    check_label_values,
+    check_same_schema,
+    validate_columns,
+)
 from shoal.data.plan import RowRange
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -46,9 +52,9 @@ def test_missing_column_suggests_near_names(write: Write) -> None:
 
 
 BAD_TYPES = {
-    "string": (["a"], "encode it as numbers"),
-    "large_string": (pa.array(["a"], pa.large_string()), "encode it as numbers"),
-    "dictionary": (pa.array(["a"]).dictionary_encode(), "codes"),
+    "string": (["a"], "name it in categorical_cols"),
+    "large_string": (pa.array(["a"], pa.large_string()), "name it in categorical_cols"),
+    "dictionary": (pa.array(["a"]).dictionary_encode(), "name it in categorical_cols"),
     "date": ([datetime.date(2026, 1, 1)], "day of the year"),
     "timestamp": ([datetime.datetime(2026, 1, 1)], "day of the year"),
     "decimal": ([decimal.Decimal("1.5")], "float64"),
@@ -68,6 +74,61 @@ def test_types_that_cannot_be_trained_on(write: Write, kind: str) -> None:
         validate_columns(connector, ["x"], "y")
     with pytest.raises(DataError, match='label "x" is of type'):
         validate_columns(connector, ["y"], "x")
+
+
+GOOD_CATEGORIES = {
+    "string": ["a", None],
+    "large_string": pa.array(["a", None], pa.large_string()),
+    "string_view": pa.array(["a", None], pa.string_view()),
+    "dictionary": pa.array(["a", None]).dictionary_encode(),
+    "integers in a dictionary": pa.array([7, None]).dictionary_encode(),
+    "integer": pa.array([7, None], pa.uint16()),
+    "boolean": [True, None],
+}
+
+
+@pytest.mark.parametrize("kind", GOOD_CATEGORIES)
+def test_types_of_categories(write: Write, kind: str) -> None:
+    connector = DataConnector.from_parquet(write("a.parquet", x=GOOD_CATEGORIES[kind], y=[1, 2]))
+    validate_columns(connector, ["x"], "y", categorical_cols=["x"])
+
+
+BAD_CATEGORIES = {
+    "double": ([1.0], "leave it out of categorical_cols"),
+    "date": ([datetime.date(2026, 1, 1)], "the month or the weekday"),
+    "decimal": ([decimal.Decimal("1.5")], "leave it out of categorical_cols"),
+    "list": ([[1, 2]], "column of its own"),
+    "binary": ([b"a"], "as text"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_CATEGORIES)
+def test_types_that_cannot_be_categories(write: Write, kind: str) -> None:
+    values, advice = BAD_CATEGORIES[kind]
+    connector = DataConnector.from_parquet(write("a.parquet", x=values, y=[1]))
+    with pytest.raises(
+        DataError, match=rf'a\.parquet: column "x" is of type .*{kind}.* cannot be categories: .*{advice}'
+    ):
+        validate_columns(connector, ["x"], "y", categorical_cols=["x"])
+
+
+def test_categories_may_be_stored_differently_from_file_to_file(write: Write, tmp_path: Path) -> None:
+    write("d/a.parquet", x=pa.array(["a"]).dictionary_encode(), n=pa.array([1], pa.int8()))
+    write("d/b.parquet", x=pa.array(["a"]), n=pa.array([1], pa.int64()))
+    connector = DataConnector.from_parquet(tmp_path / "d")
+    validate_columns(connector, ["x", "n"], categorical_cols=["x", "n"])
+    with pytest.raises(DataError, match=r'd/b\.parquet: column "n" is of type int64, but int8'):
+        validate_columns(connector, ["x", "n"], categorical_cols=["x"])
+    write("d/b.parquet", x=[1], n=[1])
+    with pytest.raises(DataError, match=r'd/b\.parquet: column "x" is of type int64'):
+        validate_columns(DataConnector.from_parquet(tmp_path / "d"), ["x", "n"], categorical_cols=["x", "n"])
+
+
+def test_other_rows_have_categories_of_the_same_kind(write: Write) -> None:
+    connector = DataConnector.from_parquet(write("a.parquet", x=["1"], n=pa.array([1], pa.int8()), e=pa.nulls(1)))
+    check_categories(connector, {"x": pa.large_string(), "n": pa.int64(), "e": pa.string()})
+    with pytest.raises(DataError, match=r'a\.parquet: column "x" is of type string, but its categories are of .*int64'):
+        check_categories(connector, {"x": pa.int64()})
 
 
 def test_columns_without_a_value(write: Write) -> None:
@@ -132,6 +193,15 @@ def test_contradictory_arguments(write: Write, arguments: tuple[object, ...], me
     connector = DataConnector.from_parquet(write("a.parquet", x=[1], y=[1]))
     with pytest.raises(InvalidArgumentError, match=message):
         validate_columns(connector, *arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("named", "message"), [(["z"], '"z", which is not among'), (["y"], '"y"'), ("x", "must be a list")]
+)
+def test_categorical_columns_are_input_columns(write: Write, named: object, message: str) -> None:
+    connector = DataConnector.from_parquet(write("a.parquet", x=[1], y=[1]))
+    with pytest.raises(InvalidArgumentError, match=message):
+        validate_columns(connector, ["x"], "y", categorical_cols=named)  # type: ignore[arg-type]
 
 
 def test_null_label_is_found_in_the_footer(write: Write) -> None:

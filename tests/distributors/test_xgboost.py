@@ -54,6 +54,7 @@ def test_contradictions_are_refused_when_it_is_made(arguments: dict, named: str)
     [
         ({"input_cols": "a"}, "input_cols"),
         ({"input_cols": []}, "input_cols"),
+        ({"categorical_cols": "a"}, r'categorical_cols must be a list of column names: \["a"\]'),
         ({"early_stopping_rounds": 3}, "eval_set"),
         ({"early_stopping_rounds": 0, "eval_set": True}, "early_stopping_rounds"),
         ({"verbose_eval": -1}, "verbose_eval"),
@@ -137,6 +138,25 @@ def test_a_frame_is_staged_for_the_training_alone(
     assert estimator.predict(frame).shape == (500,)
     assert list(estimator.to_sklearn().classes_) == [0, 1]
     assert not [path for path in (tmp_path / "staging").rglob("*") if path.is_file()]
+
+
+@pytest.mark.ray
+def test_a_frames_categories(driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"k": pd.Categorical(rng.choice(["c", "a", "b"], 600)), "x": rng.random(600)})
+    frame["y"] = (frame["k"] == "a") * 2 + frame["x"]
+    estimator = XGBEstimator(20)
+    estimator.fit(frame, ["k", "x"], "y", categorical_cols=["k"])
+    predicted = estimator.predict(frame)
+    assert np.abs(predicted - frame["y"]).mean() < 0.1
+    # The same values, in another frame's order of them, and one that was not there.
+    other = frame.assign(k=pd.Categorical(frame["k"], ["z", "b", "c", "a"]))
+    np.testing.assert_array_equal(estimator.predict(other), predicted)
+    missing, unseen = (frame.assign(k=pd.Series([value] * 600, dtype="str")) for value in (None, "z"))
+    np.testing.assert_array_equal(estimator.predict(missing), estimator.predict(unseen))
+    # In the order of the model's own categories, XGBoost's own estimator takes a frame as it is.
+    np.testing.assert_allclose(estimator.to_sklearn().predict(frame[["k", "x"]]), predicted, rtol=1e-5)
 
 
 @pytest.mark.ray

@@ -13,8 +13,21 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector
+from shoal.data.categories import encoded, find_categories
+from shoal.data.matrix import to_matrix
 from shoal.errors import TrainingError
-from shoal.jobs import JobResult, JobSpec, Register, Tracking, attempts, credentials, driver, load_training, watchdog
+from shoal.jobs import (
+    JobResult,
+    JobSpec,
+    Register,
+    Tracking,
+    attempts,
+    credentials,
+    driver,
+    gate,
+    load_training,
+    watchdog,
+)
 from shoal.jobs.attempts import Key, Order
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.logs import log_path
@@ -72,6 +85,41 @@ def plain_xgboost(request: TrainRequest, **_: object) -> TrainResult:
         threads_per_worker=1,
         seconds=0.5,
         workers=(stats,),
+    )
+
+
+def with_categories(request: TrainRequest, **_: object) -> TrainResult:
+    import lightgbm
+    import xgboost
+
+    from shoal.training.lightgbm import categories as of_lightgbm
+    from shoal.training.xgboost import categories as of_xgboost
+
+    connector = DataConnector.from_spec(request.dataset)
+    known = find_categories(connector.source, request.categorical_cols)
+    table = connector.to_arrow()
+    features, label = to_matrix(encoded(table, known), request.input_cols), table[request.label_col].to_numpy()
+    names, rounds = list(request.input_cols), request.n_estimators
+    if request.framework == "xgboost":
+        types = of_xgboost.feature_types(names, known)
+        matrix = xgboost.DMatrix(features, label, feature_names=names, feature_types=types)
+        booster = xgboost.train({}, matrix, rounds)
+        of_xgboost.note(booster, known)
+        model = bytes(booster.save_raw("ubj"))
+    else:
+        rows = lightgbm.Dataset(features, label, feature_name=names, categorical_feature=list(known)).construct()
+        of_lightgbm.note(rows, known)
+        model = lightgbm.train({"verbosity": -1}, rows, rounds).model_to_string().encode()
+    return TrainResult(
+        framework=request.framework,
+        model=model,
+        eval_results={},
+        rounds=rounds,
+        rows=len(label),
+        num_workers=1,
+        threads_per_worker=1,
+        seconds=0.5,
+        workers=(),
     )
 
 
@@ -163,6 +211,42 @@ class TestDriver:
         assert result.model_path == f"{tmp_path}/models/job/1/model.txt"
         assert result.promoted
         assert load_training(result).booster().num_trees() == 3
+
+    @pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
+    def test_categories_are_logged_registered_and_scored(self, store, spec, tmp_path, monkeypatch, framework):
+        import mlflow
+
+        monkeypatch.setattr("shoal.training.boosting.train", with_categories)
+        random = np.random.default_rng(0)
+        carrier, day = random.choice(["é", "b", "a", "d"], 400), random.integers(1, 8, 400)
+        data = pd.DataFrame({"carrier": carrier, "day": pd.array(day, "Int64"), "x": random.random(400)})
+        data["y"] = 4.0 * (data["carrier"] == "b") + (day % 2) + data["x"]
+        data.loc[:20, ["carrier", "day"]] = None
+        in_pandas_own_way = data.assign(carrier=data["carrier"].astype("category"))
+        in_pandas_own_way.to_parquet(tmp_path / "train.parquet", row_group_size=150)
+        data.assign(carrier=data["carrier"].replace("d", "unseen")).to_parquet(tmp_path / "holdout.parquet")
+        held_out = DataConnector.from_parquet(tmp_path / "holdout.parquet")
+        name = f"categories-{framework}"
+        changes = {
+            "framework": framework,
+            "input_cols": ("carrier", "day", "x"),
+            "categorical_cols": ("carrier", "day"),
+            "n_estimators": 50,
+            "register_as": Register(model=name, metric="rmse", holdout=held_out),
+            "run_config": RunConfig(artifact_location=str(tmp_path / "models")),
+        }
+
+        code, job = drive(store, spec.model_copy(update=changes))
+
+        assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+        result = JobResult.model_validate(job.result)
+        assert result.metrics["holdout-rmse"] < 1
+        assert gate.score(gate.load(f"models:/{name}/1"), held_out, "y", "rmse") == result.metrics["holdout-rmse"]
+        inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
+        # Whole numbers with nulls are floats in pandas.
+        assert [column.type.name for column in inputs] == ["string", "double", "double"]
+        params = mlflow.MlflowClient(spec.tracking.uri).get_run(result.mlflow_run_id).data.params
+        assert params["categorical_cols"] == "carrier, day"
 
     def test_without_mlflow_it_runs_untracked(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.tracking.available", lambda: False)

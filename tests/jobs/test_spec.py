@@ -23,6 +23,7 @@ HOLDOUT = {"paths": ["/data/holdout"]}
     [
         ({"input_cols": []}, "input_cols"),
         ({"input_cols": ["a", "y"]}, "y is named for two"),
+        ({"categorical_cols": ["a", "c"]}, "categorical_cols names c, which is not among input_cols"),
         ({"weight_col": "a"}, "a is named for two"),
         ({"n_estimators": 0}, "n_estimators"),
         ({"early_stopping_rounds": 5}, "early_stopping_rounds needs an eval_set"),
@@ -55,6 +56,15 @@ def test_the_json_of_a_spec_is_the_spec():
 
     assert JobSpec.model_validate(spec.document()) == spec
     assert spec.document()["register"]["model"] == "m"
+
+
+def test_an_estimators_request_and_back():
+    spec = JobSpec.parse(TRAIN | {"categorical_cols": ["b"], "eval_set": {"eval": {"paths": ["/data/valid"]}}})
+
+    request = spec.to_request()
+
+    assert request.categorical_cols == ("b",)
+    assert JobSpec.of_request(request, pool_name="p", tracked=True).to_request().columns == request.columns
 
 
 def test_a_spec_does_not_change():

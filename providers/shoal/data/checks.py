@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from shoal.data.categories import category_type
 from shoal.data.plan import RowRange
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -24,15 +25,18 @@ def validate_columns(
     label_col: str | None = None,
     extra_cols: Sequence[str] = (),
     *,
+    categorical_cols: Sequence[str] = (),
     allow_all_null: bool = False,
 ) -> None:
-    """Checks that the columns exist in every file that has rows, are numeric or boolean, and hold something.
+    """Checks that the columns exist in every file that has rows, are of types to train on, and hold something.
 
     Args:
         connector: The dataset.
         input_cols: Feature columns.
         label_col: Label column, if there is one.
         extra_cols: Further columns, such as weights.
+        categorical_cols: Those of the feature columns whose values are categories: text, whole numbers or booleans;
+            all other columns are numeric or boolean.
         allow_all_null: Accept columns without any value, as data to validate on or to predict may have.
 
     Raises:
@@ -40,13 +44,16 @@ def validate_columns(
         DataError: If a file lacks a column or has it in another type, a type cannot be trained on, a column has no
             value at all, or there are no rows.
     """
-    names = _column_names(input_cols, label_col, extra_cols)
+    names = _column_names(input_cols, label_col, extra_cols, categorical_cols)
     source = connector.source
     reference = source.reference()
     schema = source.schema()
     for name in names:
         _check_present(reference.path, name, schema.names)
-        _check_numeric(reference.path, name, schema.field(name).type, "label" if name == label_col else "column")
+        if name in categorical_cols:
+            _check_categorical(reference.path, name, schema.field(name).type)
+        else:
+            _check_numeric(reference.path, name, schema.field(name).type, "label" if name == label_col else "column")
     if source.num_rows() == 0:
         files = source.footers()
         where = reference.path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
@@ -54,7 +61,7 @@ def validate_columns(
     partitions = source.partition_fields()
     for footer in source.footers():
         if footer.rows and footer is not reference:
-            _check_like_reference(footer, reference, names, partitions)
+            _check_like_reference(footer, reference, names, partitions, categorical_cols)
     if not allow_all_null:
         for name in names:
             _check_any_value(source, name)
@@ -71,6 +78,29 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
     for footer in source.footers():
         if footer.rows and footer is not reference:
             _check_like_reference(footer, reference, columns, partitions)
+
+
+def check_categories(connector: DataConnector, types: Mapping[str, pa.DataType]) -> None:
+    """Refuses columns none of whose values can be a category of the training set.
+
+    Args:
+        connector: Rows to evaluate or to predict.
+        types: Column of categories -> its type in the training set, or that of the categories themselves.
+
+    Raises:
+        DataError: Naming the column and both types.
+    """
+    import pyarrow as pa
+
+    source = connector.source
+    schema = source.schema()
+    for name, expected in types.items():
+        type_ = schema.field(name).type
+        if not pa.types.is_null(type_) and category_type(type_) != category_type(expected):
+            raise DataError(
+                f'{source.reference().path}: column "{name}" is of type {type_}, but its categories are of type '
+                f"{expected} in the training set: write it as it was there"
+            )
 
 
 def check_label(connector: DataConnector, label_col: str) -> None:
@@ -131,8 +161,11 @@ def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> No
         )
 
 
-def _column_names(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
-    for argument, columns in (("input_cols", input_cols), ("extra_cols", extra_cols)):
+def _column_names(
+    input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
+) -> list[str]:
+    arguments = {"input_cols": input_cols, "extra_cols": extra_cols, "categorical_cols": categorical_cols}
+    for argument, columns in arguments.items():
         if isinstance(columns, str):
             raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
     if not input_cols:
@@ -146,6 +179,9 @@ def _column_names(input_cols: Sequence[str], label_col: str | None, extra_cols: 
     for name in input_cols:
         if list(input_cols).count(name) > 1:
             raise InvalidArgumentError(f'"{name}" is twice in input_cols')
+    for name in categorical_cols:
+        if name not in input_cols:
+            raise InvalidArgumentError(f'categorical_cols names "{name}", which is not among input_cols')
     return list(dict.fromkeys(names))
 
 
@@ -170,6 +206,25 @@ def _check_numeric(path: str, name: str, type_: pa.DataType, what: str) -> None:
         raise DataError(f'{path}: {what} "{name}" is of type {type_}, which cannot be trained on: {advice}')
 
 
+def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
+    import pyarrow as pa
+
+    types = pa.types
+    if category_type(type_) is not None or types.is_null(type_):
+        return
+    if types.is_floating(type_) or types.is_decimal(type_):
+        advice = (
+            "leave it out of categorical_cols, or write whole numbers or text (pandas: astype('Int64') keeps nulls)"
+        )
+    elif types.is_temporal(type_):
+        advice = "turn it into whole numbers or text first, such as the month or the weekday"
+    elif types.is_nested(type_):
+        advice = "write each of its parts into a column of its own"
+    else:
+        advice = "write it as text, whole numbers or booleans"
+    raise DataError(f'{path}: column "{name}" is of type {type_}, which cannot be categories: {advice}')
+
+
 def _advice(type_: pa.DataType, what: str) -> str | None:
     """What to do about a type; None if it is fine as it is."""
     import pyarrow as pa
@@ -177,12 +232,10 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
     types = pa.types
     if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or types.is_null(type_):
         return None
-    if types.is_dictionary(type_):
-        return "write its codes instead (pandas: df[c].cat.codes)"
-    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+    if category_type(type_) is not None:
         if what == "label":
             return "number the classes 0, 1, ... and write the numbers"
-        return "encode it as numbers first (pandas: df[c].astype('category').cat.codes), or leave it out"
+        return "if it is a feature, name it in categorical_cols; else turn it into numbers first, or leave it out"
     if types.is_decimal(type_):
         return "cast it to float64 first (SQL: CAST(... AS DOUBLE PRECISION))"
     if types.is_temporal(type_):
@@ -193,7 +246,11 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
 
 
 def _check_like_reference(
-    footer: Footer, reference: Footer, names: Sequence[str], partitions: Mapping[str, pa.Field]
+    footer: Footer,
+    reference: Footer,
+    names: Sequence[str],
+    partitions: Mapping[str, pa.Field],
+    categorical_cols: Sequence[str] = (),
 ) -> None:
     here = [*footer.schema.names, *(name for name, _ in footer.partitions if name in partitions)]
     for name in names:
@@ -206,7 +263,9 @@ def _check_like_reference(
         if name in partitions:
             continue
         type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
-        if type_ != expected:
+        # pandas stores the same categories in one file as int8 codes and text, in another as int16 codes and text.
+        alike = name in categorical_cols and category_type(type_) == category_type(expected)
+        if type_ != expected and not alike:
             raise DataError(
                 f'{footer.path}: column "{name}" is of type {type_}, but {expected} in {reference.path}: '
                 "write it in the same type in all files"

@@ -76,12 +76,13 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         base_margin_col: str | None = None,
         early_stopping_rounds: int | None = None,
         external_memory: bool | None = None,
+        categorical_cols: Sequence[str] = (),
     ) -> BoosterT:
         """Trains a model; every row goes to exactly one worker.
 
         Args:
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
-            input_cols: Feature columns, numeric or boolean; nulls are missing values.
+            input_cols: Feature columns, numeric or boolean but for `categorical_cols`; nulls are missing values.
             label_col: Label column, without nulls.
             eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several.
             verbose_eval: Print the metrics here: True every round, n every n rounds.
@@ -92,6 +93,9 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds.
             external_memory: Keep the quantised rows on the nodes' disks (True), or in memory (False); by default on
                 disk where they do not fit in memory. LightGBM has none.
+            categorical_cols: Those of the feature columns whose values are categories: text, whole numbers or booleans.
+                The model takes its categories along; a value that is none of them, in an eval set or to predict, counts
+                as missing.
 
         Returns:
             The library's own booster, with `input_cols` as its feature names.
@@ -117,6 +121,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 base_margin_col=base_margin_col,
                 early_stopping_rounds=early_stopping_rounds,
                 external_memory=external_memory,
+                categorical_cols=categorical_cols,
             )
             self._result = run(self._request, self.callbacks)
         finally:
@@ -181,12 +186,12 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         own: list[DataConnector],
         *,
         input_cols: Sequence[str],
+        categorical_cols: Sequence[str],
         **options: Any,
     ) -> TrainRequest:
-        if isinstance(input_cols, str):
-            raise InvalidArgumentError(
-                f'input_cols must be a list of column names: ["{input_cols}"], not "{input_cols}"'
-            )
+        for argument, columns in (("input_cols", input_cols), ("categorical_cols", categorical_cols)):
+            if isinstance(columns, str):
+                raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
         if options["early_stopping_rounds"] is not None and not named:
             raise InvalidArgumentError("early_stopping_rounds needs an eval_set to watch")
@@ -196,6 +201,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 dataset=_kept(_connector("dataset", dataset, own)),
                 eval_sets={name: _kept(_connector(f'eval_set "{name}"', rows, own)) for name, rows in named.items()},
                 input_cols=tuple(input_cols),
+                categorical_cols=tuple(categorical_cols),
                 n_estimators=self.n_estimators,
                 params=self.params,
                 scaling=self.scaling_config,

@@ -186,6 +186,7 @@ class Driver:
             "n_estimators": spec.n_estimators,
             "input_cols": ", ".join(spec.input_cols),
             "label_col": spec.label_col,
+            **({"categorical_cols": ", ".join(spec.categorical_cols)} if spec.categorical_cols else {}),
             "num_workers": spec.scaling_config.num_workers,
             "shoal.seed": spec.run_config.seed,
         }

@@ -91,6 +91,10 @@ class JobSpec(_Strict):
     dataset: DatasetSpec = Field(description="Rows to train on; a `DataConnector` will do.")
     input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
     label_col: str = Field(min_length=1, description="Label column.")
+    categorical_cols: tuple[str, ...] = Field(
+        default=(),
+        description="Those of the feature columns whose values are categories: text, whole numbers, booleans.",
+    )
     eval_set: dict[str, DatasetSpec] = Field(
         default_factory=dict,
         description='Rows to evaluate on after each round, by name; a single one is called "eval".',
@@ -153,6 +157,7 @@ class JobSpec(_Strict):
             dataset=request.dataset,
             input_cols=request.input_cols,
             label_col=request.label_col,
+            categorical_cols=request.categorical_cols,
             eval_set=request.eval_sets,
             params=request.params,
             n_estimators=request.n_estimators,
@@ -191,6 +196,8 @@ class JobSpec(_Strict):
         ]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ValueError(f"a column has one part to play, and {', '.join(twice)} is named for two")
+        if strange := [name for name in self.categorical_cols if name not in self.input_cols]:
+            raise ValueError(f"categorical_cols names {', '.join(strange)}, which is not among input_cols")
         if self.register_as is not None and self.tracking is None:
             raise ValueError("register needs tracking: a model is registered in MLflow out of its run")
         if self.early_stopping_rounds and not self.eval_set:
@@ -231,6 +238,7 @@ class JobSpec(_Strict):
             dataset=self.dataset,
             input_cols=self.input_cols,
             label_col=self.label_col,
+            categorical_cols=self.categorical_cols,
             eval_sets=self.eval_set,
             n_estimators=self.n_estimators,
             params=self.params,

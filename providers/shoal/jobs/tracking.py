@@ -140,15 +140,21 @@ class Run:
         import warnings
 
         import mlflow
+        import pyarrow as pa
+
+        from shoal.data.categories import encoded
+        from shoal.data.matrix import to_matrix
 
         library = importlib.import_module(framework)
         flavour = importlib.import_module(f"mlflow.{framework}")
         head = sample.head(_SIGNATURE_ROWS)
+        categories = importlib.import_module(f"shoal.training.{framework}.categories").categories_of(booster)
+        features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
             # That integer columns cannot hold missing values: whoever serves the model sends what it was trained on.
             warnings.filterwarnings("ignore", message=".*integer column.*")
-            signature = mlflow.models.infer_signature(head, predict(head.astype("float32")))
+            signature = mlflow.models.infer_signature(head, predict(features))
         # With the requirements given it takes 0.5 s; without, MLflow finds them out by running the model, in 5.8 s.
         requirements = [f"{framework}=={library.__version__}"]
         info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)

@@ -11,10 +11,11 @@ import importlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal.data.categories import find_categories
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.context import say
@@ -152,6 +153,10 @@ class _Training:
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size)
+        # Once for all workers, and for all gangs after a loss.
+        categorical = [name for name in request.input_cols if name in request.categorical_cols]
+        categories = find_categories(self._train.source, categorical)
+        self._columns = replace(request.columns, categories=categories)
         self._checkpoint = Checkpoint()
         self._restarts = 0
 
@@ -204,7 +209,7 @@ class _Training:
                 Task(
                     train=train,
                     eval_sets=evals,
-                    columns=request.columns,
+                    columns=self._columns,
                     params=self._params,
                     seed=self._seed,
                     early_stopping_rounds=request.early_stopping_rounds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.data.checks import check_group, check_label, validate_columns
+from shoal.data.checks import check_categories, check_group, check_label, validate_columns
 from shoal.data.connector import DataConnector
 from shoal.data.plan import Shard
 from shoal.errors import DataError
@@ -27,7 +27,10 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
             rows.
     """
     train = DataConnector.from_spec(request.dataset)
-    validate_columns(train, request.input_cols, request.label_col, request.extra_cols)
+    columns = (request.input_cols, request.label_col, request.extra_cols)
+    categorical = request.categorical_cols
+    validate_columns(train, *columns, categorical_cols=categorical)
+    types = {name: train.schema().field(name).type for name in categorical}
     check_label(train, request.label_col)
     if request.group_col is not None:
         check_group(train, request.group_col)
@@ -45,7 +48,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         if connector is train:
             continue
         try:
-            validate_columns(connector, request.input_cols, request.label_col, request.extra_cols, allow_all_null=True)
+            validate_columns(connector, *columns, categorical_cols=categorical, allow_all_null=True)
+            check_categories(connector, types)
             check_label(connector, request.label_col)
             if request.group_col is not None:
                 check_group(connector, request.group_col)

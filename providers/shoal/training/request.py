@@ -25,6 +25,9 @@ class TrainRequest(BaseModel):
     dataset: DatasetSpec = Field(description="Rows to train on.")
     input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
     label_col: str = Field(description="Label column.")
+    categorical_cols: tuple[str, ...] = Field(
+        default=(), description="Those of the feature columns whose values are categories, not quantities."
+    )
     eval_sets: dict[str, DatasetSpec] = Field(
         default_factory=dict, description="Rows to evaluate on after each round, by name."
     )

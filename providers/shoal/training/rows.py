@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.categories import Categories, encoded
 from shoal.data.checks import check_label_values
 from shoal.data.groups import group_starts
 from shoal.data.matrix import to_matrix, to_vector
@@ -47,6 +48,7 @@ class Columns:
         weight: Column of row weights, if any.
         base_margin: Column of margins to boost from, if any.
         group: Column of groups, if any.
+        categories: Feature columns of categories, and which those are.
     """
 
     features: tuple[str, ...]
@@ -54,6 +56,7 @@ class Columns:
     weight: str | None = None
     base_margin: str | None = None
     group: str | None = None
+    categories: Categories = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -174,7 +177,7 @@ class ShardRows:
         if self._check_label:
             self._check_label(label, rows)
         return Batch(
-            to_matrix(table, columns.features),
+            to_matrix(encoded(table, columns.categories), columns.features),
             label,
             _complete(table, "weight", columns.weight, rows),
             _complete(table, "base_margin", columns.base_margin, rows),

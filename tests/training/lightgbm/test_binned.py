@@ -29,7 +29,7 @@ def shard_rows(rows: Path, budget: int = 0, **columns: Any) -> ShardRows:
 
 def reference(rows: ShardRows) -> lightgbm.Dataset:
     (share,) = shares([ROWS])
-    return make_reference(sample(rows, share, PARAMS, 0), COLUMNS, PARAMS)
+    return make_reference(sample(rows, share, PARAMS, 0), COLUMNS, PARAMS, {})
 
 
 def test_each_contributes_in_proportion_and_always_the_same_rows() -> None:
@@ -93,7 +93,7 @@ def test_categories_stay_categories(rows: Path) -> None:
     shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(("k", "a"), "y"), 0)
     (share,) = shares([ROWS])
     params = {**PARAMS, "categorical_feature": ["k"]}
-    binned = Binned(shard, make_reference(sample(shard, share, params, 0), ["k", "a"], params))
+    binned = Binned(shard, make_reference(sample(shard, share, params, 0), ["k", "a"], params, {}))
     assert "cat_threshold=" in lightgbm.train(PARAMS, binned.dataset, 2).model_to_string()
 
 

@@ -50,6 +50,15 @@ def test_rounds_given_twice_alike() -> None:
     assert merge_params({"num_trees": 100}, None, 100) == {}
 
 
+def test_columns_of_categories_and_columns_of_codes_are_not_mixed() -> None:
+    settings: dict[str, Any] = {"threads": 1, "gpus": 0, "workers": 1, "categorical_cols": ("b",)}
+    given = worker_params({}, COLUMNS, **settings)
+    assert given["categorical_feature"] == ["b"]
+    check_params(given, COLUMNS)
+    with pytest.raises(InvalidArgumentError, match=r"name them all in fit\(categorical_cols=\)"):
+        worker_params({"cat_feature": "name:a"}, COLUMNS, **settings)
+
+
 def test_what_workers_get() -> None:
     given = made({"eta": 0.1, "n_jobs": 2, "sub_row": 0.5, "seed": 4})
     assert {"learning_rate": 0.1, "bagging_fraction": 0.5, "num_threads": 2}.items() <= given.items()

@@ -100,6 +100,12 @@ def test_good_params_pass(params: dict) -> None:
     check_params(worker_params(params, threads=1, gpus=0), ["a", "b"])
 
 
+def test_params_of_categories() -> None:
+    check_params(worker_params({"max_cat_to_onehot": 2, "max_cat_threshold": 8}, threads=1, gpus=0), ["a", "b"], ["b"])
+    with pytest.raises(InvalidArgumentError, match=r"name the columns in fit\(categorical_cols=\)"):
+        check_params({"enable_categorical": True}, ["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -46,7 +46,12 @@ class LightGBM:
             raise InvalidArgumentError("LightGBM has no external memory: leave it out, or use XGBEstimator")
         merged = self._merged(request)
         params = worker_params(
-            merged, request.input_cols, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers
+            merged,
+            request.input_cols,
+            threads=size.threads,
+            gpus=size.gpus_per_worker,
+            workers=size.num_workers,
+            categorical_cols=request.categorical_cols,
         )
         if request.early_stopping_rounds and params.get("boosting") == "dart":
             raise InvalidArgumentError(

@@ -82,7 +82,13 @@ def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
 
 
 def worker_params(
-    params: Mapping[str, Any], input_cols: Sequence[str], *, threads: int, gpus: int, workers: int
+    params: Mapping[str, Any],
+    input_cols: Sequence[str],
+    *,
+    threads: int,
+    gpus: int,
+    workers: int,
+    categorical_cols: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What every worker passes to LightGBM, under LightGBM's own names, but for the seed.
 
@@ -92,6 +98,7 @@ def worker_params(
         threads: Threads per worker.
         gpus: GPUs per worker.
         workers: Number of workers.
+        categorical_cols: Those of the feature columns whose categories shoal encodes.
 
     Raises:
         InvalidArgumentError: If one is unknown, contradicts another or the scaling config, or asks for what a gang
@@ -119,7 +126,14 @@ def worker_params(
             f'objective="{given["objective"]}" needs what fit() does not take yet: groups of rows, or a function'
         )
     rest = {name: value for name, value in given.items() if name != "seed"}
-    if "categorical_feature" in rest:
+    if categorical_cols:
+        if "categorical_feature" in rest:
+            raise InvalidArgumentError(
+                "params hold categorical_feature, for columns of codes, and categorical_cols says the same of columns "
+                "of any values: name them all in fit(categorical_cols=)"
+            )
+        rest["categorical_feature"] = list(categorical_cols)
+    elif "categorical_feature" in rest:
         rest["categorical_feature"] = _categories(rest["categorical_feature"], input_cols)
     if not rest.get("force_row_wise"):
         # Else LightGBM times both ways and takes the faster, and the model depends on it; this one needs half the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.training.lightgbm.categories import categories_of
 from shoal.training.lightgbm.params import objective_of
 from shoal.training.prediction import predict_rows
 
@@ -26,7 +27,7 @@ def predict_booster(
 
     Args:
         booster: The model.
-        connector: The rows.
+        connector: The rows; a value that is no category of the model counts as missing.
         input_cols: Feature columns, in the order the model was trained with.
         base_margin_col: Column of margins, if it was trained with one; LightGBM's own `predict` knows of none.
 
@@ -35,7 +36,7 @@ def predict_booster(
         early stopping, what the best round predicts.
 
     Raises:
-        DataError: If a column is missing or no number.
+        DataError: If a column is missing, or neither a number nor a category.
     """
 
     def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
@@ -45,7 +46,7 @@ def predict_booster(
         score = booster.predict(features, raw_score=True)
         return _linked(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
 
-    return predict_rows(predict, connector, input_cols, base_margin_col)
+    return predict_rows(predict, connector, input_cols, base_margin_col, categories_of(booster))
 
 
 def _linked(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:

@@ -13,21 +13,29 @@ from typing import Any
 import lightgbm
 import numpy as np
 
+from shoal.data.categories import Categories
+from shoal.training.lightgbm.categories import note
 
-def make_reference(rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any]) -> lightgbm.Dataset:
+
+def make_reference(
+    rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], categories: Categories
+) -> lightgbm.Dataset:
     """The dataset whose bins all others take over.
 
     Args:
         rows: The whole sample.
         features: Names of its columns.
         params: LightGBM's parameters.
+        categories: Of the columns that have any.
     """
     # All rows of the sample count, and no network is up: every worker finds all bins by itself.
     params = {**params, "bin_construct_sample_cnt": max(1, len(rows)), "num_machines": 1}
-    return lightgbm.Dataset(
+    reference = lightgbm.Dataset(
         rows.astype(np.float64),
         label=np.zeros(len(rows)),
         feature_name=list(features),
         categorical_feature=params.pop("categorical_feature", "auto"),
         params=params,
     ).construct()
+    note(reference, categories)
+    return reference

@@ -65,7 +65,8 @@ class _Session:
         began = time.perf_counter()
         task = self.task
         self._machines = agreed.machines
-        reference = make_reference(ray.get(agreed.sample), task.columns.features, task.params)
+        columns = task.columns
+        reference = make_reference(ray.get(agreed.sample), columns.features, task.params, columns.categories)
         keep = begins_anew_with(task)
         train = Binned(self._rows, reference, keep=keep)
         evals = {name: self._shard_rows(part) for name, part in task.eval_sets.items()}

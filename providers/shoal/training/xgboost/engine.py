@@ -51,7 +51,7 @@ class XGBoost:
             )
         params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker)
         seed = seed_of(merged, request.run_config.seed)
-        check_params({**params, "seed": seed}, request.input_cols)
+        check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
         return params, seed
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.merging import ROUNDS, Names, merge, seed_in
+from shoal.training.xgboost.categories import feature_types
 
 _NAMES = Names(
     "XGBoost",
@@ -34,7 +35,7 @@ _ELSEWHERE = {
     "early_stopping_rounds": "give it to fit()",
     "verbose_eval": "give it to fit()",
     "callbacks": "give them to the estimator",
-    "enable_categorical": "encode categories as numbers first",
+    "enable_categorical": "name the columns in fit(categorical_cols=)",
     "missing": "write missing values as nulls or NaN",
 }
 
@@ -104,12 +105,13 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
     return {**rest, "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
 
-def check_params(params: Mapping[str, Any], input_cols: Sequence[str]) -> None:
+def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()) -> None:
     """Has XGBoost itself check the parameters, on two rows, before anything is started (8 ms).
 
     Args:
         params: What the workers will get.
         input_cols: Feature columns, which constraints may name.
+        categorical_cols: Those of them that hold categories.
 
     Raises:
         TrainingError: With XGBoost's own message, if it refuses a value.
@@ -122,7 +124,12 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str]) -> None:
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
     rows = xgboost.DMatrix(
-        np.zeros((2, len(input_cols)), np.float32), label=[0, 1], feature_names=list(input_cols), nthread=1
+        np.zeros((2, len(input_cols)), np.float32),
+        label=[0, 1],
+        feature_names=list(input_cols),
+        feature_types=feature_types(input_cols, categorical_cols),
+        enable_categorical=bool(categorical_cols),
+        nthread=1,
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.training.prediction import predict_rows
+from shoal.training.xgboost.categories import categories_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +26,7 @@ def predict_booster(
 
     Args:
         booster: The model.
-        connector: The rows.
+        connector: The rows; a value that is no category of the model counts as missing.
         input_cols: Feature columns, in the order the model was trained with.
         base_margin_col: Column of margins, if it was trained with one.
 
@@ -34,7 +35,7 @@ def predict_booster(
         early stopping, what the best round predicts.
 
     Raises:
-        DataError: If a column is missing or no number.
+        DataError: If a column is missing, or neither a number nor a category.
     """
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
@@ -43,7 +44,7 @@ def predict_booster(
         predicted: np.ndarray = booster.inplace_predict(features, iteration_range=rounds, base_margin=margin)
         return predicted
 
-    return predict_rows(predict, connector, input_cols, base_margin_col)
+    return predict_rows(predict, connector, input_cols, base_margin_col, categories_of(booster))
 
 
 def features_of(booster: xgboost.Booster) -> list[str]:

@@ -30,6 +30,7 @@ from shoal.training.gang.worker import PeerError
 from shoal.training.loopback import is_loopback, tie_to_loopback
 from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows
 from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
+from shoal.training.xgboost.categories import feature_types, note
 from shoal.training.xgboost.params import draws_lots, own_message
 
 # Share of the memory that the node has left which its workers' decoded rows may take. The quantised matrix beside it is
@@ -37,7 +38,8 @@ from shoal.training.xgboost.params import draws_lots, own_message
 _CACHE_FRACTION = 0.3
 # Share of the memory left that quantised rows may take: as much again is needed while they are made, and to train.
 _MATRIX_FRACTION = 0.4
-# XGBoost packs a bin's index into one byte, two from 256 bins on; label, gradients and the prediction add 4 bytes each.
+# XGBoost packs a bin's index into as few bytes as the column with the most bins allows, each category being a bin;
+# label, gradients and the prediction add 4 bytes each.
 _BYTES_PER_ROW = 4 * 4
 _PAGES = "shoal-pages-"
 
@@ -126,11 +128,14 @@ class _Session:
         return checkpoint.rounds
 
     def _booster(self, segment: int, model: bytes) -> xgboost.Booster:
-        return xgboost.Booster(
+        booster = xgboost.Booster(
             {**self.task.params, "seed": self.task.seed + segment},
             [self.matrix, *(matrix for matrix, _ in self.evals)],
             model_file=bytearray(model) if model else None,
         )
+        if not model:
+            note(booster, self.task.columns.categories)
+        return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
         """All callbacks, the one that stops early told what it has seen up to the checkpoint."""
@@ -174,7 +179,12 @@ class _Session:
         self.rows.append(rows)
         params = self.task.params
         # max_bin belongs to the matrix as much as to the learner, and must be the same in both.
-        settings = {"ref": ref, "max_bin": params.get("max_bin", 256), "nthread": params["nthread"]}
+        settings = {
+            "ref": ref,
+            "max_bin": params.get("max_bin", 256),
+            "nthread": params["nthread"],
+            "enable_categorical": bool(self.task.columns.categories),
+        }
         if self.pages:
             prefix = str(self.pages / str(len(self.rows)))
             return xgboost.ExtMemQuantileDMatrix(ShardIter(rows, cache_prefix=prefix), **settings)
@@ -247,6 +257,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
     def __init__(self, rows: ShardRows, cache_prefix: str | None = None) -> None:
         super().__init__(cache_prefix=cache_prefix)
         self._rows = rows
+        self._feature_types = feature_types(rows.columns.features, rows.columns.categories)
         self._batches: Iterator[Batch] = iter(())
 
     def reset(self) -> None:
@@ -268,6 +279,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
             "weight": _weights(batch, self._rows.columns),
             "base_margin": batch.base_margin,
             "qid": batch.group,
+            "feature_types": self._feature_types,
         }
         input_data(
             data=batch.data,
@@ -304,7 +316,8 @@ def _remove_pages_of_the_dead() -> None:
 
 def _quantised_bytes(part: Part, task: Task) -> int:
     """What the rows take in memory once they are quantised."""
-    each = 1 if int(task.params.get("max_bin", 256)) <= 256 else 2
+    bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
+    each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
     return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)
 
 
