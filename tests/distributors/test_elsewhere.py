@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,9 @@ def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, 
 
 def test_a_callback_that_cannot_travel_is_refused_before_a_job_is_made(outside, fresh_home, frame, monkeypatch):
     monkeypatch.setattr(elsewhere, "_pool_for", lambda _: nullcontext("nowhere"))
-    with pytest.raises(InvalidArgumentError, match=r"the callbacks cannot be sent to the pool: .*lock"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent to the pool: .*lock"
+    ):
         XGBEstimator(callbacks=[threading.Lock()]).fit(frame, ["a", "b"], "y")
     assert list_jobs() == []
 
@@ -77,6 +80,32 @@ def test_a_fit_is_a_job_on_the_pool_and_its_result_comes_back(outside, pool, fra
     assert np.sqrt(np.mean((predictions - frame["y"]) ** 2)) == pytest.approx(losses[-1], rel=1e-3)
     assert np.allclose(estimator.to_sklearn().predict(frame[["a", "b", "c"]]), predictions)
     assert list((home() / "staging").iterdir()) == []
+
+
+def pinball(predictions, matrix, quantile):
+    """Of this module, too."""
+    below = predictions < matrix.get_label()
+    return np.where(below, -quantile, 1 - quantile), np.ones(len(predictions))
+
+
+def share_below(predictions, matrix):
+    return "share-below", np.mean(matrix.get_label() < predictions)
+
+
+@pytest.mark.ray
+def test_an_objective_and_a_metric_travel_with_the_job(outside, pool, frame):
+    estimator = XGBEstimator(
+        n_estimators=60,
+        objective=partial(pinball, quantile=0.9),
+        params={"eta": 1.0, "max_depth": 3},
+        custom_metric=share_below,
+        scaling_config=XGBScalingConfig(num_workers=2),
+        run_config=RunConfig(pool_name=pool.name),
+    )
+    estimator.fit(frame, ["a", "b", "c"], "y", eval_set=frame)
+    share = np.mean(frame["y"] < estimator.predict(frame))
+    assert share == pytest.approx(0.9, abs=0.05)
+    assert estimator.get_eval_results()["eval"]["share-below"][-1] == pytest.approx(share, abs=1e-5)
 
 
 @pytest.mark.ray

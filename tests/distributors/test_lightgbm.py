@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightgbm
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from shoal.data import ShardedDataConnector
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.errors import InvalidArgumentError
 from tests.distributors.test_xgboost import HEAVY
+from tests.training.custom import softmax, squared_error
 from tests.training.ray_cluster import COLUMNS, TwoNodes
 
 
@@ -31,6 +33,7 @@ print([name for name in {HEAVY} if name in sys.modules])
         ({"n_estimators": True}, "n_estimators"),
         ({"objective": "regression", "params": {"app": "binary"}}, "binary"),
         ({"params": {"num_trees": 7}}, "num_trees"),
+        ({"objective": softmax, "params": {"app": "multiclass"}}, "objective is a function, and params hold app="),
         ({"params": {"device": "cpu"}, "scaling_config": LightGBMScalingConfig(use_gpu=True)}, "use_gpu"),
     ],
 )
@@ -41,8 +44,6 @@ def test_contradictions_are_refused_when_it_is_made(arguments: dict, named: str)
 
 @pytest.mark.ray
 def test_fit_predict_and_all_that_is_told(driver: TwoNodes, rows: Path) -> None:
-    import lightgbm
-
     train, held_out = ShardedDataConnector.from_parquet(rows).random_split([0.8, 0.2])
     estimator = LightGBMEstimator(200, "l2", {"num_leaves": 15, "learning_rate": 0.5, "metric": "rmse"})
     booster = estimator.fit(train, COLUMNS, "y", held_out, early_stopping_rounds=5)
@@ -74,6 +75,35 @@ def test_classes_and_margins(driver: TwoNodes, rows: Path) -> None:
     margined = LightGBMEstimator(30, params={"learning_rate": 0.3})
     margined.fit(connector, COLUMNS, "y", base_margin_col="m")
     assert np.mean(np.abs(margined.predict(connector) - table["y"])) < 0.5
+
+
+@pytest.mark.ray
+def test_a_function_as_objective_predicts_raw_scores(driver: TwoNodes, rows: Path) -> None:
+    connector = ShardedDataConnector.from_parquet(rows)
+    table = connector.to_pandas()
+    several = LightGBMEstimator(10, softmax, {"num_class": 3})
+    several.fit(connector, COLUMNS, "k")
+    scores = several.predict(connector)
+    assert scores.shape == (len(table), 3)
+    assert scores.min() < 0 and np.mean(scores.argmax(axis=1) == table["k"]) > 0.9
+    regressor = several.to_sklearn()
+    assert isinstance(regressor, lightgbm.LGBMRegressor)
+    np.testing.assert_array_equal(regressor.predict(table[COLUMNS]), scores)
+    margined = LightGBMEstimator(30, squared_error, {"learning_rate": 0.3})
+    margined.fit(connector, COLUMNS, "y", base_margin_col="m")
+    assert np.mean(np.abs(margined.predict(connector) - table["y"])) < 0.5
+
+
+@pytest.mark.ray
+def test_groups_are_ranked(driver: TwoNodes, rows: Path) -> None:
+    frame = ShardedDataConnector.from_parquet(rows).to_pandas().assign(query=lambda rows: np.arange(len(rows)) // 20)
+    estimator = LightGBMEstimator(10, "lambdarank")
+    estimator.fit(frame, COLUMNS, "k", group_col="query")
+    predicted = estimator.predict(frame)
+    assert np.corrcoef(predicted, frame["k"])[0, 1] > 0.8
+    ranker = estimator.to_sklearn()
+    assert isinstance(ranker, lightgbm.LGBMRanker)
+    np.testing.assert_array_equal(ranker.predict(frame[COLUMNS]), predicted)
 
 
 @pytest.mark.ray

@@ -15,6 +15,8 @@ from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.request import TrainRequest
 from shoal.training.run_config import RunConfig
+from shoal.training.user_code import UserCode
+from tests.training.custom import mean_error, squared_error
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes
 
 HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "numpy")
@@ -42,6 +44,9 @@ print([name for name in {HEAVY} if name in sys.modules])
         ({"params": {"device": "cpu"}, "scaling_config": XGBScalingConfig(use_gpu=True)}, "use_gpu"),
         ({"params": {"device": "cuda:0"}}, "cuda:0"),
         ({"params": {"max_depth": object()}}, "max_depth"),
+        ({"objective": squared_error, "params": {"objective": "reg:squarederror"}}, "objective is a function"),
+        ({"params": {"eval_metric": mean_error}}, "as objective or as custom_metric"),
+        ({"custom_metric": "rmse"}, "custom_metric must be a function"),
     ],
 )
 def test_contradictions_are_refused_when_it_is_made(arguments: dict, named: str) -> None:
@@ -86,7 +91,7 @@ def test_before_fit_there_is_nothing_to_get() -> None:
 def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[TrainRequest] = []
 
-    def elsewhere(request: TrainRequest, callbacks: Any) -> Any:
+    def elsewhere(request: TrainRequest, user_code: UserCode) -> Any:
         asked.append(request)
         raise InvalidArgumentError("stopped here")
 
@@ -179,6 +184,19 @@ def test_callbacks_run_in_the_workers(driver: TwoNodes, rows: Path) -> None:
 
     estimator = XGBEstimator(50, callbacks=[StopAfter()])
     assert estimator.fit(DataConnector.from_parquet(rows), COLUMNS, "y").num_boosted_rounds() == 3
+
+
+@pytest.mark.ray
+def test_a_function_as_objective_predicts_raw_scores(driver: TwoNodes, rows: Path) -> None:
+    connector = DataConnector.from_parquet(rows)
+    estimator = XGBEstimator(10, squared_error, {"max_depth": 3}, custom_metric=mean_error)
+    estimator.fit(connector, COLUMNS, "y", {"train": connector})
+    table = connector.to_pandas()
+    predicted = estimator.predict(connector)
+    results = estimator.get_eval_results()["train"]
+    assert list(results) == ["rmse", "mean-error"]
+    assert results["mean-error"][-1] == pytest.approx(np.mean(np.abs(predicted - table["y"])), rel=1e-5)
+    np.testing.assert_allclose(estimator.to_sklearn().predict(table[COLUMNS]), predicted, rtol=1e-5)
 
 
 @pytest.mark.ray

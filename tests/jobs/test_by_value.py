@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import by_value
+from shoal.training.user_code import UserCode
 
 
 class Mine:
@@ -23,21 +25,26 @@ class Mine:
         return 2 * self.value
 
 
+def scaled(factor: float, predictions: float, labels: float) -> float:
+    return factor * (predictions - labels)
+
+
 def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None:
-    path = by_value.store((Mine(21), sorted), str(tmp_path))
-    read = f"from shoal.jobs import by_value\nmine, other = by_value.load({path!r})"
-    read += "\nprint(mine.double(), other([2, 1]))"
+    along = UserCode(callbacks=(Mine(21), sorted), objective=partial(scaled, 2.0), metrics=(scaled,))
+    path = by_value.store(along, str(tmp_path))
+    read = f"from shoal.jobs import by_value\nalong = by_value.load({path!r})\nmine, other = along.callbacks"
+    read += "\nprint(mine.double(), other([2, 1]), along.objective(3, 1), along.metrics[0](1, 3, 1), along.names())"
     said = subprocess.run([sys.executable, "-c", read], cwd="/", capture_output=True, text=True, check=True)
-    assert said.stdout == "42 [1, 2]\n"
+    assert said.stdout == "42 [1, 2] 4.0 2 {'objective': 'partial', 'custom_metric': 'scaled'}\n"
 
 
 def test_what_cannot_be_pickled(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"the callbacks cannot be sent to the pool: .*lock"):
-        by_value.store((threading.Lock(),), str(tmp_path))
+    with pytest.raises(InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent .*lock"):
+        by_value.store(UserCode(callbacks=(threading.Lock(),)), str(tmp_path))
 
 
 def test_what_is_gone_or_was_changed(tmp_path: Path) -> None:
-    path = Path(by_value.store((1,), str(tmp_path)))
+    path = Path(by_value.store(UserCode(callbacks=(1,)), str(tmp_path)))
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(JobError, match=r"were changed since they were stored"):
         by_value.load(str(path))

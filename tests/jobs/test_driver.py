@@ -35,6 +35,7 @@ from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.run_config import RunConfig
+from shoal.training.user_code import UserCode
 
 KEY = Key("job", 1)
 
@@ -284,7 +285,7 @@ class TestDriver:
     def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
         password = "hunter22"
 
-        def fail(request: TrainRequest, *, callbacks: tuple, env: dict[str, str]) -> None:
+        def fail(request: TrainRequest, *, user_code: UserCode, env: dict[str, str]) -> None:
             assert env["MLFLOW_TRACKING_PASSWORD"] == password == os.environ["MLFLOW_TRACKING_PASSWORD"]
             print(f"trying {password}")
             raise ValueError(f"{password} was refused")

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.training.context import get_context
 from shoal.training.request import Framework
+from shoal.training.user_code import UserCode
 
 FIRST = {"xgboost": "prepare", "lightgbm": "begin"}
 """What is called first on the workers, and reads their rows."""
@@ -54,7 +55,7 @@ class Sabotage:
             ShardRows._batch = second_fails
         if mine and self.stage == "round":
             task = args[0] if self.framework == "xgboost" else args[0].task
-            object.__setattr__(task, "callbacks", (self._after_round_3(),))
+            object.__setattr__(task, "user_code", UserCode(callbacks=(self._after_round_3(),)))
         return getattr(worker, name)(*args)
 
     def _after_round_3(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +19,8 @@ from shoal.training import boosting
 from shoal.training.boosting import train
 from shoal.training.inputs import REPLICATED_ROWS
 from shoal.training.request import TrainRequest, TrainResult
+from shoal.training.scaling import ScalingConfig
+from shoal.training.user_code import UserCode
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.test_checkpoints import Losses
 from tests.training.test_xgboost import spec, without_statistics
@@ -27,6 +30,7 @@ pytestmark = pytest.mark.ray
 PLAIN = {"num_leaves": 15, "learning_rate": 0.3}
 SAMPLED = {**PLAIN, "bagging_fraction": 0.5, "bagging_freq": 1, "feature_fraction": 0.7}
 DART = {**PLAIN, "boosting": "dart", "drop_rate": 0.5}
+FOREST = {**PLAIN, "boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}
 
 
 def request(rows: Path, **changes: Any) -> TrainRequest:
@@ -89,6 +93,7 @@ def test_two_learn_as_well_as_one_on_sorted_rows_too(driver: TwoNodes, rows: Pat
         pytest.param(PLAIN, "m", id="margin", marks=pytest.mark.long),
         pytest.param(SAMPLED, "m", id="sampled"),
         pytest.param(DART, None, id="dart", marks=pytest.mark.long),
+        pytest.param(FOREST, None, id="forest", marks=pytest.mark.long),
     ],
 )
 def test_interrupted_and_resumed_it_is_the_same_model(
@@ -166,7 +171,8 @@ def test_metrics_are_printed_once_and_callbacks_may_stop(
         if env.iteration == 5:
             raise lightgbm.callback.EarlyStopException(3, env.evaluation_result_list)
 
-    result = train(asked, callbacks=[stop, lightgbm.reset_parameter(learning_rate=lambda round: 0.3 * 0.9**round)])
+    slow_down = lightgbm.reset_parameter(learning_rate=lambda round: 0.3 * 0.9**round)
+    result = train(asked, user_code=UserCode(callbacks=(stop, slow_down)))
     assert (result.rounds, result.best_iteration) == (6, 3)
     assert result.best_score == result.eval_results["eval"]["l2"][5]
 
@@ -183,6 +189,44 @@ def test_weights_margins_and_several_classes(driver: TwoNodes, rows: Path) -> No
     )  # fmt: skip
     predicted = train(classes).booster().predict(table[COLUMNS])
     assert np.mean(np.argmax(predicted, axis=1) == table["k"]) > 0.9
+
+
+def test_ranking(driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers rank as well as one process, which needs every query's rows on one of them, and side by side."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(4000, 3)).astype(np.float32)
+    ids = np.sort(rng.integers(0, 300, 4000))
+    relevance = np.clip(np.round(x[:, 0] + rng.normal(scale=0.3, size=4000) + 1), 0, 4).astype(np.float32)
+    weight = rng.uniform(0.5, 2, size=4000).astype(np.float32)
+    table = pa.table({**dict(zip(COLUMNS, x.T, strict=True)), "y": relevance, "w": weight, "q": ids})
+    pq.write_table(table, tmp_path / "queries.parquet", row_group_size=700)
+    params = {**PLAIN, "objective": "lambdarank", "metric": "ndcg", "eval_at": 5}
+    asked = request(
+        tmp_path,
+        dataset=spec(tmp_path),
+        params=params,
+        group_col="q",
+        weight_col="w",
+        eval_sets={"train": spec(tmp_path)},
+        run_config={"checkpoint_every": 4, "max_restarts": 1},
+    )
+    result = train(asked)
+
+    alone: dict[str, Any] = {}
+    data = lightgbm.Dataset(x, relevance, weight=weight, group=np.unique(ids, return_counts=True)[1])
+    theirs = lightgbm.train(
+        {**params, "verbosity": -1, "deterministic": True, "force_col_wise": True, "num_threads": 1}, data, 10,
+        valid_sets=[data], callbacks=[lightgbm.record_evaluation(alone)],
+    )  # fmt: skip
+    assert result.eval_results["train"]["ndcg@5"][-1] == pytest.approx(alone["training"]["ndcg@5"][-1], abs=0.02)
+    assert sum(worker.rows for worker in result.workers) == 4000
+    assert trees(train(asked.model_copy(update={"scaling": ScalingConfig(num_workers=1)})).booster()) == trees(theirs)
+    Losses(monkeypatch, 1)
+    resumed = train(asked)
+    assert (resumed.restarts, resumed.model) == (1, result.model)
+    assert resumed.eval_results == result.eval_results
+    with pytest.raises(InvalidArgumentError, match="name their column, group_col"):
+        train(asked.model_copy(update={"group_col": None}))
 
 
 def test_nulls_found_while_reading(driver: TwoNodes, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from shoal.data import DataConnector
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting import train
 from shoal.training.request import TrainRequest, TrainResult
+from shoal.training.user_code import UserCode
 from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray
@@ -157,7 +158,7 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
                 assert is_loopback(host) or device.rstrip(b"\0") == b"lo", host
             return model
 
-    train(request(rows, n_estimators=2), callbacks=[Look()])
+    train(request(rows, n_estimators=2), user_code=UserCode(callbacks=(Look(),)))
 
 
 def test_ranking(driver: TwoNodes, tmp_path: Path) -> None:

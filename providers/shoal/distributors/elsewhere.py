@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from shoal.errors import NoPoolError
 from shoal.pool.api import ComputePool
@@ -17,19 +16,20 @@ from shoal.pool.which import which_pool
 from shoal.state import Store
 from shoal.training.progress import Rounds
 from shoal.training.request import TrainRequest, TrainResult
+from shoal.training.user_code import UserCode
 
 _embedded = itertools.count(1)
 
 
-def run_as_job(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainResult:
+def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     """Submit a training, stream its log to this process's standard output, and load what it returned.
 
     Args:
         request: What to train.
-        callbacks: The library's callbacks.
+        user_code: The user's callbacks, objective and metrics.
 
     Raises:
-        InvalidArgumentError: A callback cannot be pickled.
+        InvalidArgumentError: A callback or function cannot be pickled.
         DataError: Footers show that the rows cannot be used; nothing was started.
         JobFailedError: The training failed; the message ends with the cause.
     """
@@ -40,9 +40,9 @@ def run_as_job(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainRes
 
     checked_data(request)  # here too, so that a misspelt column does not cost the start of a pool
     with _pool_for(request.run_config.pool_name) as pool_name:
-        along = by_value.store(tuple(callbacks), request.run_config.artifact_location) if callbacks else None
+        along = by_value.store(user_code, request.run_config.artifact_location) if user_code else None
         tracked = bool(os.environ.get("MLFLOW_TRACKING_URI"))
-        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=tracked, callbacks=along)
+        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=tracked, user_code=along)
         handle = submit(spec)
         with Rounds() as progress:
             return load_training(handle.wait(on_log=progress.read))

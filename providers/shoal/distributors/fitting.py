@@ -17,6 +17,7 @@ from shoal.training.config import describe
 from shoal.training.request import Framework, TrainRequest, TrainResult
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
+from shoal.training.user_code import UserCode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +37,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         n_estimators: Rounds of boosting.
         params: The library's own parameters, merged already with what else names one.
         scaling_config: How many workers of which size.
-        callbacks: The library's callbacks; every worker gets its own copy.
+        user_code: Callbacks, objective and metrics of the user's own.
         run_config: Where and under which limits to run.
 
     Raises:
@@ -50,13 +51,13 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         n_estimators: int,
         params: dict[str, Any],
         scaling_config: ScalingConfig,
-        callbacks: Sequence[Any] | None,
+        user_code: UserCode,
         run_config: RunConfig | None,
     ) -> None:
         self.n_estimators = n_estimators
         self.params = params
         self.scaling_config = scaling_config
-        self.callbacks = tuple(callbacks or ())
+        self.user_code = user_code
         self.run_config = run_config or RunConfig()
         gpu_wish(self.scaling_config, self._device())
         self._result: TrainResult | None = None
@@ -86,11 +87,12 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             label_col: Label column, without nulls.
             eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several.
             verbose_eval: Print the metrics here: True every round, n every n rounds.
-            weight_col: Column of row weights; with groups, the same for all rows of one.
+            weight_col: Column of row weights; with XGBoost and groups, the same for all rows of one.
             group_col: Column of groups, such as queries, for ranking; a group's rows stand one after the other, and go
                 to one worker.
             base_margin_col: Column of margins to boost from.
-            early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds.
+            early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds; a
+                `custom_metric` comes after the library's own.
             external_memory: Keep the quantised rows on the nodes' disks (True), or in memory (False); by default on
                 disk where they do not fit in memory. LightGBM has none.
             categorical_cols: Those of the feature columns whose values are categories: text, whole numbers or booleans.
@@ -123,7 +125,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
             )
-            self._result = run(self._request, self.callbacks)
+            self._result = run(self._request, self.user_code)
         finally:
             # The copies of DataFrames that were staged for this training alone.
             for connector in own:
@@ -159,7 +161,9 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 was one.
 
         Returns:
-            ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order.
+            ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order. With a
+            function as objective these are raw scores, of which the library does not know what they mean; but of
+            several per row (``num_class``) XGBoost tells the number of the highest.
         """
         booster = self.get_booster()
         assert self._request is not None

@@ -11,6 +11,7 @@ from shoal.training.lightgbm.params import device_of, merge_params
 from shoal.training.request import TrainRequest
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import LightGBMScalingConfig
+from shoal.training.user_code import Metric, Objective, UserCode
 
 if TYPE_CHECKING:
     import lightgbm
@@ -24,12 +25,17 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
 
     Args:
         n_estimators: Rounds of boosting.
-        objective: LightGBM's name of the objective; it may stand in `params` instead. LightGBM's default:
-            ``regression``.
+        objective: LightGBM's name of the objective, which may stand in `params` instead; default ``regression``. Or a
+            function of one's own, ``(preds, dataset) -> (grad, hess)``: of the raw scores ``[rows]``, or ``[rows,
+            num_class]``, of a worker's rows, and its ``lightgbm.Dataset`` of them, to arrays of the same shape. There
+            is no default metric with it.
         params: LightGBM's own parameters.
         scaling_config: How many workers of which size; by default one per active node.
         callbacks: What ``lightgbm.train`` takes; every worker gets its own copy.
         run_config: Where and under which limits to run.
+        custom_metric: Function ``(preds, dataset) -> (name, value, higher_is_better)`` or to a list of such, or a list
+            of functions, evaluated beside the metrics in `params`; `preds` are predictions, or raw scores where the
+            objective is a function. Every worker calls it with all rows of an eval set, and has to get the same.
 
     Raises:
         InvalidArgumentError: If arguments contradict one another.
@@ -46,20 +52,24 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
     def __init__(
         self,
         n_estimators: int = 100,
-        objective: str | None = None,
+        objective: str | Objective | None = None,
         params: Mapping[str, Any] | None = None,
         scaling_config: LightGBMScalingConfig | None = None,
         callbacks: Sequence[Any] | None = None,
         run_config: RunConfig | None = None,
+        *,
+        custom_metric: Metric | Sequence[Metric] | None = None,
     ) -> None:
         merged = merge_params(params, objective, checked_rounds(n_estimators))
-        super().__init__(n_estimators, merged, scaling_config or LightGBMScalingConfig(), callbacks, run_config)
+        user_code = UserCode.of(callbacks, objective, custom_metric)
+        super().__init__(n_estimators, merged, scaling_config or LightGBMScalingConfig(), user_code, run_config)
 
     def to_sklearn(self) -> lightgbm.LGBMModel:
         """The model as LightGBM's scikit-learn estimator.
 
         Returns:
-            A fitted ``LGBMClassifier`` or ``LGBMRegressor``, by the objective.
+            A fitted ``LGBMClassifier``, ``LGBMRanker`` or ``LGBMRegressor``, by the objective; with a function as
+            objective, an ``LGBMRegressor`` that predicts what `predict` does.
         """
         from shoal.training.lightgbm.sklearn import as_sklearn
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from shoal.training.cluster import is_connected
 from shoal.training.request import TrainRequest, TrainResult
+from shoal.training.user_code import UserCode
 
 
-def run(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainResult:
+def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
     """Runs a training where it belongs.
 
     Args:
         request: What to train.
-        callbacks: The library's callbacks.
+        user_code: The user's callbacks, objective and metrics.
 
     Returns:
         The model and what it took.
@@ -22,7 +20,7 @@ def run(request: TrainRequest, callbacks: Sequence[Any] = ()) -> TrainResult:
     if is_connected():
         from shoal.training.boosting import train
 
-        return train(request, callbacks=callbacks)
+        return train(request, user_code=user_code)
     from shoal.distributors.elsewhere import run_as_job
 
-    return run_as_job(request, callbacks)
+    return run_as_job(request, user_code)

@@ -1,4 +1,4 @@
-"""Objects that a job takes along by value, such as callbacks: stored once under their digest, named in the spec."""
+"""What a job takes along by value, the user's own code: stored once under its digest, named in the spec."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import files
+from shoal.training.user_code import UserCode
 
 _FOLDER = "_code"
 
 
-def store(objects: tuple[Any, ...], artifact_location: str | None) -> str:
-    """Write objects where the pool's head reads them.
+def store(user_code: UserCode, artifact_location: str | None) -> str:
+    """Write callbacks and functions where the pool's head reads them.
 
     They travel with what they close over; whatever is not installed in the environment, such as a script, a DAG file or
     a notebook, travels along, because the nodes cannot import it.
 
     Args:
-        objects: What to write.
+        user_code: What to write.
         artifact_location: Directory or URI; None: the job's default.
 
     Returns:
@@ -36,16 +38,16 @@ def store(objects: tuple[Any, ...], artifact_location: str | None) -> str:
     import cloudpickle
 
     try:
-        with _by_value(_modules_of(objects)):
-            content = cloudpickle.dumps(objects)
+        with _by_value(_modules_of(user_code.parts())):
+            content = cloudpickle.dumps(user_code)
     except Exception as error:
-        raise InvalidArgumentError(f"the callbacks cannot be sent to the pool: {error}") from error
+        raise InvalidArgumentError(f"callbacks, objective or metrics cannot be sent to the pool: {error}") from error
     path = f"{files.root(artifact_location)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
     files.write(path, content)
     return path
 
 
-def load(path: str) -> tuple[Any, ...]:
+def load(path: str) -> UserCode:
     """Read what was stored.
 
     Raises:
@@ -56,15 +58,17 @@ def load(path: str) -> tuple[Any, ...]:
     try:
         content = files.read(path)
     except OSError as error:
-        raise JobError(f"the job's callbacks cannot be read: {error}") from error
+        raise JobError(f"the job's callbacks and functions cannot be read: {error}") from error
     if hashlib.sha256(content).hexdigest() != path.rpartition("/")[2]:
-        raise JobError(f"the job's callbacks at {path} were changed since they were stored")
-    objects: tuple[Any, ...] = cloudpickle.loads(content)
-    return objects
+        raise JobError(f"the job's callbacks and functions at {path} were changed since they were stored")
+    user_code: UserCode = cloudpickle.loads(content)
+    return user_code
 
 
 def _modules_of(objects: Iterable[Any]) -> Iterator[ModuleType]:
     for found in objects:
+        while isinstance(found, partial):
+            found = found.func
         name = found.__module__ if hasattr(found, "__qualname__") else type(found).__module__
         if (module := sys.modules.get(name)) is not None and not _is_installed(module):
             yield module

@@ -27,6 +27,7 @@ from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.lean import import_lean
+from shoal.training.user_code import UserCode
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -94,11 +95,11 @@ class Driver:
 
         spec = self._spec
         dataset = DataConnector.from_spec(spec.dataset)
+        user_code = by_value.load(spec.user_code) if spec.user_code else UserCode()
         if run:
-            run.log_params(self._params())
+            run.log_params({**self._params(), **user_code.names()})
             run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
-        callbacks = by_value.load(spec.callbacks) if spec.callbacks else ()
-        trained = train(spec.to_request(), callbacks=callbacks, env=self._worker_environment(run))
+        trained = train(spec.to_request(), user_code=user_code, env=self._worker_environment(run))
         path = model_files.save(model_files.folder(self._key, spec.run_config.artifact_location), trained)
         print(f"model of {trained.rows} rows in {path}", flush=True)
         metrics = _final_metrics(trained)

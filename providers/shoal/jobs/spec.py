@@ -109,8 +109,8 @@ class JobSpec(_Strict):
     early_stopping_rounds: int | None = Field(
         default=None, ge=1, description="Rounds without improvement to stop after."
     )
-    callbacks: str | None = Field(
-        default=None, description="Where the library's callbacks lie, by value; an estimator writes them."
+    user_code: str | None = Field(
+        default=None, description="Where callbacks, objective and metrics lie, by value; an estimator writes them."
     )
     external_memory: bool | None = Field(
         default=None, description="Keep the quantised rows on the nodes' disks; none: where they do not fit in memory."
@@ -142,7 +142,7 @@ class JobSpec(_Strict):
 
     @classmethod
     def of_request(
-        cls, request: TrainRequest, *, pool_name: str, tracked: bool, callbacks: str | None = None
+        cls, request: TrainRequest, *, pool_name: str, tracked: bool, user_code: str | None = None
     ) -> JobSpec:
         """The job that does what an estimator asks of the engine.
 
@@ -150,7 +150,7 @@ class JobSpec(_Strict):
             request: What to train.
             pool_name: Where.
             tracked: Whether it makes a run in MLflow.
-            callbacks: Where the callbacks lie.
+            user_code: Where the user's callbacks, objective and metrics lie.
         """
         return cls(
             framework=request.framework,
@@ -166,7 +166,7 @@ class JobSpec(_Strict):
             group_col=request.group_col,
             early_stopping_rounds=request.early_stopping_rounds,
             external_memory=request.external_memory,
-            callbacks=callbacks,
+            user_code=user_code,
             verbose_eval=request.verbose_eval,
             scaling_config=request.scaling,
             run_config=request.run_config.model_copy(update={"pool_name": pool_name}),

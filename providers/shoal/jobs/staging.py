@@ -23,7 +23,7 @@ def question(spec: JobSpec) -> str:
             "dataset": _by_content(spec.dataset),
             "eval_set": {name: _by_content(dataset) for name, dataset in spec.eval_set.items()},
             # The same object is pickled to other bytes in another process.
-            "callbacks": spec.callbacks and "by value",
+            "user_code": spec.user_code and "by value",
             "register_as": register and register.model_copy(update={"holdout": _by_content(register.holdout)}),
         }
     )

@@ -26,6 +26,7 @@ from shoal.training.progress import Rounds
 from shoal.training.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.scaling import GangSize, resolve_size
 from shoal.training.task import Boosted, Checkpoint, Prepared, Segment, Task
+from shoal.training.user_code import UserCode
 
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
@@ -65,7 +66,7 @@ class Library(Protocol):
     def device(self, request: TrainRequest) -> str | None:
         """The device that the parameters ask for; None if they do not."""
 
-    def params(self, request: TrainRequest, size: GangSize) -> tuple[dict[str, Any], int]:
+    def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """What every worker is given, and the first segment's seed; checked by the library itself."""
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
@@ -75,14 +76,16 @@ class Library(Protocol):
         """Have the workers build their matrices."""
 
 
-def train(request: TrainRequest, *, callbacks: Sequence[Any] = (), env: Mapping[str, str] | None = None) -> TrainResult:
+def train(
+    request: TrainRequest, *, user_code: UserCode | None = None, env: Mapping[str, str] | None = None
+) -> TrainResult:
     """Train a model on the Ray cluster that this process is connected to.
 
     The same data, parameters, seed, number of workers and of threads give the same model, byte for byte.
 
     Args:
         request: What to train, on what.
-        callbacks: The library's own callbacks; every worker gets its own copy.
+        user_code: The user's callbacks, objective and metrics; every worker gets its own copy.
         env: Environment variables for the workers, credentials among them; they pass from process to process and are
             stored nowhere.
 
@@ -101,7 +104,7 @@ def train(request: TrainRequest, *, callbacks: Sequence[Any] = (), env: Mapping[
     library = _library(request.framework)
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
-    training = _Training(request, library, tuple(callbacks), dict(env or {}), began)
+    training = _Training(request, library, user_code or UserCode(), dict(env or {}), began)
     return training.run()
 
 
@@ -141,18 +144,18 @@ class _Worker:
 
 class _Training:
     def __init__(
-        self, request: TrainRequest, library: Library, callbacks: tuple[Any, ...], env: dict[str, str], began: float
+        self, request: TrainRequest, library: Library, user_code: UserCode, env: dict[str, str], began: float
     ) -> None:
         self._request = request
         self._library = library
-        self._callbacks = callbacks
+        self._user_code = user_code
         self._env = env
         self._began = began
         limit = request.run_config.timeout
         self._deadline = None if limit is None else began + limit
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
-        self._params, self._seed = library.params(request, self._size)
+        self._params, self._seed = library.params(request, self._size, user_code)
         # Once for all workers, and for all gangs after a loss.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
@@ -201,7 +204,15 @@ class _Training:
         request, size = self._request, self._size
         whole = request.framework in REPLICATED_ROWS
         seed, group_col = request.run_config.seed, request.group_col
-        parts = deal(self._train, self._eval_sets, size.num_workers, seed, group_col, whole=whole)
+        parts = deal(
+            self._train,
+            self._eval_sets,
+            size.num_workers,
+            seed,
+            group_col,
+            whole=whole,
+            none_empty=bool(self._user_code.metrics),
+        )
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker)
         with shared_gang(shape, timeout=min(WAIT_SECONDS, self._left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])
@@ -215,7 +226,7 @@ class _Training:
                     early_stopping_rounds=request.early_stopping_rounds,
                     # False, None and 0 mean never; True means every round.
                     print_every=int(request.verbose_eval or 0),
-                    callbacks=self._callbacks,
+                    user_code=self._user_code,
                     external_memory=request.external_memory,
                     connection=connection,
                 )

@@ -66,13 +66,30 @@ def deal(
     group_col: str | None,
     *,
     whole: bool = False,
+    none_empty: bool = False,
 ) -> list[tuple[Part, dict[str, Part]]]:
-    """Each worker's rows of the training set and of every eval set, by rank; with `whole`, all rows of the latter."""
+    """Each worker's rows of the training set and of every eval set.
+
+    Args:
+        train: The training set.
+        eval_sets: Eval sets by name.
+        num_workers: Number of workers.
+        seed: Seed of the plans.
+        group_col: Column of groups that stay together, if any.
+        whole: Every worker is to have all rows of the eval sets.
+        none_empty: Every worker is to have some rows of them.
+
+    Returns:
+        By rank.
+
+    Raises:
+        DataError: If a dataset has fewer rows (or groups) than are needed.
+    """
     mine = [Part(train, shard) for shard in train.plan(num_workers, seed, group_col)]
     evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
     for name, connector in eval_sets.items():
         if whole:
-            everything = Part(connector, connector.plan(1, seed)[0])
+            everything = Part(connector, connector.plan(1, seed, group_col)[0])
             for rank in range(num_workers):
                 evals[rank][name] = everything
             continue
@@ -82,6 +99,12 @@ def deal(
             continue
         # An eval set may have fewer rows than there are workers: the last ones evaluate on nothing.
         shards = _plan(connector, num_workers, seed, group_col)
+        if none_empty and len(shards) < num_workers:
+            what = "row" if group_col is None else "group"
+            raise DataError(
+                f'eval_set "{name}" has {len(shards)} {what}{"s" * (len(shards) > 1)}, too few for {num_workers} '
+                "workers, each of which evaluates custom_metric on its own part of them: give it more"
+            )
         for rank in range(num_workers):
             evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
     return list(zip(mine, evals, strict=True))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.user_code import Objective
 
 ROUNDS = "n_estimators"
 """What every name of the number of rounds is an alias of here."""
@@ -35,18 +36,20 @@ class Names:
         return self.objectives.get(name, name)
 
 
-def merge(params: Mapping[str, Any] | None, objective: str | None, n_estimators: int, names: Names) -> dict[str, Any]:
+def merge(
+    params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int, names: Names
+) -> dict[str, Any]:
     """Joins what may be said in two places, and refuses contradictions.
 
     Args:
         params: The user's parameters.
-        objective: The estimator's own `objective` argument.
+        objective: The estimator's own `objective` argument; a function has no place among the parameters.
         n_estimators: The estimator's own number of rounds.
         names: What the library calls them.
 
     Returns:
-        Plain values that JSON can hold, under the user's names; the objective among them, the number of rounds not.
-        NumPy scalars have become Python's.
+        Plain values that JSON can hold, under the user's names; the objective among them where it has a name, the
+        number of rounds not. NumPy scalars have become Python's.
 
     Raises:
         InvalidArgumentError: If two values for one thing differ, or a value cannot be written down as JSON.
@@ -61,10 +64,14 @@ def merge(params: Mapping[str, Any] | None, objective: str | None, n_estimators:
                 f"params hold {other}={theirs!r} and {name}={value!r}, which are one parameter: leave one out"
             )
         given[canonical] = (name, value)
-    if objective is not None:
+    if callable(objective):
+        if "objective" in given:
+            name, inside = given["objective"]
+            raise InvalidArgumentError(f'objective is a function, and params hold {name}="{inside}": leave one out')
+    elif objective is not None:
         if not isinstance(objective, str):
             raise InvalidArgumentError(
-                f"objective must be the name of one of {names.library}'s objectives, not {objective!r}"
+                f"objective must be a function, or the name of one of {names.library}'s objectives, not {objective!r}"
             )
         name, inside = given.get("objective", ("objective", objective))
         if names.objective(inside) != names.objective(objective):
@@ -106,6 +113,10 @@ def _plain(name: str, value: Any) -> Any:
         value = value.tolist()
     if value is None or isinstance(value, str | bool | int | float | list):
         return value
+    if callable(value):
+        raise InvalidArgumentError(
+            f"params[{name!r}] is a function: give it to the estimator, as objective or as custom_metric"
+        )
     raise InvalidArgumentError(
         f"params[{name!r}] must be a number, a string, a bool, a list or a dict of them, not {value!r}"
     )

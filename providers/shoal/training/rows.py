@@ -77,8 +77,7 @@ class Batch:
         label: float32 ``[rows]``.
         weight: float32 ``[rows]``, if there are weights.
         base_margin: float32 ``[rows]``, if there are margins.
-        group: int64 ``[rows]``, the number of each row's group in the shard, if there are groups; no other batch has
-            rows of them.
+        group: int64 ``[rows]``, the number of each row's group in the shard, if there are groups.
     """
 
     data: np.ndarray
@@ -151,8 +150,7 @@ class ShardRows:
         ranges = self.part.shard.ranges
         if ranges:
             tables = self.part.connector.ingester().iter_batches(self.part.shard, self.columns.names)
-            batches = _in_whole_groups(self._batches(zip(ranges, tables, strict=True)))
-            for batch in batches:
+            for batch in self._batches(zip(ranges, tables, strict=True)):
                 if self._kept is not None:
                     self._kept.append(batch)
                 yield batch
@@ -204,7 +202,7 @@ class _GroupNumbers:
         return numbers
 
 
-def _in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
+def in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
     """The same rows, the end of each batch held back until its last group is complete; without groups as they are."""
     held: Batch | None = None
     for batch in batches:

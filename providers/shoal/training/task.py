@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.training.rows import Columns, Part
+from shoal.training.user_code import UserCode
 
 History = dict[str, dict[str, list[float]]]
 """Eval set -> metric -> value per round."""
@@ -23,7 +24,7 @@ class Task:
         seed: The seed of the first segment; each further one adds one.
         early_stopping_rounds: Rounds without improvement to stop after; None: never.
         print_every: Print the metrics every so many rounds; 0: never.
-        callbacks: The user's callbacks.
+        user_code: The user's callbacks, objective and metrics.
         external_memory: Keep the matrices on disk; None: where they do not fit in memory.
         connection: How the library's workers find each other.
     """
@@ -35,7 +36,7 @@ class Task:
     seed: int = 0
     early_stopping_rounds: int | None = None
     print_every: int = 0
-    callbacks: tuple[Any, ...] = ()
+    user_code: UserCode = field(default_factory=UserCode)
     external_memory: bool | None = None
     connection: dict[str, Any] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from shoal.training.lightgbm.params import (
     begins_anew,
     check_params,
     device_of,
+    has_metric,
     merge_params,
     seed_of,
     segment_params,
@@ -44,6 +45,22 @@ def test_names_that_matter_early_are_lightgbms_own() -> None:
 def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
         merge_params(params, objective, 100)
+
+
+def test_a_function_as_objective() -> None:
+    merged = merge_params({"num_leaves": 3}, lambda *_: None, 10)
+    assert merged == {"num_leaves": 3}
+    assert worker_params(merged, COLUMNS, threads=2, gpus=0, workers=2, custom_objective=True)["objective"] == "none"
+    with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold app="none"'):
+        merge_params({"app": "none"}, lambda *_: None, 10)
+    with pytest.raises(InvalidArgumentError, match=r"params\['metric'\] is a function: give it to the estimator"):
+        merge_params({"metric": lambda *_: None}, None, 10)
+
+
+def test_whether_there_is_a_metric_to_watch() -> None:
+    assert all(has_metric(given) for given in ({}, {"metric": ""}, {"metric": "l1,l2"}, {"metric": ["auc"]}))
+    assert not any(has_metric(given) for given in ({"metric": "None"}, {"metric": ["na"]}, {"objective": "none"}))
+    assert has_metric({"objective": "none", "metric": "l2"})
 
 
 def test_rounds_given_twice_alike() -> None:
@@ -92,6 +109,8 @@ def test_when_more_is_kept_than_a_model_holds() -> None:
         {"boosting": "goss"},
         {"extra_trees": True},
         {"cegb_penalty_split": 0.1},
+        {"boosting_type": "random_forest"},
+        {"objective": "xendcg"},
     ):
         assert begins_anew(made(params))
 
@@ -102,9 +121,9 @@ def test_when_more_is_kept_than_a_model_holds() -> None:
         ({"num_threads": 4}, "num_cpu_per_worker=4"),
         ({"tree_learner": "feature"}, "tree_learner"),
         ({"tree_learner": "serial"}, "tree_learner"),
-        ({"boosting_type": "rf"}, "checkpoint"),
         ({"linear_tree": True}, "linear_tree"),
-        ({"objective": "lambdarank"}, "groups"),
+        ({"objective": "custom"}, "means a function"),
+        ({"group_column": "q"}, r"group_col to fit\(\)"),
         ({"machines": "10.0.0.1:1"}, "find each other"),
         ({"workers": "10.0.0.1:1"}, "find each other"),
         ({"early_stopping_round": 3}, r"fit\(\)"),
@@ -132,10 +151,19 @@ def test_params_that_workers_cannot_follow(params: dict, hint: str) -> None:
         {"objective": "tweedie", "metric": "None"},
         {"objective": "huber", "alpha": 0.9, "monotone_constraints": [1, 0]},
         {"objective": "cross_entropy", "categorical_feature": ["b"]},
+        {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1},
     ],
 )
 def test_good_params_pass(params: dict) -> None:
     check_params(made(params), COLUMNS)
+
+
+@pytest.mark.parametrize("objective", ["lambdarank", "rank_xendcg", "regression"])
+def test_rows_in_groups(objective: str) -> None:
+    params = made({"objective": objective, "metric": "ndcg", "eval_at": [5]})
+    check_params(params, COLUMNS, grouped=True)
+    with pytest.raises(TrainingError, match="query information"):
+        check_params(params, COLUMNS)
 
 
 @pytest.mark.parametrize(

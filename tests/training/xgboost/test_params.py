@@ -37,13 +37,22 @@ def test_same_objective_twice_is_no_contradiction(objective: str) -> None:
         ({"n_estimators": 50}, None, "n_estimators"),
         ({"num_boost_round": 50}, None, "num_boost_round"),
         ({"max_depth": object()}, None, "max_depth"),
-        ({"objective": lambda: 0}, None, "objective"),
+        ({"objective": lambda: 0}, None, "is a function: give it to the estimator"),
         ({1: 2}, None, "name"),
     ],
 )
 def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
         merge_params(params, objective, 100)
+
+
+def test_a_function_as_objective() -> None:
+    assert merge_params({"max_depth": 3}, lambda *_: None, 10) == {"max_depth": 3}
+    with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold objective="reg:l'):
+        merge_params({"objective": "reg:linear"}, lambda *_: None, 10)
+    with pytest.raises(InvalidArgumentError, match="objective must be a function, or the name of one"):
+        merge_params({}, 3, 10)  # type: ignore[arg-type]
+    check_params({"num_class": 3, "disable_default_eval_metric": True}, ["a"])
 
 
 def test_rounds_given_twice_alike() -> None:

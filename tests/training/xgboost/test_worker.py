@@ -15,12 +15,14 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
-from shoal.errors import DataError
+from shoal.errors import DataError, InvalidArgumentError
 from shoal.training import memory
 from shoal.training.context import get_context
-from shoal.training.rows import Columns, Part, ShardRows
-from shoal.training.task import Segment, Task
+from shoal.training.rows import Columns, Part, ShardRows, in_whole_groups
+from shoal.training.task import Checkpoint, Segment, Task
+from shoal.training.user_code import UserCode
 from shoal.training.xgboost import worker
+from tests.training.custom import mean_error, softmax, squared_error
 from tests.training.ray_cluster import COLUMNS
 
 
@@ -119,7 +121,7 @@ def test_no_batch_ends_within_a_group(queries: Path) -> None:
     connector = DataConnector.from_parquet(queries)
     rows = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(tuple(COLUMNS), "y", group="q"), 2**20)
     for _ in range(2):
-        groups = [batch.group for batch in rows]
+        groups = [batch.group for batch in in_whole_groups(rows)]
         assert len(groups) > 1
         assert all(before[-1] < after[0] for before, after in pairwise(groups))
         assert np.array_equal(np.unique(np.concatenate(groups)), np.arange(60))
@@ -130,3 +132,47 @@ def test_a_weight_is_a_groups(queries: Path) -> None:
     columns = Columns(tuple(COLUMNS), "y", weight="b", group="q")
     with pytest.raises(DataError, match='the rows of a group differ in their weight "b"'):
         session(queries, columns=columns, params=RANK, eval_sets={})
+
+
+@pytest.mark.parametrize(
+    ("params", "objective", "columns"),
+    [
+        pytest.param({"max_depth": 3}, squared_error, {"label": "y"}, id="one"),
+        pytest.param({"max_depth": 3}, squared_error, {"label": "y", "weight": "w"}, id="weights"),
+        pytest.param({"max_depth": 3, "num_class": 3}, softmax, {"label": "k"}, id="classes"),
+        pytest.param({"max_depth": 3, "subsample": 0.5}, squared_error, {"label": "y"}, id="sampled"),
+    ],
+)
+def test_a_function_as_objective_interrupted_or_not(
+    rows: Path, params: dict[str, Any], objective: Any, columns: dict[str, str]
+) -> None:
+    params = {**params, "nthread": 1}
+    user_code = UserCode(objective=objective, metrics=(mean_error,) if columns["label"] == "y" else ())
+    changes = {"params": params, "user_code": user_code, "columns": Columns(tuple(COLUMNS), **columns)}
+    models = []
+    for lost in (False, True):
+        of = session(rows, **changes)
+        first = of.boost(Segment(0, 4, False, Checkpoint())).checkpoint
+        of = session(rows, **changes) if lost else of
+        models.append(of.boost(Segment(1, 8, True, first if lost else None)).checkpoint)
+    assert models[0] == models[1]
+    assert models[0] is not None
+    if "subsample" in params:
+        return
+    table = DataConnector.from_parquet(rows).to_pandas()
+    weight = table[columns["weight"]] if "weight" in columns else None
+    matrix = xgboost.QuantileDMatrix(table[COLUMNS], table[columns["label"]], weight=weight, nthread=1)
+    told: dict[str, Any] = {}
+    alone = xgboost.train(
+        params, matrix, 8, obj=objective, evals=[(matrix, "train")], evals_result=told, verbose_eval=False,
+        custom_metric=user_code.metrics[0] if user_code.metrics else None,
+    )  # fmt: skip
+    ours = xgboost.Booster(model_file=bytearray(models[0].model))
+    assert ours.get_dump(with_stats=True) == alone.get_dump(with_stats=True)
+    assert models[0].history["train"] == told["train"]
+
+
+def test_a_metric_with_the_name_of_another(rows: Path) -> None:
+    of = session(rows, user_code=UserCode(metrics=(lambda *_: ("rmse", 1.0),)))
+    with pytest.raises(InvalidArgumentError, match='two metrics are called "rmse"'):
+        model(of)

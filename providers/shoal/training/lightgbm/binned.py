@@ -29,6 +29,7 @@ class Binned:
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
         self._margin = None if columns.base_margin is None else np.empty(count, np.float32)
+        self._group = None if columns.group is None else np.empty(count, np.int64)
         batches = self._noted()
         self.dataset = lightgbm.Dataset(
             [_RowRange(part.rows, len(columns.features), batches) for part in rows.part.shard.ranges],
@@ -38,6 +39,9 @@ class Binned:
             feature_name=list(columns.features),
             params=reference.get_params(),
         ).construct()
+        if self._group is not None:
+            self.dataset.set_group(np.bincount(self._group))
+            self._group = None  # only the groups' sizes are needed from here on
         if not keep:
             rows.forget()
 
@@ -61,9 +65,14 @@ class Binned:
         start = 0
         for batch in self._rows:
             stop = start + len(batch.data)
-            columns = ((self._label, batch.label), (self._weight, batch.weight), (self._margin, batch.base_margin))
+            columns: tuple[tuple[np.ndarray | None, np.ndarray | None], ...] = (
+                (self._label, batch.label),
+                (self._weight, batch.weight),
+                (self._margin, batch.base_margin),
+                (self._group, batch.group),
+            )
             for kept, values in columns:
-                if kept is not None:
+                if kept is not None and values is not None:
                     kept[start:stop] = values
             yield batch
             start = stop

@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.lightgbm.agreement import Agreed, Offer, Opening
-from shoal.training.lightgbm.params import check_params, device_of, merge_params, seed_of, worker_params
+from shoal.training.lightgbm.params import (
+    RANKING,
+    check_params,
+    device_of,
+    has_metric,
+    is_forest,
+    merge_params,
+    objective_of,
+    seed_of,
+    worker_params,
+)
 from shoal.training.lightgbm.sampling import shares
 from shoal.training.request import TrainRequest
 from shoal.training.scaling import GangSize
 from shoal.training.task import Prepared, Task
+from shoal.training.user_code import Objective, UserCode
 
 if TYPE_CHECKING:
     from shoal.training.boosting import OnAll
@@ -33,18 +44,21 @@ class LightGBM:
         device = device_of(self._merged(request))
         return "cpu" if device is None and request.scaling.use_gpu is None else device
 
-    def params(self, request: TrainRequest, size: GangSize) -> tuple[dict[str, Any], int]:
+    def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """What every worker is given, and the first segment's seed.
 
         Raises:
             InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
             TrainingError: If LightGBM refuses a value, with its message.
         """
-        if request.group_col is not None:
-            raise InvalidArgumentError("group_col: ranking is there with XGBEstimator only, for now")
         if request.external_memory:
             raise InvalidArgumentError("LightGBM has no external memory: leave it out, or use XGBEstimator")
-        merged = self._merged(request)
+        merged = self._merged(request, user_code.objective)
+        if objective_of(merged) in RANKING and request.group_col is None:
+            raise InvalidArgumentError(
+                f'objective="{objective_of(merged)}" ranks rows within groups: name their column, group_col'
+            )
+        custom = user_code.objective is not None
         params = worker_params(
             merged,
             request.input_cols,
@@ -52,13 +66,23 @@ class LightGBM:
             gpus=size.gpus_per_worker,
             workers=size.num_workers,
             categorical_cols=request.categorical_cols,
+            custom_objective=custom,
         )
         if request.early_stopping_rounds and params.get("boosting") == "dart":
             raise InvalidArgumentError(
                 'early_stopping_rounds does not go with boosting="dart": it changes earlier trees, so that the best '
                 "round's model is gone when it is known"
             )
-        check_params(params, request.input_cols)
+        if request.early_stopping_rounds and not (user_code.metrics or has_metric(params)):
+            raise InvalidArgumentError(
+                "early_stopping_rounds needs a metric to watch: name one in params, or give a custom_metric"
+            )
+        if is_forest(params) and (custom or request.base_margin_col is not None):
+            raise InvalidArgumentError(
+                'boosting="rf" grows all its trees from one start, and takes neither a function as objective nor a '
+                'base_margin_col: use "gbdt"'
+            )
+        check_params(params, request.input_cols, grouped=request.group_col is not None)
         return params, seed_of(merged, request.run_config.seed)
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
@@ -77,5 +101,5 @@ class LightGBM:
         agreed = Agreed(sample, tuple(offer.address for offer in offers))
         return on_all("prepare", [agreed] * len(tasks))
 
-    def _merged(self, request: TrainRequest) -> dict[str, Any]:
-        return merge_params(request.params, None, request.n_estimators)
+    def _merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
+        return merge_params(request.params, objective, request.n_estimators)

@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.merging import ROUNDS, Names, merge, seed_in
+from shoal.training.user_code import Objective
 
 # Those that matter before LightGBM itself may be imported; it knows the others (see `_resolve`).
 _SAME = {
@@ -40,6 +41,8 @@ _NAMES = Names(
 )
 # The seeds that LightGBM derives from `seed`; whoever sets one sets it for the first segment.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
+RANKING = ("lambdarank", "rank_xendcg")
+"""Objectives that rank rows within groups."""
 _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
 # Parameters of its other interfaces that people carry over, and where they go here.
 _GANG = "the workers find each other by themselves: leave it out"
@@ -52,14 +55,16 @@ _ELSEWHERE = {
     "callbacks": "give them to the estimator",
     "label_column": "give label_col to fit()",
     "weight_column": "give weight_col to fit()",
-    "group_column": "rows in groups are not supported yet",
+    "group_column": "give group_col to fit()",
     "ignore_column": "leave it out of input_cols",
     **dict.fromkeys(("num_machines", "local_listen_port", "time_out", "machine_list_filename", "machines"), _GANG),
     **dict.fromkeys(("config", "task", "data", "valid", "input_model", "output_model", "snapshot_freq"), _FILES),
 }
 
 
-def merge_params(params: Mapping[str, Any] | None, objective: str | None, n_estimators: int) -> dict[str, Any]:
+def merge_params(
+    params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
+) -> dict[str, Any]:
     """Joins what may be said in two places, and refuses contradictions; see `merging.merge`."""
     merged = merge(params, objective, n_estimators, _NAMES)
     return {_NAMES.canonical(name): value for name, value in merged.items()}
@@ -89,6 +94,7 @@ def worker_params(
     gpus: int,
     workers: int,
     categorical_cols: Sequence[str] = (),
+    custom_objective: bool = False,
 ) -> dict[str, Any]:
     """What every worker passes to LightGBM, under LightGBM's own names, but for the seed.
 
@@ -99,6 +105,7 @@ def worker_params(
         gpus: GPUs per worker.
         workers: Number of workers.
         categorical_cols: Those of the feature columns whose categories shoal encodes.
+        custom_objective: Whether a function is the objective.
 
     Raises:
         InvalidArgumentError: If one is unknown, contradicts another or the scaling config, or asks for what a gang
@@ -115,15 +122,15 @@ def worker_params(
         raise InvalidArgumentError(
             f'tree_learner="{learner}" cannot train on dealt rows: leave it out, or say "data" or "voting"'
         )
-    if given.get("boosting") in ("rf", "random_forest"):
-        raise InvalidArgumentError(
-            'boosting="rf" averages its trees and cannot go on from a checkpoint: use "gbdt" or "dart"'
-        )
     if given.get("linear_tree"):
-        raise InvalidArgumentError("linear_tree needs the rows beside their bins, and cannot train on streamed data")
-    if objective_of(given) in ("lambdarank", "rank_xendcg", "none"):
         raise InvalidArgumentError(
-            f'objective="{given["objective"]}" needs what fit() does not take yet: groups of rows, or a function'
+            "linear_tree: LightGBM grows such trees in one process only, from rows that are all in memory: leave it out"
+        )
+    if custom_objective:
+        given["objective"] = "none"
+    elif objective_of(given) == "none":
+        raise InvalidArgumentError(
+            f'objective="{given["objective"]}" means a function: give it to the estimator as objective'
         )
     rest = {name: value for name, value in given.items() if name != "seed"}
     if categorical_cols:
@@ -152,6 +159,17 @@ def worker_params(
     }
 
 
+def has_metric(params: Mapping[str, Any]) -> bool:
+    """Whether LightGBM evaluates a metric of its own with these parameters: an objective that has a name brings one."""
+    named = _metrics(params.get("metric"))
+    return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
+
+
+def is_forest(params: Mapping[str, Any]) -> bool:
+    """Whether the model is the mean of trees that know nothing of each other, instead of their sum."""
+    return params.get("boosting") in ("rf", "random_forest")
+
+
 def begins_anew(params: Mapping[str, Any]) -> bool:
     """Whether LightGBM, with these parameters, keeps what a model's bytes do not hold: the state of its generators, or
     which features have been paid for. Then each segment has to begin from bytes."""
@@ -159,6 +177,8 @@ def begins_anew(params: Mapping[str, Any]) -> bool:
     return (
         any(float(params.get(name, 1)) < 1 for name in (*fractions, "feature_fraction", "feature_fraction_bynode"))
         or params.get("boosting") in ("dart", "goss")
+        or is_forest(params)
+        or objective_of(params) == "rank_xendcg"
         or params.get("data_sample_strategy") == "goss"
         or bool(params.get("extra_trees"))
         or bool(params.get("use_quantized_grad"))
@@ -180,12 +200,13 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
     return {**rest, **own, "seed": seed + index}
 
 
-def check_params(params: Mapping[str, Any], input_cols: Sequence[str]) -> None:
+def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False) -> None:
     """Has LightGBM itself check the parameters, on two rows, before anything is started (2 ms).
 
     Args:
         params: What the workers will get.
         input_cols: Feature columns.
+        grouped: Whether the rows are in groups.
 
     Raises:
         TrainingError: With LightGBM's own message, if it refuses a value.
@@ -201,18 +222,18 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str]) -> None:
         )
     # device_type: whoever checks may have no GPU. A label of 1 is legal for every objective; nothing is trained.
     probed = {**params, "device_type": "cpu", "num_machines": 1, "tree_learner": "serial", "num_threads": 1}
-    metrics = probed.pop("metric", None)
-    asked = metrics.split(",") if isinstance(metrics, str) else metrics or []
+    asked: list[str | None] = [*_metrics(probed.pop("metric", None))] or [None]
     categories = probed.pop("categorical_feature", "auto")
     try:
         rows = lightgbm.Dataset(
             np.zeros((2, len(input_cols))),
             label=np.ones(2),
+            group=[2] if grouped else None,
             feature_name=list(input_cols),
             params={**probed, "verbosity": -1},
             categorical_feature=categories,
         ).construct()
-        for metric in asked or [None]:
+        for metric in asked:
             named = {} if metric is None else {"metric": metric}
             booster = lightgbm.Booster({**probed, **named, "verbosity": -1}, rows).add_valid(rows, "eval")
             if metric and _NAMES.objective(metric) != "none" and not booster.eval_valid():
@@ -226,6 +247,10 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str]) -> None:
 def own_message(exc: BaseException) -> str:
     """LightGBM's message without its source lines."""
     return re.sub(r" at \S+, line \d+ *\.?\s*$", "", str(exc).strip())
+
+
+def _metrics(asked: Any) -> list[str]:
+    return asked.split(",") if isinstance(asked, str) and asked else list(asked or [])
 
 
 def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:

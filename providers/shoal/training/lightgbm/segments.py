@@ -10,13 +10,13 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
-from shoal.errors import InvalidArgumentError
 from shoal.training import memory
 from shoal.training.context import TrainingContext
 from shoal.training.lightgbm.binned import Binned
-from shoal.training.lightgbm.params import begins_anew, segment_params
+from shoal.training.lightgbm.params import begins_anew, is_forest, segment_params
 from shoal.training.lightgbm.stopping import Stopping
 from shoal.training.task import Boosted, Checkpoint, History, Segment, Task
+from shoal.training.user_code import refuse_namesakes
 
 
 class Trainer:
@@ -56,10 +56,12 @@ class Trainer:
         while rounds < segment.stop and not stopped:
             place = (booster, self._params, rounds, self._first_round, end)
             self._call_back(CallbackEnv(*place, None), before=True)
-            booster.update()
-            results = booster.eval_valid()
+            booster.update(fobj=self._task.user_code.objective)
+            results = self._evaluate(booster)
             for result in results:
                 history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
+            if self._task.user_code.metrics:
+                refuse_namesakes(history, rounds + 1)
             unsaid = self._say(rounds, results)
             if stopping is not None:
                 stopping.see(float(results[-1][2]))
@@ -94,8 +96,11 @@ class Trainer:
         self._params = segment_params(self._task.params, self._task.seed, segment.index)
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None
-        for binned in (self._train, *self._evals.values()):
-            binned.start_from(old, self._task.params["num_threads"])
+        threads = self._task.params["num_threads"]
+        # Each tree of a forest begins where the first one did.
+        self._train.start_from(None if is_forest(self._params) else old, threads)
+        for binned in self._evals.values():
+            binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
             # Puts the old trees before the new ones; what they say of each row is in the scores already.
@@ -109,11 +114,13 @@ class Trainer:
         patience = self._task.early_stopping_rounds
         if patience is None:
             return None
-        results = booster.eval_valid()
-        if not results:
-            raise InvalidArgumentError('early_stopping_rounds needs a metric to watch, but params hold metric="none"')
-        name, metric, _, higher = results[-1][:4]
+        name, metric, _, higher = self._evaluate(booster)[-1][:4]
         return Stopping(patience, bool(higher), history.get(name, {}).get(metric, ()))
+
+    def _evaluate(self, booster: lightgbm.Booster) -> list[Any]:
+        """All metrics of all eval sets; LightGBM's own come first in each."""
+        results: list[Any] = booster.eval_valid(list(self._task.user_code.metrics))
+        return results
 
     def _say(self, rounds: int, results: Sequence[Any]) -> str:
         """Print a round's metrics if it is its turn; else returns what would have been said."""
@@ -127,7 +134,9 @@ class Trainer:
 
     def _call_back(self, place: CallbackEnv, *, before: bool) -> EarlyStopException | None:
         """Call the user's callbacks, in their order; returns with what one of them stops the training."""
-        callbacks = [call for call in self._task.callbacks if getattr(call, "before_iteration", False) == before]
+        callbacks = [
+            call for call in self._task.user_code.callbacks if getattr(call, "before_iteration", False) == before
+        ]
         try:
             for call in sorted(callbacks, key=lambda call: getattr(call, "order", 0)):
                 call(place)

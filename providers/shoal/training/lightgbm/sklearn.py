@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal.training.lightgbm.params import objective_of
+from shoal.training.lightgbm.params import RANKING, objective_of
 
 if TYPE_CHECKING:
     import lightgbm
@@ -23,14 +23,18 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
         params: Parameters that it was trained with; the estimator shows them.
 
     Returns:
-        A fitted ``LGBMClassifier`` for binary and multi-class objectives, with ``classes_`` 0 to n - 1, else an
-        ``LGBMRegressor``. Like any of them, it predicts with the best round if there was early stopping.
+        A fitted ``LGBMClassifier`` for binary and multi-class objectives, with ``classes_`` 0 to n - 1, an
+        ``LGBMRanker`` for those that rank, else an ``LGBMRegressor``, which of a model with a custom objective gives
+        the raw scores. Like any of them, it predicts with the best round if there was early stopping.
     """
     import lightgbm
     from sklearn.preprocessing import LabelEncoder
 
-    objective = objective_of(params)
+    # A custom objective has no name among the parameters, but the model knows that there was one.
+    objective = "none" if objective_of(booster.params) == "none" else objective_of(params)
     kind = lightgbm.LGBMClassifier if objective in _CLASSIFYING else lightgbm.LGBMRegressor
+    if objective in RANKING:
+        kind = lightgbm.LGBMRanker
     shown = {name: value for name, value in params.items() if name not in _SHOWN_AS}
     renamed = {ours: params[theirs] for theirs, ours in _SHOWN_AS.items() if theirs in params}
     model = kind(**{**shown, **renamed, "n_estimators": booster.current_iteration(), "objective": objective})

@@ -9,6 +9,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.request import TrainRequest
 from shoal.training.scaling import GangSize
 from shoal.training.task import Prepared, Task
+from shoal.training.user_code import Objective, UserCode
 from shoal.training.xgboost.params import check_params, device_of, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
 
@@ -36,14 +37,14 @@ class XGBoost:
         """The device that the parameters ask for; None if they do not."""
         return device_of(self._merged(request))
 
-    def params(self, request: TrainRequest, size: GangSize) -> tuple[dict[str, Any], int]:
+    def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """What every worker is given, and the first segment's seed.
 
         Raises:
             InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
             TrainingError: If XGBoost refuses a value, with its message.
         """
-        merged = self._merged(request)
+        merged = self._merged(request, user_code.objective)
         objective = str(merged.get("objective"))
         if objective.startswith("rank:") and request.group_col is None:
             raise InvalidArgumentError(
@@ -64,5 +65,5 @@ class XGBoost:
         """Have the workers build their matrices, which they do together."""
         return on_all("prepare", tasks)
 
-    def _merged(self, request: TrainRequest) -> dict[str, Any]:
-        return merge_params(request.params, None, request.n_estimators)
+    def _merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
+        return merge_params(request.params, objective, request.n_estimators)

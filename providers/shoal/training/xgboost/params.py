@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.merging import ROUNDS, Names, merge, seed_in
+from shoal.training.user_code import Objective
 from shoal.training.xgboost.categories import feature_types
 
 _NAMES = Names(
@@ -40,7 +41,9 @@ _ELSEWHERE = {
 }
 
 
-def merge_params(params: Mapping[str, Any] | None, objective: str | None, n_estimators: int) -> dict[str, Any]:
+def merge_params(
+    params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
+) -> dict[str, Any]:
     """Joins what may be said in two places, and refuses contradictions; see `merging.merge`."""
     return merge(params, objective, n_estimators, _NAMES)
 

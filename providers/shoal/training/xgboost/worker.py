@@ -28,9 +28,11 @@ from shoal.training import memory
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.loopback import is_loopback, tie_to_loopback
-from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows
+from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows, in_whole_groups
 from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
+from shoal.training.user_code import refuse_namesakes
 from shoal.training.xgboost.categories import feature_types, note
+from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import draws_lots, own_message
 
 # Share of the memory that the node has left which its workers' decoded rows may take. The quantised matrix beside it is
@@ -84,9 +86,11 @@ class _Session:
             if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
                 stopped = True
                 break
-            booster.update(self.matrix, iteration=iteration)
-            if callbacks.after_iteration(booster, iteration, self.matrix, self.evals):
-                stopped = True
+            booster.update(self.matrix, iteration=iteration, fobj=self.task.user_code.objective)
+            stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
+            if self.task.user_code.metrics:
+                refuse_namesakes(callbacks.history, iteration + 1)
+            if stopped:
                 break
         if stopped or segment.last:
             self.booster = booster = callbacks.after_training(booster)
@@ -140,7 +144,7 @@ class _Session:
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
         """All callbacks, the one that stops early told what it has seen up to the checkpoint."""
         task = self.task
-        callbacks = list(task.callbacks)
+        callbacks = list(task.user_code.callbacks)
         if task.print_every:
             callbacks.append(EvaluationMonitor(period=task.print_every, logger=self._log))
         stopping = EarlyStopping(task.early_stopping_rounds) if task.early_stopping_rounds else None
@@ -149,7 +153,10 @@ class _Session:
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
-        container = CallbackContainer(callbacks)
+        # As `xgboost.train` has it: a metric is given predictions, but scores where the objective is a function, which
+        # has told XGBoost nothing of how to make the one of the other.
+        custom = task.user_code.objective is not None
+        container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
         return container, stopping
 
@@ -262,7 +269,8 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Start a pass."""
-        self._batches = iter(self._rows)
+        # XGBoost takes a group that goes on in the next batch for another one.
+        self._batches = in_whole_groups(self._rows)
         if not self._rows.part.shard.ranges:
             # XGBoost wants at least one batch of every worker, be it one of no rows.
             width = len(self._rows.columns.features)

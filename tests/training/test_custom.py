@@ -1,0 +1,139 @@
+"""Objectives and metrics that are the user's own functions, on two real nodes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.data import DataConnector
+from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.training import boosting
+from shoal.training.boosting import train
+from shoal.training.context import get_context
+from shoal.training.request import TrainRequest
+from shoal.training.user_code import UserCode
+from tests.training import test_lightgbm, test_xgboost
+from tests.training.custom import mean_error, squared_error, worst_error
+from tests.training.ray_cluster import COLUMNS, TwoNodes, write_rows
+from tests.training.test_checkpoints import Losses
+from tests.training.test_xgboost import spec
+
+pytestmark = pytest.mark.ray
+
+LIBRARIES = ["xgboost", "lightgbm"]
+
+
+def request(framework: str, rows: Path, **changes: Any) -> TrainRequest:
+    return {"xgboost": test_xgboost, "lightgbm": test_lightgbm}[framework].request(rows, **changes)
+
+
+def test_one_worker_grows_the_trees_of_plain_xgboost(driver: TwoNodes, rows: Path) -> None:
+    import xgboost
+
+    result = train(
+        request("xgboost", rows, scaling={"num_workers": 1}), user_code=UserCode(objective=squared_error)
+    ).booster()
+    table = DataConnector.from_parquet(rows).to_pandas()
+    matrix = xgboost.QuantileDMatrix(table[COLUMNS], table["y"], nthread=1)
+    alone = xgboost.train({"max_depth": 3, "nthread": 1}, matrix, 10, obj=squared_error)
+    assert result.get_dump(with_stats=True) == alone.get_dump(with_stats=True)
+
+
+def test_one_worker_grows_the_trees_of_plain_lightgbm(driver: TwoNodes, rows: Path) -> None:
+    result = train(
+        request("lightgbm", rows, scaling={"num_workers": 1}), user_code=UserCode(objective=squared_error)
+    ).booster()
+    assert test_lightgbm.trees(result) == test_lightgbm.trees(test_lightgbm.alone(rows, 10, objective=squared_error))
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "metrics", "best_of", "params"),
+    [
+        ("xgboost", "mean-error", (mean_error,), np.argmin, {"max_depth": 8, "eta": 0.8}),
+        ("lightgbm", "hits", (worst_error,), np.argmax, {"learning_rate": 0.9}),
+    ],
+)
+def test_all_stop_at_the_same_round_interrupted_or_not(
+    driver: TwoNodes,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    framework: str,
+    name: str,
+    metrics: tuple[Any, ...],
+    best_of: Any,
+    params: dict[str, Any],
+) -> None:
+    noise = write_rows(tmp_path / "noise", rows=300, seed=2)
+    asked = request(
+        framework,
+        rows,
+        eval_sets={"train": spec(rows), "eval": spec(noise)},
+        n_estimators=200,
+        early_stopping_rounds=4,
+        params=params,
+        run_config={"checkpoint_every": 4, "max_restarts": 1},
+    )
+    user_code = UserCode(objective=squared_error, metrics=metrics)
+    whole = train(asked, user_code=user_code)
+    values = whole.eval_results["eval"][name]
+    best = int(best_of(values))
+    assert (whole.best_iteration, whole.rounds, len(values)) == (best, best + 5, best + 5)
+    Losses(monkeypatch, (best + 2) // 4)
+    resumed = train(asked, user_code=user_code)
+    assert resumed.restarts == 1
+    assert (resumed.model, resumed.eval_results) == (whole.model, whole.eval_results)
+    # As many rows on either worker: the mean of their means is that of all rows.
+    table = DataConnector.from_parquet(noise).to_pandas()
+    booster = resumed.booster()
+    if framework == "xgboost":
+        error = np.abs(booster.inplace_predict(table[COLUMNS].to_numpy(), iteration_range=(0, best + 1)) - table["y"])
+        assert values[best] == pytest.approx(error.mean(), rel=1e-5)
+    else:
+        assert values[best] == np.mean(np.abs(booster.predict(table[COLUMNS]) - table["y"]) < 0.5)
+
+
+@pytest.mark.parametrize("framework", LIBRARIES)
+@pytest.mark.parametrize("part", ["objective", "metric"])
+def test_what_a_function_raises_on_one_rank_is_told_within_seconds(
+    driver: TwoNodes, rows: Path, framework: str, part: str
+) -> None:
+    def fails(predictions: np.ndarray, data: Any) -> Any:
+        if get_context().rank == 1:
+            raise ZeroDivisionError("no rows of class 7")
+        if part == "objective":
+            return squared_error(predictions, data)
+        return ("mine", 0.0) if framework == "xgboost" else ("mine", 0.0, True)
+
+    user_code = UserCode(objective=fails) if part == "objective" else UserCode(metrics=(fails,))
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match=r"rank 1 .* failed: ZeroDivisionError: no rows of class 7") as caught:
+        train(request(framework, rows, n_estimators=1000, eval_sets={"eval": spec(rows)}), user_code=user_code)
+    assert "in fails" in "".join(caught.value.__notes__)
+    # Most of this is the start of the gang.
+    assert time.monotonic() - began < 30
+
+
+def test_what_is_refused_before_anything_starts(
+    driver: TwoNodes, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boosting, "shared_gang", None)
+    one = spec(write_rows(tmp_path / "one", rows=1, files=1))
+    with pytest.raises(DataError, match=r'eval_set "few" has 1 row, too few for 2 workers.*custom_metric'):
+        train(request("xgboost", rows, eval_sets={"few": one}), user_code=UserCode(metrics=(mean_error,)))
+    for framework in LIBRARIES:
+        asked = request(framework, rows, params={"objective": "binary"})
+        with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold objective="binary"'):
+            train(asked, user_code=UserCode(objective=squared_error))
+    asked = request("lightgbm", rows, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2)
+    with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric to watch"):
+        train(asked, user_code=UserCode(objective=squared_error))
+    forest = {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}
+    with pytest.raises(InvalidArgumentError, match='boosting="rf"'):
+        train(request("lightgbm", rows, params=forest), user_code=UserCode(objective=squared_error))
+    with pytest.raises(InvalidArgumentError, match='boosting="rf"'):
+        train(request("lightgbm", rows, params=forest, base_margin_col="m"))

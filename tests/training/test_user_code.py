@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.training.user_code import UserCode, refuse_namesakes
+
+
+def loss(*_: Any) -> tuple[float, float]:
+    return 0.0, 1.0
+
+
+def test_what_is_the_users_own() -> None:
+    assert UserCode.of(None, "reg:squarederror", None) == UserCode()
+    assert not UserCode()
+    assert UserCode.of([1], loss, loss) == UserCode((1,), loss, (loss,))
+    assert UserCode.of(None, None, [loss, print]).metrics == (loss, print)
+    assert UserCode(objective=loss) and UserCode(metrics=(loss,)) and UserCode(callbacks=(1,))
+    assert UserCode((1,), loss, (print,)).parts() == (1, print, loss)
+
+
+def test_what_it_is_called() -> None:
+    assert UserCode((1,)).names() == {}
+    assert UserCode((), partial(loss), (loss, print)).names() == {
+        "objective": "partial",
+        "custom_metric": "loss, print",
+    }
+
+
+@pytest.mark.parametrize("metric", ["rmse", ["rmse"], [loss, None], 3])
+def test_a_metric_is_a_function(metric: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="custom_metric must be a function or a list of them"):
+        UserCode.of(None, None, metric)
+
+
+def test_two_metrics_of_one_name() -> None:
+    refuse_namesakes({"eval": {"rmse": [1.0, 2.0]}, "train": {"rmse": [1.0, 2.0]}}, 2)
+    with pytest.raises(InvalidArgumentError, match='two metrics are called "rmse"'):
+        refuse_namesakes({"eval": {"mae": [1.0], "rmse": [1.0, 2.0]}}, 1)
