@@ -59,7 +59,7 @@ def trainer(rows: Path, params: dict[str, Any], user_code: UserCode, **columns: 
     part = Part(connector, connector.plan(1, 0, meant.group)[0])
     shard, evaluated = ShardRows(part, meant, 0), ShardRows(part, meant, 2**30)
     (share,) = shares([part.shard.rows])
-    reference = make_reference(sample(shard, share, given, 0), COLUMNS, given)
+    reference = make_reference(sample(shard, share, given, 0), COLUMNS, given, {})
     task = Task(part, {"eval": part}, meant, given, seed=3, user_code=user_code)
     return Trainer(task, get_context(), Binned(shard, reference), {"eval": Binned(evaluated, reference)})
 
