@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.data import DataConnector
+from shoal.data import ArrowIngester, DataConnector, RayDataIngester
+from shoal.data.plan import Shard
+from shoal.training import memory
 from shoal.training.inputs import deal
-from shoal.training.rows import Columns, ShardRows
+from shoal.training.rows import _CHEAP_BYTES as CHEAP
+from shoal.training.rows import Columns, Part, ShardRows, cache_budget
 
 COLUMNS = Columns(("number", "half"), "label", weight="weight")
 PLENTY = 2**30
@@ -75,3 +79,21 @@ def test_each_row_once(shape: Callable[[Path], None], workers: int, budget: int,
         assert np.array_equal(np.concatenate([batch.label for batch in batches])[order], every % 7)
         assert np.array_equal(np.concatenate([batch.weight for batch in batches])[order], 1 + every % 3)
     assert all(rows.passes == (1 if budget else 2) for rows in shards)
+
+
+@pytest.mark.parametrize(
+    ("paths", "ingestor_class", "often", "kept"),
+    [
+        ("/data/a.parquet", ArrowIngester, False, CHEAP),
+        ("/data/a.parquet", ArrowIngester, True, 3 * CHEAP),
+        ("s3://bucket/a.parquet", ArrowIngester, False, 3 * CHEAP),
+        (["/data/a.parquet", "s3://bucket/b.parquet"], ArrowIngester, False, 3 * CHEAP),
+        ("/data/a.parquet", RayDataIngester, False, 3 * CHEAP),
+    ],
+)
+def test_rows_are_kept_where_it_is_dear_to_read_them_again(
+    paths: str | list[str], ingestor_class: Any, often: bool, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 20 * CHEAP)
+    part = Part(DataConnector.from_parquet(paths, ingestor_class=ingestor_class), Shard(()))
+    assert cache_budget(part, local_world_size=2, often=often) == kept

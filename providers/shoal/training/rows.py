@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, encoded
 from shoal.data.checks import check_label_values
+from shoal.data.filesystems import is_local
 from shoal.data.groups import group_starts
+from shoal.data.ingest import ArrowIngester
 from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.plan import RowRange, Shard
 from shoal.data.sizes import FLOAT32_BYTES
 from shoal.errors import DataError
+from shoal.training import memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,6 +105,28 @@ class Batch:
 
     def _each(self, of: Callable[[str], Any]) -> Batch:
         return Batch(**{field.name: of(field.name) for field in fields(self)})
+
+
+# Share of the memory that the node has left which its workers' decoded rows may take: the quantised rows beside them
+# are a quarter as large, and the row group that is being decoded comes on top.
+_CACHE_FRACTION = 0.3
+# To decode 100 MB of rows out of a local file again takes a tenth of a second or two; to keep them, as much memory as
+# all that XGBoost makes of them.
+_CHEAP_BYTES = 64 * 2**20
+
+
+def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> int:
+    """Bytes of decoded rows that are worth keeping from one pass to the next.
+
+    Args:
+        part: The rows.
+        local_world_size: Workers on this node.
+        often: Whether there will be many more passes than it takes to quantise the rows.
+    """
+    budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
+    connector = part.connector
+    cheap = connector.ingestor_class is ArrowIngester and all(is_local(path) for path in connector.source.paths)
+    return min(budget, _CHEAP_BYTES) if cheap and not often else budget
 
 
 class ShardRows:

@@ -31,7 +31,7 @@ def make_reference(
     # All rows of the sample count, and no network is up: every worker finds all bins by itself.
     params = {**params, "bin_construct_sample_cnt": max(1, len(rows)), "num_machines": 1}
     reference = lightgbm.Dataset(
-        rows.astype(np.float64),
+        rows,
         label=np.zeros(len(rows)),
         feature_name=list(features),
         categorical_feature=params.pop("categorical_feature", "auto"),

@@ -25,12 +25,9 @@ from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.reference import make_reference
 from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
-from shoal.training.rows import CheckLabel, Part, ShardRows
+from shoal.training.rows import CheckLabel, Part, ShardRows, cache_budget
 from shoal.training.task import Boosted, Prepared, Segment, Task
 
-# Share of the memory that the node has left which its workers' decoded rows may take; the bins beside them are a
-# quarter as large.
-_CACHE_FRACTION = 0.3
 # LightGBM gives a bin one byte, or two where there are more of them.
 _ONE_BYTE_BINS = 256
 # How its network's errors begin.
@@ -84,7 +81,7 @@ class _Session:
         return self._trainer.boost(segment)
 
     def _shard_rows(self, part: Part) -> ShardRows:
-        budget = int(memory.available_bytes() * _CACHE_FRACTION / self._context.local_world_size)
+        budget = cache_budget(part, self._context.local_world_size, often=begins_anew_with(self.task))
         return ShardRows(part, self.task.columns, budget, label_check(self.task))
 
 

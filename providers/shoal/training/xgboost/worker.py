@@ -28,16 +28,13 @@ from shoal.training import memory
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.loopback import is_loopback, tie_to_loopback
-from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows, in_whole_groups
+from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
 from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
 from shoal.training.user_code import refuse_namesakes
 from shoal.training.xgboost.categories import feature_types, note
 from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import draws_lots, own_message
 
-# Share of the memory that the node has left which its workers' decoded rows may take. The quantised matrix beside it is
-# a quarter as large, and the row group that is being decoded comes on top.
-_CACHE_FRACTION = 0.3
 # Share of the memory left that quantised rows may take: as much again is needed while they are made, and to train.
 _MATRIX_FRACTION = 0.4
 # XGBoost packs a bin's index into as few bytes as the column with the most bins allows, each category being a bin;
@@ -181,8 +178,8 @@ class _Session:
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build a matrix together with the other workers."""
-        budget = int(memory.available_bytes() * _CACHE_FRACTION / self.context.local_world_size)
-        rows = ShardRows(part, self.task.columns, 0 if self.pages else budget, _label_check(self.task))
+        budget = 0 if self.pages else cache_budget(part, self.context.local_world_size)
+        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
         # max_bin belongs to the matrix as much as to the learner, and must be the same in both.
