@@ -7,7 +7,6 @@ process, shows the nodes meanwhile, and stops everything. Whatever happens on th
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -38,6 +37,14 @@ _STOP_PATIENCE_S = 90.0
 
 _LOOK_S = 0.3
 """Between looks at the pool and at the flow."""
+
+_END_WITH_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Has the kernel send SIGTERM when whoever started the process is killed. Not a `preexec_fn`: with one, Python runs its
+own handlers around the fork, and a Ctrl-C that falls into one of them is lost."""
 
 _CHILD = """
 import json, sys
@@ -120,7 +127,11 @@ def _process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process with a group of its own, so that Ctrl-C reaches it through us alone; ended with the block."""
     process = subprocess.Popen(
-        command, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+        [sys.executable, "-IS", "-c", _END_WITH_PARENT, *command],
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
     try:
         yield process
@@ -133,11 +144,6 @@ def _process(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM when whoever started this process is killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG
 
 
 def _answers(url: str) -> bool:
