@@ -187,23 +187,30 @@ def ray_train(library: Library, workers: int) -> Iterator[Fit]:
 def _train_xgboost(config: dict[str, Any]) -> None:
     import ray.train
     import xgboost
-    from ray.train.xgboost import RayTrainReportCallback
 
     frame = ray.train.get_dataset_shard("train").materialize().to_pandas()
     matrix = xgboost.DMatrix(frame.drop(config["label"], axis=1), label=frame[config["label"]], nthread=1)
-    report = RayTrainReportCallback(frequency=0, checkpoint_at_end=True)
-    xgboost.train({"nthread": 1}, matrix, config["rounds"], callbacks=[report])
+    _report(xgboost.train({"nthread": 1}, matrix, config["rounds"]), "model.ubj")
 
 
 def _train_lightgbm(config: dict[str, Any]) -> None:
     import lightgbm
     import ray.train
-    from ray.train.lightgbm import RayTrainReportCallback, get_network_params
+    from ray.train.lightgbm import get_network_params
 
     frame = ray.train.get_dataset_shard("train").materialize().to_pandas()
     rows = lightgbm.Dataset(frame.drop(config["label"], axis=1), label=frame[config["label"]])
     # tree_learner: without it every worker trains a model of its own rows.
     params = {"objective": "regression", "num_threads": 1, "verbosity": -1, "tree_learner": "data",
               "pre_partition": True, **get_network_params()}  # fmt: skip
-    report = RayTrainReportCallback(frequency=0, checkpoint_at_end=True)
-    lightgbm.train(params, rows, config["rounds"], callbacks=[report])
+    _report(lightgbm.train(params, rows, config["rounds"]), "model.txt")
+
+
+def _report(booster: Any, name: str) -> None:
+    """What Ray Train's own callback does after the last round; it would report metrics after every round, too."""
+    import ray.train
+
+    with tempfile.TemporaryDirectory() as folder:
+        booster.save_model(os.path.join(folder, name))
+        first = ray.train.get_context().get_world_rank() == 0
+        ray.train.report({}, checkpoint=ray.train.Checkpoint.from_directory(folder) if first else None)
