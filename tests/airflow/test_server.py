@@ -106,7 +106,7 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
             return None
 
     # While it is paused, which a new DAG is: on SQLite a scheduler that takes up runs that are just being made crashes.
-    wait_until(lambda: airflow._knows(DAG_ID), "the DAG", 120)
+    airflow.wait_for_dag(DAG_ID)
     backfill = wait_until(created, "Airflow to take the backfill", 120)
     airflow.unpause(DAG_ID)
     wait_until(lambda: airflow.call("GET", f"/backfills/{backfill}")["completed_at"], "the backfill's end", 600)

@@ -54,7 +54,7 @@ def limit_workers(more: int) -> int:
     limit = 0
     for process in psutil.Process().children(recursive=True):
         # Ray gives an actor's process the name of what it runs.
-        if process.cmdline()[:1] == ["ray::Worker"] or process.name().startswith("ray::Worker"):
+        if process.name().startswith("ray::Worker"):
             limit = process.memory_info().data + more
             resource.prlimit(process.pid, resource.RLIMIT_DATA, (limit, limit))
     return limit

@@ -111,9 +111,13 @@ class LocalAirflow:
         run = self.call("POST", f"/dags/{dag_id}/dagRuns", logical_date=None, conf=dict(conf))
         return str(run["dag_run_id"])
 
+    def wait_for_dag(self, dag_id: str) -> None:
+        """Wait until a DAG is known."""
+        self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
+
     def unpause(self, dag_id: str) -> None:
         """Let a DAG run as soon as it is known: a new one is paused, and so are its backfills."""
-        self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
+        self.wait_for_dag(dag_id)
         self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
 
     def run_state(self, dag_id: str, run_id: str) -> str:

@@ -74,7 +74,7 @@ class WorkerStats(BaseModel):
     node: str = Field(description="Node that it ran on.")
     rows: int = Field(description="Rows that it trained on.")
     passes: int = Field(
-        description="How often it decoded its training rows before the first round: 1 where they fit in memory, else 4 "
+        description="How often it decoded its training rows before the first round: 1 where they were kept, else 4 "
         "(from external memory 3; LightGBM: 2)."
     )
     external_memory: bool = Field(default=False, description="Whether its quantised rows were on disk.")

@@ -14,7 +14,7 @@ class Binned:
     """A dataset of LightGBM's, with the rows that it was made of within reach.
 
     LightGBM keeps bins alone, but to go on from a model one needs what the model says of each row: the rows are gone
-    over again, decoded anew where they did not fit in memory.
+    over again, decoded anew where they were not kept.
 
     Args:
         rows: The rows.
