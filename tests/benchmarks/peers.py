@@ -198,7 +198,8 @@ def _train_lightgbm(config: dict[str, Any]) -> None:
     import ray.train
     from ray.train.lightgbm import get_network_params
 
-    frame = ray.train.get_dataset_shard("train").materialize().to_pandas()
+    # LightGBM refuses the columns of pandas' Arrow types, which Ray Data hands over.
+    frame = ray.train.get_dataset_shard("train").materialize().to_pandas().astype("float32")
     rows = lightgbm.Dataset(frame.drop(config["label"], axis=1), label=frame[config["label"]])
     # tree_learner: without it every worker trains a model of its own rows.
     params = {"objective": "regression", "num_threads": 1, "verbosity": -1, "tree_learner": "data",

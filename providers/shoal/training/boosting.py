@@ -213,7 +213,7 @@ class _Training:
             whole=whole,
             none_empty=bool(self._user_code.metrics),
         )
-        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker)
+        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, sparing=True)
         with shared_gang(shape, timeout=min(WAIT_SECONDS, self._left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])
             tasks = [

@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import resource
 from pathlib import Path
 
 # cgroup v2, then v1; the first that names a number is this container's limit.
 _LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _USAGE_FILES = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+
+# Parameters of glibc's mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+# What glibc gives back as soon as it is freed: single blocks of 1 MiB, such as a decoded row group, and what is free
+# beyond 4 MiB at the heap's end. Left to itself it raises both to tens of MiB when the first such block is freed; at
+# 256 KiB each, reading took half as long again.
+_LARGE_BLOCK_BYTES = 2**20
+_FREE_END_BYTES = 4 * 2**20
+
+
+def spare() -> None:
+    """Has what is freed go back to the system from now on; does nothing where the C library is not glibc.
+
+    Arrow's own allocator and glibc keep most of it, each where the other cannot use it: one of two workers on 2 M x 28
+    grew by 139 MB so and kept 65 MB of it afterwards; with this it grew by 130 MB and kept nothing, in the same time.
+    Arrow heeds it only where it is not imported yet.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _FREE_END_BYTES)
+
+
+def trim() -> None:
+    """Gives back what is free in the midst of what is not; a matter of milliseconds, for the end of a training."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def available_bytes() -> int:

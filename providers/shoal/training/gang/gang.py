@@ -22,7 +22,7 @@ from shoal.errors import CapacityError, ShoalError, TrainingError, WorkerLostErr
 from shoal.training import cluster
 from shoal.training.context import say
 from shoal.training.gang.lifeline import EventKind, Switchboard
-from shoal.training.gang.worker import Failure, PeerError, Success, Worker, WorkerInfo
+from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
 
 # How long a gang waits for CPUs that other work holds. Long enough for a neighbour's training to end, short enough that
 # a task of a workflow does not hold its slot for hours.
@@ -51,11 +51,14 @@ class GangShape:
         num_workers: Number of workers.
         cpus_per_worker: CPUs that each claims; fractions are Ray's to count.
         gpus_per_worker: GPUs that each claims.
+        sparing: Whether the workers give back what they free at once, so that one library's leavings are another's
+            room; a library that frees and asks again all the time is the slower for it.
     """
 
     num_workers: int
     cpus_per_worker: float
     gpus_per_worker: int = 0
+    sparing: bool = False
 
     def __str__(self) -> str:
         each = f"{self.cpus_per_worker:g} CPU{'' if self.cpus_per_worker == 1 else 's'}"
@@ -283,17 +286,20 @@ class Gang:
         bundles = sorted(node_of, key=lambda bundle: (order.get(node_of[bundle], len(order)), bundle))
         on_node = Counter(node_of.values())
         size = len(bundles)
-        actor_class = ray.remote(Worker)
-        for rank, bundle in enumerate(bundles):
-            self._actors.append(
-                actor_class.options(
-                    num_cpus=self.shape.cpus_per_worker,
-                    num_gpus=self.shape.gpus_per_worker,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
-                ).remote(rank, size, on_node[node_of[bundle]])
-            )
         board = self._switchboard
-        joins = [actor.join.remote(board.host, board.port, board.token, env) for actor in self._actors]
+        actor_class = ray.remote(Worker)
+        joins = []
+        for rank, bundle in enumerate(bundles):
+            actor = actor_class.options(
+                num_cpus=self.shape.cpus_per_worker,
+                num_gpus=self.shape.gpus_per_worker,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
+            ).remote()
+            self._actors.append(actor)
+            if self.shape.sparing:
+                actor.spare.remote()
+            place = Place(rank, size, on_node[node_of[bundle]], board.host, board.port, board.token)
+            joins.append(actor.join.remote(place, env))
         infos = []
         deadline = time.monotonic() + _START_SECONDS
         for rank, (bundle, ref) in enumerate(zip(bundles, joins, strict=True)):

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.data.shard import set_current_shard
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.training import memory
 from shoal.training.context import TrainingContext, set_context
 from shoal.training.gang.lifeline import Lifeline
 from shoal.training.lean import import_lean
@@ -38,6 +39,27 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker belongs.
+
+    Args:
+        rank: Its rank.
+        world_size: Number of workers.
+        local_world_size: Number of workers on its node.
+        host: Address of the driver's switchboard.
+        port: Its port.
+        token: Its token.
+    """
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Success:
     """What a call returned."""
 
@@ -60,36 +82,29 @@ class Failure:
 
 
 class Worker:
-    """One worker of a gang.
+    """One worker of a gang: nobody until it joins, because a call that has arguments loads NumPy and Arrow."""
 
-    Args:
-        rank: Its rank.
-        world_size: Number of workers.
-        local_world_size: Number of workers on its node.
-    """
-
-    def __init__(self, rank: int, world_size: int, local_world_size: int) -> None:
-        self._rank = rank
-        self._world_size = world_size
-        self._local_world_size = local_world_size
+    def __init__(self) -> None:
         self._lifeline: Lifeline | None = None
 
-    def join(self, host: str, port: int, token: str, env: Mapping[str, str]) -> int:
+    def spare(self) -> None:
+        """Has this process give back what it frees; its first call."""
+        memory.spare()
+
+    def join(self, place: Place, env: Mapping[str, str]) -> int:
         """Connects to the driver's switchboard.
 
         Args:
-            host: Its address.
-            port: Its port.
-            token: Its token.
+            place: Where it stands in the gang, and where the switchboard is.
             env: Environment variables to set; a call's arguments pass from process to process and are stored nowhere.
 
         Returns:
             The process id.
         """
         os.environ.update(env)
-        self._lifeline = Lifeline(host, port, token, self._rank)
-        set_current_shard(self._rank, self._world_size)
-        set_context(TrainingContext(self._rank, self._world_size, self._local_world_size, self._lifeline.log))
+        self._lifeline = Lifeline(place.host, place.port, place.token, place.rank)
+        set_current_shard(place.rank, place.world_size)
+        set_context(TrainingContext(place.rank, place.world_size, place.local_world_size, self._lifeline.log))
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:

@@ -146,6 +146,8 @@ def finish() -> None:
     assert session is not None
     with _own_errors():
         session.port.close()
+    del session
+    memory.trim()
 
 
 def refuse_if_too_large(task: Task, workers: int, available: int) -> None:

@@ -107,6 +107,7 @@ class _Session:
         self.evals.clear()
         del self.matrix
         self.open.close()
+        memory.trim()
 
     def _load(self, segment: Segment) -> int:
         """Have a booster that goes on with the segment; returns its first round.
