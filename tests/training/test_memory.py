@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.training import memory
+from shoal.training import cgroup, memory
 
 PEAK = """
 from shoal.training import memory
@@ -27,12 +27,77 @@ def test_the_peak_can_be_started_anew() -> None:
     assert abs(after - now) < 10 * 2**20
 
 
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit, usage = tmp_path / "limit", tmp_path / "usage"
-    monkeypatch.setattr(memory, "_LIMIT_FILES", (tmp_path / "absent", limit))
-    monkeypatch.setattr(memory, "_USAGE_FILES", (tmp_path / "absent", usage))
-    usage.write_text("400000\n")
-    limit.write_text("max\n")
-    assert memory.available_bytes() > 400_000
-    limit.write_text("1000000\n")
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cgroup, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(cgroup, "_MOUNT", tmp_path / "mount")
+    return tmp_path / "mount"
+
+
+def group(folder: Path, names: tuple[str, str], limit: str, used: int, stat: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{stat}")
+
+
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+V2 = ("memory.max", "memory.current")
+
+
+def test_the_tightest_limit_on_the_way_up_counts(groups: Path, tmp_path: Path) -> None:
+    (tmp_path / "membership").write_text("0::/pods/mine\n")
+    group(groups / "pods" / "mine", V2, "max", 300_000)
+    assert cgroup.room_bytes() is None
+    group(groups / "pods", V2, "1000000", 400_000)
     assert memory.available_bytes() == 600_000
+    group(groups / "pods" / "mine", V2, "800000", 300_000, "inactive_file 50000")
+    assert memory.available_bytes() == 550_000
+    group(groups / "pods" / "mine", V2, "200000", 300_000)
+    assert memory.available_bytes() == 0
+
+
+def test_version_1_has_memory_in_a_hierarchy_of_its_own(groups: Path, tmp_path: Path) -> None:
+    (tmp_path / "membership").write_text("5:cpu:/\n4:memory:/mine\n0::/\n")
+    group(groups / "memory" / "mine", V1, "1000000", 400_000, "inactive_file 1\ntotal_inactive_file 100000")
+    assert memory.available_bytes() == 700_000
+
+
+def test_a_container_that_is_told_its_hosts_paths_looks_at_its_own(groups: Path, tmp_path: Path) -> None:
+    (tmp_path / "membership").write_text("0::/docker/abc\n")
+    group(groups, V2, "1000000", 400_000)
+    assert memory.available_bytes() == 600_000
+
+
+def test_without_groups_the_machine_decides(groups: Path) -> None:
+    assert cgroup.room_bytes() is None
+    assert memory.available_bytes() > 2**20
+
+
+SPARING = """
+import sys
+from shoal.training import memory
+if sys.argv[1] == "sparing":
+    memory.spare()
+import numpy, psutil, pyarrow
+before = psutil.Process().memory_info().rss
+for _ in range(3):
+    held = [numpy.ones(2**18) for _ in range(50)]  # 2 MiB each
+    del held
+    held = [numpy.ones(2**14) for _ in range(800)]  # 128 KiB each
+    del held
+    memory.trim()
+print(pyarrow.default_memory_pool().backend_name, (psutil.Process().memory_info().rss - before) >> 20)
+"""
+
+
+def test_a_sparing_process_keeps_little_of_what_it_frees() -> None:
+    out = subprocess.run([sys.executable, "-c", SPARING, "sparing"], capture_output=True, text=True, check=True).stdout
+    pool, kept = out.split()
+    assert pool == "system"
+    assert int(kept) < 20
+
+
+def test_a_lack_of_memory_is_explained() -> None:
+    assert memory.explained("std::bad_alloc").startswith("std::bad_alloc (out of memory: use more nodes")
+    assert memory.explained("a bad label") == "a bad label"

@@ -8,9 +8,7 @@ import os
 import resource
 from pathlib import Path
 
-# cgroup v2, then v1; the first that names a number is this container's limit.
-_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_USAGE_FILES = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+from shoal.training import cgroup
 
 # Parameters of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -51,14 +49,19 @@ def available_bytes() -> int:
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if most != resource.RLIM_INFINITY:
         available = max(0, min(available, most - psutil.Process().memory_info().data))
-    for limit_file, usage_file in zip(_LIMIT_FILES, _USAGE_FILES, strict=True):
-        try:
-            room = int(limit_file.read_text()) - int(usage_file.read_text())
-        except (OSError, ValueError):
-            # Not this version of cgroups, or "max": no limit.
-            continue
-        return max(0, min(available, room))
-    return available
+    room = cgroup.room_bytes()
+    return available if room is None else min(available, room)
+
+
+def explained(message: str) -> str:
+    """A library's message, of C++'s word for a lack of memory also what to do.
+
+    Args:
+        message: What it said.
+    """
+    if "bad_alloc" not in message:
+        return message
+    return f"{message} (out of memory: use more nodes or larger ones, or fewer workers on each)"
 
 
 def reset_peak() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,10 @@ def test_a_binary_objective_takes_zero_and_one_only(rows: Path) -> None:
 def test_rows_whose_bins_will_not_fit_are_refused_with_the_figures(rows: Path) -> None:
     connector = DataConnector.from_parquet(rows)
     part = Part(connector, connector.plan(1, 0)[0])
+    need = 2 * 2 * ROWS * (3 + 26 + 24)
     task = Task(part, {"eval": part}, Columns(tuple(COLUMNS), "y"), {})
-    refuse_if_too_large(task, 2, 2 * 2 * 3 * ROWS)
+    refuse_if_too_large(task, 2, need)
     with pytest.raises(DataError, match=r"12,000 rows of 3 features .* 2 worker.*more nodes or larger"):
-        refuse_if_too_large(task, 2, 2 * 2 * 3 * ROWS - 1)
+        refuse_if_too_large(task, 2, need - 1)
+    with pytest.raises(DataError):
+        refuse_if_too_large(replace(task, params={"num_class": 3}), 2, need)

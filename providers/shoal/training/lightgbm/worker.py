@@ -30,6 +30,10 @@ from shoal.training.task import Boosted, Prepared, Segment, Task
 
 # LightGBM gives a bin one byte, or two where there are more of them.
 _ONE_BYTE_BINS = 256
+# Beside the bins, measured (5 M rows, 1.0 M rows, one thread): label, the row's place in the tree, and for each score of
+# a row the score itself, its gradients, and those once more in the order of the leaves.
+_BYTES_PER_ROW = 26
+_BYTES_PER_SCORE = 24
 # How its network's errors begin.
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
@@ -151,7 +155,7 @@ def finish() -> None:
 
 
 def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
-    """Refuses rows whose bins will not fit in memory: LightGBM has no external memory.
+    """Refuses rows that will not fit in memory: LightGBM has no external memory.
 
     Args:
         task: What is to be trained on.
@@ -161,13 +165,15 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
     Raises:
         DataError: With the figures, and what to do.
     """
-    width = len(task.columns.features) * (1 if int(task.params.get("max_bin", 255)) < _ONE_BYTE_BINS else 2)
+    features = len(task.columns.features)
+    width = features * (1 if int(task.params.get("max_bin", 255)) < _ONE_BYTE_BINS else 2)
+    width += _BYTES_PER_ROW + _BYTES_PER_SCORE * int(task.params.get("num_class", 1))
     rows = task.train.shard.rows + sum(part.shard.rows for part in task.eval_sets.values())
     if rows * width * workers > available:
         raise DataError(
-            f"{rows:,} rows of {len(task.columns.features)} features for each of {workers} worker(s) on this node take "
-            f"{rows * width * workers / 2**30:.1f} GiB in LightGBM's bins, and {available / 2**30:.1f} GiB are left: "
-            "use more nodes or larger ones, or XGBEstimator, which can train from disk"
+            f"{rows:,} rows of {features} features for each of {workers} worker(s) on this node take "
+            f"{rows * width * workers / 2**30:.1f} GiB in LightGBM's bins and scores, and {available / 2**30:.1f} GiB "
+            "are left: use more nodes or larger ones, or XGBEstimator, which can train from disk"
         )
 
 
@@ -192,7 +198,7 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except LightGBMError as exc:
-        message = own_message(exc)
+        message = memory.explained(own_message(exc))
         kind = PeerError if message.startswith(_NETWORK) else TrainingError
         raise kind(f"LightGBM: {message}") from exc
 

@@ -359,7 +359,7 @@ def _own_errors() -> Iterator[None]:
     except XGBoostError as exc:
         # The collective's errors name its source files.
         kind = PeerError if "/collective/" in str(exc) else TrainingError
-        raise kind(f"XGBoost: {own_message(exc)}") from exc
+        raise kind(f"XGBoost: {memory.explained(own_message(exc))}") from exc
 
 
 @contextlib.contextmanager

@@ -1,0 +1,56 @@
+"""What the control groups of this process leave it of memory: a container's limit, or a service's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    mount: Path
+    limit: str
+    usage: str
+    cache: str
+    """In ``memory.stat``: pages of files that nobody has used lately, which the kernel drops when memory is short."""
+
+
+_V1 = _Version(Path("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Version(Path(), "memory.max", "memory.current", "inactive_file")
+
+
+def room_bytes() -> int | None:
+    """Bytes until the tightest limit of the groups that this process is in; None where there is none."""
+    rooms = [room for version, group in _groups() if (room := _room(version, group)) is not None]
+    return max(0, min(rooms)) if rooms else None
+
+
+def _groups() -> Iterator[tuple[_Version, Path]]:
+    """The groups in which memory is counted, from this process's own to the outermost that can be seen."""
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", maxsplit=2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        version = _V1 if controllers else _V2
+        mount = _MOUNT / version.mount
+        own = mount / path.lstrip("/")
+        # In a container that sees its host's paths but not its host's groups, its own is the mount.
+        groups = [own, *own.parents] if own.is_dir() else [mount]
+        yield from ((version, group) for group in groups if group.is_relative_to(mount))
+
+
+def _room(version: _Version, group: Path) -> int | None:
+    try:
+        limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None  # the root of version 2 has no such files, and "max" is no limit
+    return limit - usage + int(stat.get(version.cache, 0))
