@@ -33,7 +33,7 @@ def main() -> int:
         print(ran.stdout, flush=True)
         code = max(code, ran.returncode)
         if args.write and ran.returncode == 0:
-            _write(name, f"{machine()}\n\n{ran.stdout.strip()}\n")
+            _write(name, f"{machine()}\n\n{_tables(ran.stdout)}\n")
     return code
 
 
@@ -43,6 +43,12 @@ def machine() -> str:
     cpus = len(os.sched_getaffinity(0))
     python = platform.python_version()
     return f"{datetime.date.today()}, {cpus} CPUs ({platform.machine()}), Python {python}, {versions}"
+
+
+def _tables(output: str) -> str:
+    """What a benchmark printed, without what its peers did."""
+    lines = [line if line.startswith("|") else "" for line in output.splitlines()]
+    return re.sub(r"\n{2,}", "\n\n", "\n".join(lines)).strip()
 
 
 def _write(name: str, text: str) -> None:
