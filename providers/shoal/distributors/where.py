@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+
 from shoal.training.cluster import is_connected
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.request import TrainRequest, TrainResult
 from shoal.training.user_code import UserCode
 
@@ -24,3 +27,25 @@ def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
     from shoal.distributors.elsewhere import run_as_job
 
     return run_as_job(request, user_code)
+
+
+def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
+    """Runs a function in a gang where it belongs.
+
+    Args:
+        request: Where, and with what.
+        program: The function and its arguments, pickled.
+
+    Returns:
+        What each rank returned, and what the run took.
+    """
+    if is_connected():
+        from shoal.jobs import files
+        from shoal.training.pytorch.engine import run as run_here
+
+        config = request.run_config
+        job_id = config.job_id or f"pytorch-{secrets.token_hex(6)}"
+        return run_here(request, program, job_id=job_id, location=files.root(config.artifact_location))
+    from shoal.distributors.elsewhere import run_function_as_job
+
+    return run_function_as_job(request, program)

@@ -121,6 +121,21 @@ class Run:
         for part in _parts(entities, _METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=part)
 
+    def log_step(self, rank: int, values: Mapping[str, float], step: int) -> None:
+        """What a rank has logged while it trains; of all but rank 0, its rank stands in front.
+
+        Args:
+            rank: The rank.
+            values: Its metrics.
+            step: What they are of.
+        """
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        front = f"rank-{rank}/" if rank else ""
+        entities = [Metric(_legal(front + name), value, now, step) for name, value in values.items()]
+        self.client.log_batch(self.run_id, metrics=entities)
+
     def log_values(self, values: Mapping[str, float]) -> None:
         """Single numbers about the run."""
         from mlflow.entities import Metric
@@ -169,7 +184,11 @@ class Run:
 
 def metric_name(evaluated: str, metric: str) -> str:
     """``<set>-<metric>``, without what MLflow refuses in a name (XGBoost has ``ndcg@10``)."""
-    return re.sub(r"[^\w\-. :/]", "_", f"{evaluated}-{metric}")
+    return _legal(f"{evaluated}-{metric}")
+
+
+def _legal(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
