@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, WorkerResourceConfig, get_context
+from shoal.data import DataConnector
+from shoal.distributors.pytorch import (
+    PyTorchDistributor,
+    PyTorchScalingConfig,
+    TorchDistributor,
+    WorkerResourceConfig,
+    get_context,
+    run_local,
+)
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
@@ -241,3 +250,29 @@ def test_a_scripts_exit_code_counts(code: str, fails: bool) -> None:
             script()
     else:
         script()
+
+
+def test_run_local_is_rank_0_of_1_with_a_process_group(tmp_path: Path) -> None:
+    before = dict(os.environ)
+
+    def train(epochs: int) -> tuple[int, float, dict[str, object], list[str]]:
+        torch.distributed.init_process_group("gloo")
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        context = get_context()
+        return epochs, float(total), context.get_hyper_params(), list(context.get_dataset_map())
+
+    data = {"rows": DataConnector.from_parquet(tmp_path)}
+    assert run_local(train, 3, dataset_map=data, hyper_params={"rate": 1}) == (3, 1.0, {"rate": 1}, ["rows"])
+    assert not torch.distributed.is_initialized()
+    assert dict(os.environ) == before
+    with pytest.raises(ZeroDivisionError):
+        run_local(lambda: 1 / 0)
+    assert dict(os.environ) == before
+    assert get_context().get_hyper_params() == {}
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
+def test_a_wrong_number_of_processes_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="num_processes must be a positive number"):
+        TorchDistributor(wrong)

@@ -13,7 +13,12 @@ import torch
 
 from shoal import RunConfig
 from shoal.data import DataConnector, ShardedDataConnector
-from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, WorkerResourceConfig
+from shoal.distributors.pytorch import (
+    PyTorchDistributor,
+    PyTorchScalingConfig,
+    TorchDistributor,
+    WorkerResourceConfig,
+)
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
 from shoal.training.gang import lifeline
 from tests.training.pytorch import functions
@@ -133,7 +138,7 @@ def test_the_first_to_raise_is_the_cause_though_all_fail(driver: TwoNodes, tmp_p
 
 def test_a_run_ends_at_its_time_limit(driver: TwoNodes, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="time limit"):
-        distributor(functions.hang, tmp_path, PyTorchScalingConfig(), timeout=30).run(str(tmp_path))
+        distributor(functions.hang, tmp_path, PyTorchScalingConfig(), timeout=20).run(str(tmp_path))
     assert not alive([int((tmp_path / "done").read_text())])
 
 
@@ -161,3 +166,14 @@ def test_what_cannot_work_is_refused_before_anything_starts(driver: TwoNodes, tm
 def test_a_result_that_cannot_be_sent_is_told(driver: TwoNodes, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"rank [01] .* failed: .*pickle"):
         distributor(functions.unpicklable, tmp_path).run()
+
+
+def test_torch_distributor_returns_the_first_ones_value(driver: TwoNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert TorchDistributor(2, local_mode=False, use_gpu=False).run(functions.sum_of_ranks, 10) == 11.0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "Started distributed training with 2 executor processes"
+    assert printed[-1] == "Finished distributed training with 2 executor processes"
+    assert TorchDistributor(3, use_gpu=False).run(functions.sum_of_ranks, 0) == 3.0
+    assert "Finished local training with 3 processes" in capsys.readouterr().out
+    with pytest.raises(CapacityError, match="num_workers_per_node=2 of 0 CPUs and 1 GPU for each worker"):
+        TorchDistributor(2).run(functions.sum_of_ranks, 0)
