@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 import cloudpickle
 
@@ -15,7 +18,46 @@ from shoal.jobs.workplace import Workplace
 from shoal.training.pytorch.program import Program
 from shoal.training.pytorch.request import FunctionRequest
 
+if TYPE_CHECKING:
+    from shoal.jobs.tracking import Run
+
 _RESULTS = "results.pkl"
+_SEND_EVERY_SECONDS = 1.0
+"""A call to MLflow takes 10 ms and more, which is as long as many a step."""
+
+
+class _Sender:
+    """Hands what ranks log on to MLflow, many at a time; as a context manager it sends the rest at the end.
+
+    Args:
+        run: Where to; None: nowhere.
+    """
+
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
+        self._waiting: list[tuple[str, float, int, float]] = []
+        self._sent = time.monotonic()
+
+    def __enter__(self) -> _Sender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # That MLflow cannot be reached is not the cause of a run that has failed already.
+        with contextlib.suppress(*([] if error is None else [Exception])):
+            self._send()
+
+    def log(self, rank: int, values: dict[str, float], step: int) -> None:
+        """Take the metrics of a rank; of all but rank 0, its rank stands in front of their names."""
+        front = f"rank-{rank}/" if rank else ""
+        self._waiting += [(front + name, value, step, time.time()) for name, value in values.items()]
+        if time.monotonic() - self._sent >= _SEND_EVERY_SECONDS:
+            self._send()
+
+    def _send(self) -> None:
+        if self._run and self._waiting:
+            self._run.log_metrics(self._waiting)
+        self._waiting = []
+        self._sent = time.monotonic()
 
 
 def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
@@ -34,20 +76,16 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
     location = spec.run_config.artifact_location
     if tracked:
         tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
-    answer = run(
-        FunctionRequest(
-            name=spec.name,
-            dataset_map=spec.dataset_map,
-            hyper_params=spec.hyper_params,
-            scaling=spec.scaling_config,
-            run_config=spec.run_config,
-        ),
-        _program(spec),
-        job_id=key.job_id,
-        location=files.root(location),
-        env=place.environment,
-        on_metrics=tracked.log_step if tracked else None,
+    request = FunctionRequest(
+        name=spec.name,
+        dataset_map=spec.dataset_map,
+        hyper_params=spec.hyper_params,
+        scaling=spec.scaling_config,
+        run_config=spec.run_config,
     )
+    program, root = _program(spec), files.root(location)
+    with _Sender(tracked) as sender:
+        answer = run(request, program, job_id=key.job_id, location=root, env=place.environment, on_metrics=sender.log)
     results = f"{model_files.folder(key, location)}/{_RESULTS}"
     files.write(results, cloudpickle.dumps(answer))
     print(f"model folder of {answer.num_workers} workers in {answer.model_dir}", flush=True)

@@ -121,20 +121,17 @@ class Run:
         for part in _parts(entities, _METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=part)
 
-    def log_step(self, rank: int, values: Mapping[str, float], step: int) -> None:
-        """What a rank has logged while it trains; of all but rank 0, its rank stands in front.
+    def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
+        """Metrics that were logged one after another.
 
         Args:
-            rank: The rank.
-            values: Its metrics.
-            step: What they are of.
+            metrics: Name, value, step, and seconds since the epoch of each.
         """
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        front = f"rank-{rank}/" if rank else ""
-        entities = [Metric(_legal(front + name), value, now, step) for name, value in values.items()]
-        self.client.log_batch(self.run_id, metrics=entities)
+        entities = [Metric(_legal(name), value, int(when * 1000), step) for name, value, step, when in metrics]
+        for part in _parts(entities, _METRICS_PER_CALL):
+            self.client.log_batch(self.run_id, metrics=part)
 
     def log_values(self, values: Mapping[str, float]) -> None:
         """Single numbers about the run."""

@@ -179,13 +179,22 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
         destination.prepare()
         for rank, part in enumerate(parts):
             model_dir.upload(tmp_path / str(rank), part, destination.staging)
-        final = Path(destination.commit())
+        final = Path(destination.commit([*parts[0], *parts[1]]))
     assert final == tmp_path / "out" / "model" / "job"
     assert sorted(path.relative_to(final).as_posix() for path in final.rglob("*") if path.is_file()) == [
         "deep/of-0", "deep/of-1", "differs", "same",
     ]  # fmt: skip
     assert (final / "differs").read_text() == "2"
     assert [path.name for path in (tmp_path / "out" / "model").iterdir()] == ["job"]
+
+
+def test_a_model_that_did_not_arrive_is_not_there(tmp_path: Path) -> None:
+    destination = Destination(str(tmp_path), "job")
+    destination.prepare()
+    with pytest.raises(TrainingError, match=r"1 files of the model, weights among them, did not arrive .* all nodes"):
+        destination.commit(["weights"])
+    destination.discard()
+    assert list((tmp_path / "model").iterdir()) == []
 
 
 def test_what_a_rank_prints_is_tagged_line_by_line() -> None:

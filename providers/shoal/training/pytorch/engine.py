@@ -147,7 +147,7 @@ class _Run:
                 [(part, self._destination.staging) for part in parts],
                 timeout=self._resilience.timeout,
             )
-            model_dir = self._destination.commit()
+            model_dir = self._destination.commit(path for part in parts for path in part)
             workers = tuple(
                 RankStats(info.rank, info.node, outcome.peak_rss_bytes)
                 for info, outcome in zip(gang.workers, outcomes, strict=True)

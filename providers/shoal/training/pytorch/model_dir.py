@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from shoal.errors import TrainingError
 from shoal.training.context import say
 
 _BLOCK_BYTES = 2**20
@@ -82,8 +83,24 @@ class Destination:
         if self.staging != self.path:
             Path(self.staging).mkdir(parents=True)
 
-    def commit(self) -> str:
-        """Puts the uploaded files in their place; returns it."""
+    def commit(self, files: Iterable[str]) -> str:
+        """Puts the uploaded files in their place; returns it.
+
+        Args:
+            files: What was uploaded, as paths in the folder.
+
+        Raises:
+            TrainingError: If one is not there: its rank's node wrote it elsewhere.
+        """
+        import fsspec
+
+        fs, root = fsspec.core.url_to_fs(self.staging, use_listings_cache=False)
+        missing = [path for path in files if not fs.exists(f"{str(root).rstrip('/')}/{path}")]
+        if missing:
+            raise TrainingError(
+                f"{len(missing)} files of the model, {missing[0]} among them, did not arrive in {self.staging}: set "
+                "artifact_location to a directory or URI that all nodes reach"
+            )
         if self.staging != self.path:
             final = Path(self.path)
             if final.exists():
