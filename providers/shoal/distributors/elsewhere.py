@@ -49,12 +49,13 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
             return load_training(handle.wait(on_log=progress.read))
 
 
-def run_function_as_job(request: FunctionRequest, program: bytes) -> FunctionResult:
+def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
     """Submit a function's run, stream its log to this process's standard output, and load what it returned.
 
     Args:
         request: Where, and with what.
         program: The function and its arguments, pickled.
+        embedded: On a pool of this process's own, even where there is another.
 
     Raises:
         JobFailedError: A rank raised, or was lost; the message ends with the cause.
@@ -65,7 +66,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes) -> FunctionRes
     from shoal.jobs.function_spec import FunctionJobSpec
     from shoal.jobs.spec import Tracking
 
-    with _pool_for(request.run_config.pool_name) as pool_name:
+    with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
         spec = FunctionJobSpec(
             name=request.name,
             program=by_value.store(program, request.run_config.artifact_location),
@@ -95,13 +96,19 @@ def _pool_for(name: str | None) -> Iterator[str]:
         known = None
     if known:
         yield known
-        return
+    else:
+        with _embedded_pool() as name:
+            yield name
+
+
+@contextmanager
+def _embedded_pool() -> Iterator[str]:
     spec = PoolSpec(
         name=f"embedded-{os.getpid()}-{next(_embedded)}",
         max_nodes=1,
         cpus_per_node=len(os.sched_getaffinity(0)),
     )
-    print(f"no pool here: training on an embedded one, {spec.uri}", file=sys.stderr, flush=True)
+    print(f"training on a pool that is embedded in this process, {spec.uri}", file=sys.stderr, flush=True)
     pool = ComputePool(spec)
     pool.up(owner=ProcessId.mine())
     try:

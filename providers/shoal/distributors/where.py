@@ -9,6 +9,8 @@ from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.request import TrainRequest, TrainResult
 from shoal.training.user_code import UserCode
 
+__all__ = ["is_connected", "run", "run_function", "run_function_here"]
+
 
 def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
     """Runs a training where it belongs.
@@ -40,6 +42,20 @@ def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
         What each rank returned, and what the run took.
     """
     if is_connected():
+        return run_function_here(request, program)
+    from shoal.distributors.elsewhere import run_function_as_job
+
+    return run_function_as_job(request, program)
+
+
+def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResult:
+    """Runs a function in a gang on this node, or in the cluster that this process is connected to.
+
+    Args:
+        request: With what.
+        program: The function and its arguments, pickled.
+    """
+    if is_connected():
         from shoal.jobs import files
         from shoal.training.pytorch.engine import run as run_here
 
@@ -48,4 +64,4 @@ def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
         return run_here(request, program, job_id=job_id, location=files.root(config.artifact_location))
     from shoal.distributors.elsewhere import run_function_as_job
 
-    return run_function_as_job(request, program)
+    return run_function_as_job(request, program, embedded=True)
