@@ -16,6 +16,7 @@ HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "
         "from shoal import scale_cluster, get_nodes, describe_pool, alter_pool, ComputePool, RunConfig, PoolSpec",
         "from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig",
         "from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig",
+        "from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor, get_context, run_local",
         "from shoal.data import DataConnector, ShardedDataConnector, RayDataIngester, ArrowIngester",
         "from shoal.jobs import JobSpec, submit, attach, cancel",
         "import shoal.cli",

@@ -12,7 +12,7 @@ import pytest
 
 from shoal import RunConfig
 from shoal.data import DataConnector
-from shoal.distributors import elsewhere
+from shoal.distributors import distributed, elsewhere
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import list_jobs
@@ -116,3 +116,26 @@ def test_a_job_that_fails_says_why_here(outside, pool, frame):
         XGBEstimator(n_estimators=2, run_config=RunConfig(pool_name=pool.name)).fit(connector, ["a", "b"], "y")
     assert connector.discard_staging() is True
     assert list_jobs(pool.name)[0].state == "failed"
+
+
+@pytest.mark.ray
+def test_a_remote_call_grows_the_pool_and_gives_it_back(outside, real_pool):
+    real_pool.scale(1)
+
+    @distributed(num_workers=2, remote=True, run_config=RunConfig(pool_name=real_pool.name))
+    def where():
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    first, second = where.distributed()
+    assert first != second
+    assert real_pool.describe().leases == ()
+    assert len(real_pool.get_nodes()) == 1
+
+    @distributed(num_cpus=2, remote=True, run_config=RunConfig(pool_name=real_pool.name))
+    def large():
+        pass
+
+    with pytest.raises(InvalidArgumentError, match=r"a worker of 2 CPUs and 0 GPUs does not fit on a node of pool"):
+        large.distributed()

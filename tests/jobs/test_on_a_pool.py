@@ -13,6 +13,7 @@ import pytest
 
 from shoal import ComputePool, jobs
 from shoal.data import DataConnector
+from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
 from shoal.jobs import JobHandle, JobSpec, Register, Tracking
 from shoal.pool.processes import ProcessId
@@ -154,3 +155,61 @@ def test_a_submission_without_the_token_is_refused(pool: ComputePool):
 
     assert answer.status_code == httpx.codes.UNAUTHORIZED
     assert "intruder" not in os.listdir(endpoint.token_path.parent)
+
+
+def log_and_return(factor: float) -> float:
+    """What a job's function does in its workers: its own metrics, MLflow's own calls, a file of the model."""
+    import mlflow
+
+    context = get_context()
+    reporter = context.get_metrics_reporter()
+    for step in range(3):
+        reporter.log_metrics({"loss": 1 / (step + 1)})
+    mlflow.log_metric(f"own-{context.get_rank()}", factor)
+    (Path(context.get_model_dir()) / f"part-{context.get_rank()}").write_text("weights")
+    return factor * context.get_rank()
+
+
+def fail_in_rank_1() -> None:
+    """Rank 1 raises, and rank 0 waits for it."""
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    if get_context().get_rank() == 1:
+        raise ZeroDivisionError("on purpose")
+    torch.distributed.barrier()
+
+
+def test_a_function_runs_as_a_job_and_what_it_logs_is_in_the_jobs_run(
+    pool: ComputePool, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    assert tracking.uri is not None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
+    config = RunConfig(pool_name=pool.name, job_id="function", artifact_location=str(tmp_path))
+    response = PyTorchDistributor(log_and_return, PyTorchScalingConfig(num_nodes=2), config).run(4.0)
+    assert response.get_results() == [0.0, 4.0]
+    assert response.get_metrics() == {"loss": 1 / 3}
+    assert response.get_model_dir() == f"{tmp_path}/model/function"
+    assert sorted(path.name for path in Path(response.get_model_dir()).iterdir()) == ["part-0", "part-1"]
+    done = jobs.attach("function").status().result
+    assert done is not None
+    assert done.num_workers == len(done.peak_memory_per_worker) == 2
+    client = mlflow.MlflowClient(tracking.uri)
+    assert done.mlflow_run_id is not None
+    assert [metric.value for metric in client.get_metric_history(done.mlflow_run_id, "loss")] == [1.0, 1 / 2, 1 / 3]
+    run = client.get_run(done.mlflow_run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == {"loss": 1 / 3, "rank-1/loss": 1 / 3, "own-0": 4.0, "own-1": 4.0}
+    assert run.data.params["function"] == "log_and_return"
+
+
+def test_a_jobs_log_ends_with_the_first_ranks_traceback_and_the_cause(pool: ComputePool, tmp_path: Path) -> None:
+    config = RunConfig(pool_name=pool.name, job_id="fails", artifact_location=str(tmp_path))
+    with pytest.raises(JobFailedError, match=r"rank 1 \(node .*\) failed: ZeroDivisionError: on purpose"):
+        PyTorchDistributor(fail_in_rank_1, PyTorchScalingConfig(num_nodes=2), config).run()
+    log = list(jobs.attach("fails").logs())
+    assert "ZeroDivisionError: on purpose" in log[-1]
+    assert any("in fail_in_rank_1" in line for line in log[-12:])
+    assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, WorkerLostError
-from shoal.training import boosting
+from shoal.training import boosting, resilience
 from shoal.training.boosting import segment_length, train
 from shoal.training.gang.gang import Gang
 from shoal.training.request import TrainRequest
@@ -131,8 +131,9 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
 def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(boosting, "_REPLACE_SECONDS", 1.0)
-    monkeypatch.setattr(boosting, "WAIT_SECONDS", 20.0)
+    monkeypatch.setattr(resilience, "_REPLACE_SECONDS", 1.0)
+    for module in (boosting, resilience):
+        monkeypatch.setattr(module, "WAIT_SECONDS", 20.0)
     Losses(monkeypatch, 1, 1, deed=driver.kill_second)
     try:
         with pytest.raises(CapacityError, match="do not fit on this pool"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import XComArg
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import JobSpec
+    from shoal.jobs import FunctionJobSpec, JobSpec
 
 
 _ENDED = ("success", "failed")
@@ -103,7 +103,7 @@ class DistributedTrainOperator(PoolOperator):
     when it has ended well meanwhile, and otherwise makes a new attempt. A task that is marked or cleared, or times out,
     takes its job with it.
 
-    :param spec: A `JobSpec`, or its fields as a dict. (templated)
+    :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one as a dict. (templated)
     :param pool_name: Name of a pool, or its URI; by default what the spec says. (templated)
     :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
     """
@@ -111,15 +111,17 @@ class DistributedTrainOperator(PoolOperator):
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec")
     template_fields_renderers = {"spec": "json"}  # noqa: RUF012 - Airflow's own shape
 
-    def __init__(self, *, spec: JobSpec | Mapping[str, Any] | XComArg, **kwargs: Any) -> None:
+    def __init__(self, *, spec: JobSpec | FunctionJobSpec | Mapping[str, Any] | XComArg, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.spec = spec
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit or attach, and wait."""
-        from shoal.jobs import JobSpec, submit
+        from shoal.jobs import parse_spec, submit
+        from shoal.jobs.spec import AnySpec
 
-        spec = self.spec if isinstance(self.spec, JobSpec) else JobSpec.parse(cast("Mapping[str, Any]", self.spec))
+        given = self.spec
+        spec = given if isinstance(given, AnySpec) else parse_spec(cast("Mapping[str, Any]", given))
         if self.pool_name or self.compute_pool_conn_id:
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
             spec = spec.model_copy(update={"run_config": run_config})

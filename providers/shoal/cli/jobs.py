@@ -14,8 +14,8 @@ from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from shoal.jobs import FunctionJobSpec, JobResult, JobSpec
     from shoal.jobs.handle import JobHandle, JobStatus
-    from shoal.jobs.spec import JobResult, JobSpec
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
 
@@ -172,9 +172,11 @@ def _read(source: str) -> dict[str, Any]:
     return document
 
 
-def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> JobSpec:
+def _parse(
+    fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool
+) -> JobSpec | FunctionJobSpec:
     """The spec, with what the options say; relative paths of datasets start at the working directory."""
-    from shoal.jobs import JobSpec
+    from shoal.jobs import parse_spec
 
     run_config: dict[str, Any] = {}
     if pool_name is not None:
@@ -186,7 +188,11 @@ def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None,
     given = fields.get("run_config") or {}
     if isinstance(given, dict):
         fields = {**fields, "run_config": {**given, **run_config}}
-    return JobSpec.parse({name: value if name == "params" else _absolute(value) for name, value in fields.items()})
+    return parse_spec({name: value if name in _NO_PATHS else _absolute(value) for name, value in fields.items()})
+
+
+_NO_PATHS = {"params", "hyper_params"}
+"""The user's own values, which are nobody's to change."""
 
 
 def _absolute(value: Any) -> Any:

@@ -14,7 +14,9 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.which import which_pool
 from shoal.state import Store
+from shoal.training.context import say
 from shoal.training.progress import Rounds
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.request import TrainRequest, TrainResult
 from shoal.training.user_code import UserCode
 
@@ -40,12 +42,49 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
 
     checked_data(request)  # here too, so that a misspelt column does not cost the start of a pool
     with _pool_for(request.run_config.pool_name) as pool_name:
-        along = by_value.store(user_code, request.run_config.artifact_location) if user_code else None
-        tracked = bool(os.environ.get("MLFLOW_TRACKING_URI"))
-        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=tracked, user_code=along)
+        along = by_value.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
+        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=_tracked(), user_code=along)
         handle = submit(spec)
         with Rounds() as progress:
             return load_training(handle.wait(on_log=progress.read))
+
+
+def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
+    """Submit a function's run, stream its log to this process's standard output, and load what it returned.
+
+    Args:
+        request: Where, and with what.
+        program: The function and its arguments, pickled.
+        embedded: On a pool of this process's own, even where there is another.
+
+    Raises:
+        JobFailedError: A rank raised, or was lost; the message ends with the cause.
+    """
+    import cloudpickle
+
+    from shoal.jobs import by_value, files, submit
+    from shoal.jobs.function_spec import FunctionJobSpec
+    from shoal.jobs.spec import Tracking
+
+    with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
+        spec = FunctionJobSpec(
+            name=request.name,
+            program=by_value.store(program, request.run_config.artifact_location),
+            dataset_map=request.dataset_map,
+            hyper_params=request.hyper_params,
+            scaling_config=request.scaling,
+            run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
+            tracking=Tracking() if _tracked() else None,
+        )
+        done = submit(spec).wait(on_log=say)
+        assert done.results_path is not None
+        result: FunctionResult = cloudpickle.loads(files.read(done.results_path))
+        return result
+
+
+def _tracked() -> bool:
+    """Whether plain Python is tracked: where it says where to."""
+    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 @contextmanager
@@ -57,13 +96,19 @@ def _pool_for(name: str | None) -> Iterator[str]:
         known = None
     if known:
         yield known
-        return
+    else:
+        with _embedded_pool() as name:
+            yield name
+
+
+@contextmanager
+def _embedded_pool() -> Iterator[str]:
     spec = PoolSpec(
         name=f"embedded-{os.getpid()}-{next(_embedded)}",
         max_nodes=1,
         cpus_per_node=len(os.sched_getaffinity(0)),
     )
-    print(f"no pool here: training on an embedded one, {spec.uri}", file=sys.stderr, flush=True)
+    print(f"training on a pool that is embedded in this process, {spec.uri}", file=sys.stderr, flush=True)
     pool = ComputePool(spec)
     pool.up(owner=ProcessId.mine())
     try:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
+
 from shoal.training.cluster import is_connected
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.request import TrainRequest, TrainResult
 from shoal.training.user_code import UserCode
+
+__all__ = ["is_connected", "run", "run_function", "run_function_here"]
 
 
 def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
@@ -24,3 +29,39 @@ def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
     from shoal.distributors.elsewhere import run_as_job
 
     return run_as_job(request, user_code)
+
+
+def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
+    """Runs a function in a gang where it belongs.
+
+    Args:
+        request: Where, and with what.
+        program: The function and its arguments, pickled.
+
+    Returns:
+        What each rank returned, and what the run took.
+    """
+    if is_connected():
+        return run_function_here(request, program)
+    from shoal.distributors.elsewhere import run_function_as_job
+
+    return run_function_as_job(request, program)
+
+
+def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResult:
+    """Runs a function in a gang on this node, or in the cluster that this process is connected to.
+
+    Args:
+        request: With what.
+        program: The function and its arguments, pickled.
+    """
+    if is_connected():
+        from shoal.jobs import files
+        from shoal.training.pytorch.engine import run as run_here
+
+        config = request.run_config
+        job_id = config.job_id or f"pytorch-{secrets.token_hex(6)}"
+        return run_here(request, program, job_id=job_id, location=files.root(config.artifact_location))
+    from shoal.distributors.elsewhere import run_function_as_job
+
+    return run_function_as_job(request, program, embedded=True)

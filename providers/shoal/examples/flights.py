@@ -167,7 +167,7 @@ def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> N
         ("verdict", "promoted" if result.promoted else "kept the champion"),
         ("model", f"models:/{MODEL}/{result.model_version}"),
         ("file", result.model_path),
-        ("digest", result.model_digest[:16]),
+        ("digest", (result.model_digest or "-")[:16]),
         ("MLflow run", result.mlflow_run_id or "-"),
     ]
     for name, value in rows:

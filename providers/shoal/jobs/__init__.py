@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
+from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
 from shoal.jobs.model_files import load_training
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
@@ -11,6 +12,7 @@ from shoal.jobs.submission import attach, cancel, list_jobs, submit
 __all__ = [
     "ChampionResult",
     "CleanupReport",
+    "FunctionJobSpec",
     "JobHandle",
     "JobResult",
     "JobSpec",
@@ -23,6 +25,7 @@ __all__ = [
     "clean_up",
     "list_jobs",
     "load_training",
+    "parse_spec",
     "submit",
     "sweep",
 ]

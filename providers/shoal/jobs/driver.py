@@ -6,32 +6,28 @@ has asked about the job for long.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 from shoal.errors import MissingExtraError, ShoalError
-from shoal.jobs import attempts, by_value, credentials, model_files, staging, tracking
+from shoal.jobs import attempts, boosting_work, credentials, function_work, staging, tracking
 from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.logs import log_path, teed
-from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
+from shoal.jobs.spec import JobResult, JobSpec
 from shoal.jobs.tracking import Run
 from shoal.jobs.watchdog import Reason, Watchdog
+from shoal.jobs.workplace import Workplace
 from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.lean import import_lean
-from shoal.training.user_code import UserCode
-
-if TYPE_CHECKING:
-    from shoal.data.connector import DataConnector
-    from shoal.training.request import TrainResult
 
 _STOPPED = Reason(JobState.CANCELLED, "it was stopped through Ray (SIGTERM)")
 
@@ -50,7 +46,7 @@ class Driver:
         secrets: What must not be printed, and the workers need.
     """
 
-    def __init__(self, store: Store, job: Job, spec: JobSpec, secrets: Secrets) -> None:
+    def __init__(self, store: Store, job: Job, spec: JobSpec | FunctionJobSpec, secrets: Secrets) -> None:
         self._store = store
         self._job = job
         self._key = Key(job.id, job.attempt)
@@ -77,6 +73,8 @@ class Driver:
         except Exception as error:
             if not isinstance(error, ShoalError):  # the message of our own says it all
                 print(traceback.format_exc(), flush=True)
+            elif isinstance(self._spec, FunctionJobSpec):  # but what the user's code raised they want to see
+                print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             self._quietly_finish(run, "FAILED")
             return self._end(JobState.FAILED, _cause(error))
         finally:
@@ -90,79 +88,16 @@ class Driver:
         return 0
 
     def _work(self, run: Run | None) -> JobResult:
-        from shoal.data.connector import DataConnector
-        from shoal.training.boosting import train
-
-        spec = self._spec
-        dataset = DataConnector.from_spec(spec.dataset)
-        user_code = by_value.load(spec.user_code) if spec.user_code else UserCode()
-        if run:
-            run.log_params({**self._params(), **user_code.names()})
-            run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
-        trained = train(spec.to_request(), user_code=user_code, env=self._worker_environment(run))
-        path = model_files.save(model_files.folder(self._key, spec.run_config.artifact_location), trained)
-        print(f"model of {trained.rows} rows in {path}", flush=True)
-        metrics = _final_metrics(trained)
-        version: str | None = None
-        promoted: bool | None = None
-        champion: ChampionResult | None = None
-        uri = path
-        if run:
-            run.log_rounds(trained.eval_results)
-            run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
-            sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
-            uri = run.log_model(trained.framework, trained.booster(), sample)
-            if spec.register_as:
-                outcome = self._challenge(run, trained, uri)
-                version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
-                metrics[f"holdout-{spec.register_as.metric}"] = outcome.value
-        return JobResult(
-            job_id=self._key.job_id,
-            attempt=self._key.attempt,
-            model_path=path,
-            model_digest=hashlib.sha256(trained.model).hexdigest(),
-            model_uri=uri,
-            metrics=metrics,
-            best_iteration=trained.best_iteration,
-            rows=trained.rows,
-            num_workers=trained.num_workers,
-            seconds=time.monotonic() - self._begun,
-            restarts=trained.restarts,
-            peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
-            mlflow_run_id=run.run_id if run else None,
-            model_version=version,
-            promoted=promoted,
-            champion=champion,
-        )
-
-    def _challenge(self, run: Run, trained: TrainResult, uri: str) -> Any:
-        from shoal.data.connector import DataConnector
-        from shoal.jobs import gate
-
-        register = self._spec.register_as
-        assert register is not None
-        holdout: DataConnector = DataConnector.from_spec(register.holdout)
-        value = gate.score(trained.booster(), holdout, self._spec.label_col, register.metric)
-        run.log_values({f"holdout-{register.metric}": value})
-        outcome = gate.challenge(
-            run.client,
-            self._store,
-            register,
-            uri,
-            value=value,
-            tags=self._tags(),
-            score_champion=lambda champion: gate.score(
-                gate.load(champion), holdout, self._spec.label_col, register.metric
-            ),
-        )
-        print(gate.describe(outcome, register), flush=True)
-        return outcome
+        place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
+        if isinstance(self._spec, FunctionJobSpec):
+            return function_work.work(self._spec, place)
+        return boosting_work.work(self._spec, place)
 
     def _begin_run(self) -> Run | None:
         if self._spec.tracking is None:
             return None
         if not tracking.available():
-            if self._spec.register_as or self._spec.tracking.uri:
+            if self._spec.tracking.uri or (isinstance(self._spec, JobSpec) and self._spec.register_as):
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool: the run is not tracked", flush=True)
             return None
@@ -177,19 +112,6 @@ class Driver:
             "shoal.attempt": str(self._key.attempt),
             "shoal.pool": self._job.pool,
             "shoal.holder": self._job.holder,
-        }
-
-    def _params(self) -> dict[str, Any]:
-        spec = self._spec
-        return {
-            **spec.params,
-            "framework": spec.framework,
-            "n_estimators": spec.n_estimators,
-            "input_cols": ", ".join(spec.input_cols),
-            "label_col": spec.label_col,
-            **({"categorical_cols": ", ".join(spec.categorical_cols)} if spec.categorical_cols else {}),
-            "num_workers": spec.scaling_config.num_workers,
-            "shoal.seed": spec.run_config.seed,
         }
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
@@ -236,16 +158,6 @@ def connect(gcs: str) -> None:
     ray.init(address=gcs, logging_level=logging.WARNING)
 
 
-def _final_metrics(trained: TrainResult) -> dict[str, float]:
-    """Of the best round with early stopping, else of the last."""
-    at = -1 if trained.best_iteration is None else trained.best_iteration
-    return {
-        tracking.metric_name(evaluated, metric): values[at]
-        for evaluated, series in trained.eval_results.items()
-        for metric, values in series.items()
-    }
-
-
 def _cause(error: Exception) -> str:
     return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
 
@@ -263,10 +175,10 @@ def main() -> int:
             return 0
         secrets = credentials.take(key.submission_id)
         os.environ.update(secrets.environment)
-        spec = JobSpec.model_validate(credentials.reveal(job.spec, secrets.uris))
+        spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         # A champion that others registered may be a model with scikit-learn's interface.
-        if spec.register_as is None:
+        if isinstance(spec, JobSpec) and spec.register_as is None:
             import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()
 

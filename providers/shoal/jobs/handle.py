@@ -13,8 +13,9 @@ from shoal.jobs import attempts, credentials, staging
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.function_spec import parse_spec
 from shoal.jobs.logs import LogFollower
-from shoal.jobs.spec import JobResult, JobSpec
+from shoal.jobs.spec import JobResult
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store
@@ -322,4 +323,4 @@ class JobHandle:
     def _tidy(self, job: Job) -> None:
         """Remove what the driver would have removed."""
         credentials.discard(self._key.submission_id)
-        staging.discard(JobSpec.model_validate(job.spec).staged())
+        staging.discard(parse_spec(job.spec).staged())

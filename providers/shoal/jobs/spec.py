@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,7 +77,67 @@ class Tracking(_Strict):
     tags: dict[str, str] = Field(default_factory=dict, description="Further tags of the run.")
 
 
-class JobSpec(_Strict):
+class AnySpec(_Strict, ABC):
+    """What every job's spec says, whatever it runs."""
+
+    run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
+    tracking: Tracking | None = Field(
+        default_factory=Tracking, description="Where its run goes in MLflow; null: nowhere, it runs untracked."
+    )
+    question: str | None = Field(default=None, description="Digest of what is asked; set when it is submitted.")
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Self:
+        """Make a spec of what a file or an operator's arguments say.
+
+        Raises:
+            InvalidArgumentError: Naming each field that is wrong.
+        """
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InvalidArgumentError(
+                "; ".join(_said(problem["loc"], problem["msg"]) for problem in error.errors())
+            ) from None
+
+    @model_validator(mode="after")
+    def _legal_id(self) -> Self:
+        if self.run_config.job_id is not None:
+            ids.checked(self.run_config.job_id)
+        return self
+
+    def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
+        """The spec with what the submitter's surroundings say: its pool, its tracking server."""
+        changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
+        if self.tracking is not None:
+            uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
+            if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
+                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())  # the driver works in another folder
+            changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
+        return self.model_copy(update=changes)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON, credentials in it and all."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @abstractmethod
+    def datasets(self) -> Iterator[DatasetSpec]:
+        """All datasets that it names."""
+
+    @abstractmethod
+    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """The spec as a question: the same for the same data, and for code whose bytes differ with each pickling.
+
+        Args:
+            by_content: Names a dataset by what is in it.
+        """
+
+    def staged(self) -> set[str]:
+        """Copies of data that were written for this job alone."""
+        return {dataset.staging for dataset in self.datasets() if dataset.staging}
+
+
+class JobSpec(AnySpec):
     """A training run.
 
     Example:
@@ -117,28 +178,9 @@ class JobSpec(_Strict):
     )
     verbose_eval: bool | int | None = Field(default=None, description="Print metrics: True every round, n every n.")
     scaling_config: ScalingConfig = Field(default_factory=ScalingConfig, description="Workers and their size.")
-    run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
     register_as: Register | None = Field(
         default=None, alias="register", description="Where the model goes; none: nowhere."
     )
-    tracking: Tracking | None = Field(
-        default_factory=Tracking, description="Where its run goes in MLflow; null: nowhere, it runs untracked."
-    )
-    question: str | None = Field(default=None, description="Digest of what is asked; set when it is submitted.")
-
-    @classmethod
-    def parse(cls, fields: Mapping[str, Any]) -> JobSpec:
-        """Make a spec of what a file or an operator's arguments say.
-
-        Raises:
-            InvalidArgumentError: Naming each field that is wrong.
-        """
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidArgumentError(
-                "; ".join(_said(problem["loc"], problem["msg"]) for problem in error.errors())
-            ) from None
 
     @classmethod
     def of_request(
@@ -202,23 +244,7 @@ class JobSpec(_Strict):
             raise ValueError("register needs tracking: a model is registered in MLflow out of its run")
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set to watch")
-        if self.run_config.job_id is not None:
-            ids.checked(self.run_config.job_id)
         return self
-
-    def completed(self, pool: str, environment: Mapping[str, str]) -> JobSpec:
-        """The spec with what the submitter's surroundings say: its pool, its tracking server."""
-        changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
-        if self.tracking is not None:
-            uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
-            if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())  # the driver works in another folder
-            changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
-        return self.model_copy(update=changes)
-
-    def document(self) -> dict[str, Any]:
-        """As JSON, credentials in it and all."""
-        return self.model_dump(mode="json", by_alias=True)
 
     def datasets(self) -> Iterator[DatasetSpec]:
         """All datasets that it names."""
@@ -227,9 +253,17 @@ class JobSpec(_Strict):
         if self.register_as is not None:
             yield self.register_as.holdout
 
-    def staged(self) -> set[str]:
-        """Copies of data that were written for this job alone."""
-        return {dataset.staging for dataset in self.datasets() if dataset.staging}
+    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """The spec as a question; see :meth:`AnySpec.asked`."""
+        register = self.register_as
+        return self.model_copy(
+            update={
+                "dataset": by_content(self.dataset),
+                "eval_set": {name: by_content(dataset) for name, dataset in self.eval_set.items()},
+                "user_code": self.user_code and "by value",
+                "register_as": register and register.model_copy(update={"holdout": by_content(register.holdout)}),
+            }
+        )
 
     def to_request(self) -> TrainRequest:
         """What the training engine is asked."""
@@ -270,12 +304,17 @@ class JobResult(_Strict):
 
     job_id: str = Field(description="The job.")
     attempt: int = Field(description="Which attempt of it.")
-    model_path: str = Field(description="The model in the library's own format: a local path or a URI.")
-    model_digest: str = Field(description="SHA-256 of the model's bytes: the same model is the same digest.")
+    model_path: str = Field(
+        description="The model in the library's own format, or a function's model folder: a local path or a URI."
+    )
+    model_digest: str | None = Field(
+        description="SHA-256 of the model's bytes: the same model is the same digest; none: a function's."
+    )
     model_uri: str = Field(description="The model in MLflow; untracked, its path.")
     metrics: dict[str, float] = Field(description="Of the model, as <set>-<metric> and holdout-<metric>.")
     best_iteration: int | None = Field(description="Best round, from 0, with early stopping.")
-    rows: int = Field(description="Rows trained on.")
+    rows: int | None = Field(description="Rows trained on; none: a function reads what it likes.")
+    results_path: str | None = Field(default=None, description="What each rank of a function returned, pickled.")
     num_workers: int = Field(description="Workers that trained.")
     seconds: float = Field(description="From the driver's start to its result.")
     restarts: int = Field(description="How often it resumed after a loss.")

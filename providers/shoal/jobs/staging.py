@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import credentials, ids
-from shoal.jobs.spec import JobSpec
+from shoal.jobs.spec import AnySpec
 
 
-def question(spec: JobSpec) -> str:
+def question(spec: AnySpec) -> str:
     """Digest of what is asked: the same for the same data, wherever they were staged.
 
     A task that runs again stages its DataFrame again, in another place; the job it means is the same one.
@@ -17,17 +17,7 @@ def question(spec: JobSpec) -> str:
     Raises:
         DataError: Staged data are gone: a job that ended has taken them with it.
     """
-    register = spec.register_as
-    plain = spec.model_copy(
-        update={
-            "dataset": _by_content(spec.dataset),
-            "eval_set": {name: _by_content(dataset) for name, dataset in spec.eval_set.items()},
-            # The same object is pickled to other bytes in another process.
-            "user_code": spec.user_code and "by value",
-            "register_as": register and register.model_copy(update={"holdout": _by_content(register.holdout)}),
-        }
-    )
-    return ids.digest(credentials.hide(plain.document())[0])
+    return ids.digest(credentials.hide(spec.asked(_by_content).document())[0])
 
 
 def discard(locations: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from shoal.jobs import attempts, credentials, ids, staging
 from shoal.jobs.attempts import Order
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus
 from shoal.jobs.spec import JobSpec
 from shoal.jobs.truth import address, pool_endpoint
@@ -20,7 +21,7 @@ from shoal.state.schema import JOB_ENDED, Job, JobState
 
 
 def submit(
-    spec: JobSpec,
+    spec: JobSpec | FunctionJobSpec,
     *,
     holder: str | None = None,
     key: str = "",
@@ -68,7 +69,7 @@ def submit(
         )
         if _answers(handle, job, order):
             # Where it had been asked for before, its own copy of the data is the one that it trains on.
-            staging.discard(spec.staged() - JobSpec.model_validate(job.spec).staged())
+            staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
         # It had died without a word: the next round makes a new attempt.
 

@@ -121,6 +121,18 @@ class Run:
         for part in _parts(entities, _METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=part)
 
+    def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
+        """Metrics that were logged one after another.
+
+        Args:
+            metrics: Name, value, step, and seconds since the epoch of each.
+        """
+        from mlflow.entities import Metric
+
+        entities = [Metric(_legal(name), value, int(when * 1000), step) for name, value, step, when in metrics]
+        for part in _parts(entities, _METRICS_PER_CALL):
+            self.client.log_batch(self.run_id, metrics=part)
+
     def log_values(self, values: Mapping[str, float]) -> None:
         """Single numbers about the run."""
         from mlflow.entities import Metric
@@ -169,7 +181,11 @@ class Run:
 
 def metric_name(evaluated: str, metric: str) -> str:
     """``<set>-<metric>``, without what MLflow refuses in a name (XGBoost has ``ndcg@10``)."""
-    return re.sub(r"[^\w\-. :/]", "_", f"{evaluated}-{metric}")
+    return _legal(f"{evaluated}-{metric}")
+
+
+def _legal(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:

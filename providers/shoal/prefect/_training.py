@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
-from shoal.jobs import JobHandle, JobResult, JobSpec, submit
+from shoal.jobs import FunctionJobSpec, JobHandle, JobResult, JobSpec, parse_spec, submit
 from shoal.prefect._holder import current_holder, task_key
 from shoal.prefect.blocks import PoolSource, pool_of
 
@@ -19,13 +19,13 @@ class Training:
     """A training from its submission to its result.
 
     Args:
-        spec: What to train, as a `JobSpec` or its fields.
+        spec: What to train, as a `JobSpec`, a `FunctionJobSpec`, or the fields of one.
         pool_name: Where; by default where the spec says.
     """
 
-    def __init__(self, spec: JobSpec | dict[str, Any], pool_name: PoolSource) -> None:
+    def __init__(self, spec: JobSpec | FunctionJobSpec | dict[str, Any], pool_name: PoolSource) -> None:
         self.logger = get_run_logger()
-        spec = spec if isinstance(spec, JobSpec) else JobSpec.parse(spec)
+        spec = parse_spec(spec) if isinstance(spec, dict) else spec
         if pool_name is not None:
             run_config = spec.run_config.model_copy(update={"pool_name": pool_of(pool_name).name})
             spec = spec.model_copy(update={"run_config": run_config})
@@ -68,7 +68,7 @@ def artifact(result: JobResult) -> dict[str, Any]:
         ["model", result.model_uri],
         ["version", result.model_version or "not registered"],
         ["promoted", {True: "yes", False: "no, the champion is better", None: "-"}[result.promoted]],
-        ["rows", f"{result.rows:,}"],
+        ["rows", "-" if result.rows is None else f"{result.rows:,}"],
         ["workers", str(result.num_workers)],
         ["seconds", f"{result.seconds:.1f}"],
         ["MLflow run", result.mlflow_run_id or "-"],

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.artifacts import acreate_table_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from shoal.jobs import JobSpec, clean_up
+from shoal.jobs import FunctionJobSpec, JobSpec, clean_up
 from shoal.pool.status import NodeInfo
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.prefect._holder import current_holder
@@ -140,14 +140,16 @@ async def await_for_nodes(
 
 
 @task(cache_policy=NO_CACHE)
-def distributed_train(spec: JobSpec | dict[str, Any], *, pool_name: PoolSource = None) -> dict[str, Any]:
+def distributed_train(
+    spec: JobSpec | FunctionJobSpec | dict[str, Any], *, pool_name: PoolSource = None
+) -> dict[str, Any]:
     """Train on a pool; the job's log streams into the run's log.
 
     The job is durable: a retry of this task attaches to the job if it still runs, and makes a new attempt if it
     failed. Cancelling the run cancels the job.
 
     Args:
-        spec: What to train: a `JobSpec`, or its fields.
+        spec: What to train: a `JobSpec`, a `FunctionJobSpec`, or the fields of one.
         pool_name: Name, URI or block of the pool; by default the one that the spec names.
 
     Returns:
@@ -172,7 +174,9 @@ def distributed_train(spec: JobSpec | dict[str, Any], *, pool_name: PoolSource =
 
 
 @task(cache_policy=NO_CACHE)
-async def adistributed_train(spec: JobSpec | dict[str, Any], *, pool_name: PoolSource = None) -> dict[str, Any]:
+async def adistributed_train(
+    spec: JobSpec | FunctionJobSpec | dict[str, Any], *, pool_name: PoolSource = None
+) -> dict[str, Any]:
     """`distributed_train` for async flows."""
     training = Training(spec, pool_name)
     result = await in_thread(training.run, training.cancel)

@@ -16,14 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.categories import find_categories
-from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, WorkerLostError
+from shoal.errors import InvalidArgumentError, MissingExtraError, TrainingError
 from shoal.training import cluster
-from shoal.training.context import say
 from shoal.training.gang.gang import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
 from shoal.training.inputs import REPLICATED_ROWS, checked_data, deal
 from shoal.training.progress import Rounds
 from shoal.training.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.resilience import Resilience
 from shoal.training.scaling import GangSize, resolve_size
 from shoal.training.task import Boosted, Checkpoint, Prepared, Segment, Task
 from shoal.training.user_code import UserCode
@@ -41,12 +41,6 @@ _FEWEST_ROUNDS = 50
 _SEGMENTS = 4
 """How many segments a longer training has by default: with sampling each begins by predicting all rows anew, which
 costs about a tenth of a round for every round before it."""
-
-_REPLACE_SECONDS = 60.0
-"""How long a lost node may take to be replaced before fewer workers go on, where that is allowed: a local one takes up
-to 40 s, with the time until it is seen to be lost."""
-_PATIENCE_SECONDS = 2.0
-"""How often is looked for it."""
 
 
 OnAll = Callable[[str, Sequence[Any]], list[Any]]
@@ -151,8 +145,7 @@ class _Training:
         self._user_code = user_code
         self._env = env
         self._began = began
-        limit = request.run_config.timeout
-        self._deadline = None if limit is None else began + limit
+        self._resilience = Resilience(request.run_config, began)
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size, user_code)
@@ -161,44 +154,25 @@ class _Training:
         categories = find_categories(self._train.source, categorical)
         self._columns = replace(request.columns, categories=categories)
         self._checkpoint = Checkpoint()
-        self._restarts = 0
 
     def run(self) -> TrainResult:
         """Train to the end, going on from the last checkpoint after each loss."""
-        lost_at: float | None = None
-        while True:
-            try:
-                return self._attempt()
-            except WorkerLostError as error:
-                most = self._request.run_config.max_restarts
-                if self._restarts >= most:
-                    raise
-                self._restarts += 1
-                lost_at = time.monotonic()
-                say(
-                    f"{error}: going on from round {self._checkpoint.rounds} of {self._request.n_estimators} "
-                    f"(restart {self._restarts} of {most})"
-                )
-            except CapacityError:
-                # A node that is lost is replaced while the pool's demand lives: it takes its time to be seen dead, and
-                # another to start.
-                waited = None if lost_at is None else time.monotonic() - lost_at
-                if waited is None or waited > WAIT_SECONDS or self._left(1.0) == 0.0:
-                    raise
-                if waited > _REPLACE_SECONDS:
-                    self._make_do()
-                time.sleep(_PATIENCE_SECONDS)
+        return self._resilience.run(self._attempt, checkpoint=self._whence, make_do=self._make_do)
 
-    def _make_do(self) -> None:
+    def _whence(self) -> str:
+        return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
+
+    def _make_do(self) -> str | None:
         """Go on with fewer workers, if that is allowed."""
         least = self._request.run_config.min_workers
         if least is None:
-            return
+            return None
         with warnings.catch_warnings(action="ignore"):
             size = self._resolve(again=True)
-        if least <= size.num_workers < self._size.num_workers:
-            say(f"no other node came within {_REPLACE_SECONDS:.0f} s: going on with {size.num_workers} workers")
-            self._size = size
+        if not least <= size.num_workers < self._size.num_workers:
+            return None
+        self._size = size
+        return f"{size.num_workers} workers"
 
     def _attempt(self) -> TrainResult:
         request, size = self._request, self._size
@@ -214,7 +188,7 @@ class _Training:
             none_empty=bool(self._user_code.metrics),
         )
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, sparing=True)
-        with shared_gang(shape, timeout=min(WAIT_SECONDS, self._left(WAIT_SECONDS)), env=self._env) as gang:
+        with shared_gang(shape, timeout=min(WAIT_SECONDS, self._resilience.left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])
             tasks = [
                 Task(
@@ -262,7 +236,7 @@ class _Training:
             num_workers=size.num_workers,
             threads_per_worker=size.threads,
             seconds=time.monotonic() - self._began,
-            restarts=self._restarts,
+            restarts=self._resilience.restarts,
             workers=stats,
         )
 
@@ -290,7 +264,7 @@ class _Training:
     def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
         each: list[tuple[Any, ...]] = [(arg,) for arg in args] or [()] * len(gang.workers)
-        return gang.run(function, each, timeout=None if self._deadline is None else self._left(0.0))
+        return gang.run(function, each, timeout=self._resilience.timeout)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
         """How many workers of which size; after a loss as many of that size as there is room for."""
@@ -302,6 +276,3 @@ class _Training:
             scaling, clamp = scaling.model_copy(update=wanted), True
         device = self._library.device(self._request)
         return resolve_size(scaling, cluster.active_nodes(), device=device, cpu_fraction=fraction, clamp=clamp)
-
-    def _left(self, otherwise: float) -> float:
-        return otherwise if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 def say(text: str) -> None:
@@ -24,12 +25,14 @@ class TrainingContext:
         world_size: Number of workers.
         local_world_size: Number of workers on this worker's node.
         log: Prints a line where the training's caller is, not in the worker.
+        note: Tells the driver something, in plain data.
     """
 
     rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
     log: Callable[[str], None] = say
+    note: Callable[[Mapping[str, Any]], None] = lambda note: None
 
 
 # One per process: threads that the user starts in a worker are of the same rank.

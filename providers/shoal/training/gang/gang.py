@@ -8,6 +8,7 @@ explains its peers' errors, never the other way round), and the cause is raised.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import queue
 import threading
@@ -39,6 +40,8 @@ _END_SECONDS = 4.0
 _START_SECONDS = 120.0
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 2.0
+# Ray refuses to reserve nothing.
+_LEAST_CPUS = 0.001
 # A wait that goes on should not look like a hang.
 _SAY_EVERY_SECONDS = 30.0
 
@@ -51,6 +54,7 @@ class GangShape:
         num_workers: Number of workers.
         cpus_per_worker: CPUs that each claims; fractions are Ray's to count.
         gpus_per_worker: GPUs that each claims.
+        per_node: Workers on each of its nodes, no two of which are one; None: wherever there is room.
         sparing: Whether the workers give back what they free at once, so that one library's leavings are another's
             room; a library that frees and asks again all the time is the slower for it.
     """
@@ -58,6 +62,7 @@ class GangShape:
     num_workers: int
     cpus_per_worker: float
     gpus_per_worker: int = 0
+    per_node: int | None = None
     sparing: bool = False
 
     def __str__(self) -> str:
@@ -67,10 +72,12 @@ class GangShape:
         return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'} of {each}"
 
     @property
-    def bundle(self) -> dict[str, float]:
-        """One worker's resources, as Ray names them."""
-        gpus = {"GPU": float(self.gpus_per_worker)} if self.gpus_per_worker else {}
-        return {"CPU": self.cpus_per_worker, **gpus}
+    def bundles(self) -> list[dict[str, float]]:
+        """What is claimed in one piece each, as Ray names it: a worker's share, or that of all workers on a node."""
+        together = self.per_node or 1
+        gpus = {"GPU": float(self.gpus_per_worker * together)} if self.gpus_per_worker else {}
+        bundle = {"CPU": max(self.cpus_per_worker, _LEAST_CPUS) * together, **gpus}
+        return [bundle] * (self.num_workers // together)
 
 
 class Companion(Protocol):
@@ -113,8 +120,16 @@ class _Done:
     rank: int
 
 
-_Event = _Cause | _Answer | _Done
+@dataclass(frozen=True, slots=True)
+class _Note:
+    rank: int
+    note: dict[str, Any]
+
+
+_Event = _Cause | _Answer | _Done | _Note
 _C = TypeVar("_C", bound=Companion)
+OnNote = Callable[[int, dict[str, Any]], None]
+"""Called with the rank of a worker and what it told the driver."""
 
 
 class Gang:
@@ -192,7 +207,12 @@ class Gang:
             actor.preload.remote(list(modules))
 
     def run(
-        self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], *, timeout: float | None = None
+        self,
+        function: Callable[..., Any],
+        args_per_rank: Sequence[Sequence[Any]],
+        *,
+        timeout: float | None = None,
+        on_note: OnNote | None = None,
     ) -> list[Any]:
         """Calls a function in every worker and waits for all.
 
@@ -200,6 +220,7 @@ class Gang:
             function: What to call.
             args_per_rank: Its arguments, for each rank.
             timeout: Seconds that it may take; None: no limit.
+            on_note: Called, in this thread, with rank and note, for each that a worker sends meanwhile.
 
         Returns:
             What each rank returned, by rank.
@@ -212,7 +233,8 @@ class Gang:
         if self.ended:
             raise TrainingError("this gang has ended")
         try:
-            return self._run(function, args_per_rank, math.inf if timeout is None else time.monotonic() + timeout)
+            deadline = math.inf if timeout is None else time.monotonic() + timeout
+            return self._run(function, args_per_rank, deadline, on_note)
         except BaseException:
             self.end()
             raise
@@ -242,7 +264,7 @@ class Gang:
 
         began = said = time.monotonic()
         self._refuse_if_impossible()
-        self._group = placement_group([self.shape.bundle] * self.shape.num_workers, strategy="SPREAD")
+        self._group = placement_group(self.shape.bundles, strategy="STRICT_SPREAD" if self.shape.per_node else "SPREAD")
         # A free pool answers in 0.05 s, one whose last gang was just killed in up to 2 s; only who has to wait longer
         # is told.
         patience = _PATIENCE_SECONDS
@@ -264,10 +286,12 @@ class Gang:
 
     def _refuse_if_impossible(self) -> None:
         nodes = cluster.total_resources()
-        room = sum(
-            min(math.floor(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in self.shape.bundle.items() if amount)
-            for node in nodes
-        )
+        together = self.shape.per_node or 1
+        bundle = self.shape.bundles[0]
+        on_each = [
+            min(math.floor(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in bundle.items()) for node in nodes
+        ]
+        room = sum(min(1, fit) if self.shape.per_node else fit for fit in on_each) * together
         if room < self.shape.num_workers:
             cpus = sum(node.get("CPU", 0.0) for node in nodes)
             raise CapacityError(
@@ -283,15 +307,20 @@ class Gang:
         order = cluster.node_order()
         names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
         node_of: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
-        bundles = sorted(node_of, key=lambda bundle: (order.get(node_of[bundle], len(order)), bundle))
-        on_node = Counter(node_of.values())
+        together = self.shape.per_node or 1
+        bundles = [
+            bundle
+            for bundle in sorted(node_of, key=lambda bundle: (order.get(node_of[bundle], len(order)), bundle))
+            for _ in range(together)
+        ]
+        on_node = Counter(node_of[bundle] for bundle in bundles)
         size = len(bundles)
         board = self._switchboard
         actor_class = ray.remote(Worker)
         joins = []
         for rank, bundle in enumerate(bundles):
             actor = actor_class.options(
-                num_cpus=self.shape.cpus_per_worker,
+                num_cpus=max(self.shape.cpus_per_worker, _LEAST_CPUS),
                 num_gpus=self.shape.gpus_per_worker,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
             ).remote()
@@ -323,7 +352,13 @@ class Gang:
 
     # Running
 
-    def _run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], deadline: float) -> list[Any]:
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args_per_rank: Sequence[Sequence[Any]],
+        deadline: float,
+        on_note: OnNote | None,
+    ) -> list[Any]:
         import ray
 
         # Stored once, not once per rank.
@@ -341,6 +376,9 @@ class Gang:
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):
                 results[event.rank] = event.value
+            elif isinstance(event, _Note):
+                if on_note:
+                    on_note(event.rank, event.note)
             else:
                 raise self._first_cause(event)
         return [results[rank] for rank in range(len(self._actors))]
@@ -393,6 +431,8 @@ class Gang:
             say(text)
         elif kind is EventKind.DONE:
             self._note(_Done(rank))
+        elif kind is EventKind.NOTE:
+            self._note(_Note(rank, json.loads(text)))
         elif not self.ended:
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {text}")))
 

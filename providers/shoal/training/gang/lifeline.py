@@ -6,7 +6,7 @@ answers fails the keepalive. The socket carries the workers' log lines as well, 
 per round and needs no actor.
 
 Frames are lines, worker to driver only: a JSON hello, then ``h`` (a heartbeat), ``d`` (a call is done), ``l`` with a
-line of log as JSON, and ``x`` with the reason why the worker ends itself.
+line of log as JSON, ``n`` with a note for the driver as JSON, and ``x`` with the reason why the worker ends itself.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 _HEARTBEAT_SECONDS = 1.0
 # A stopped process still has a kernel that answers keepalives. Python's own threads stand still while a C extension is
@@ -47,6 +48,8 @@ class EventKind(Enum):
     """The connection ended: the worker's process, or its host, is gone. The text says which it was."""
     LINE = "line"
     """The worker logged a line."""
+    NOTE = "note"
+    """The worker told the driver something; the text is JSON."""
     DONE = "done"
     """The worker finished a call; all that it logged during the call came before."""
 
@@ -197,6 +200,8 @@ class Switchboard:
             return known
         if frame[:1] == b"l":
             self._listener(line.rank, EventKind.LINE, str(json.loads(frame[1:])))
+        elif frame[:1] == b"n":
+            self._listener(line.rank, EventKind.NOTE, frame[1:].decode())
         elif frame[:1] == b"d":
             self._listener(line.rank, EventKind.DONE, "")
         elif frame[:1] == b"x":
@@ -258,6 +263,14 @@ class Lifeline:
     def log(self, text: str) -> None:
         """Has the driver print a line, or several."""
         self._send(b"l" + json.dumps(text).encode())
+
+    def note(self, note: Mapping[str, Any]) -> None:
+        """Tells the driver something.
+
+        Args:
+            note: Plain data.
+        """
+        self._send(b"n" + json.dumps(note).encode())
 
     def done(self) -> None:
         """Says that a call is done."""

@@ -102,9 +102,9 @@ class Worker:
             The process id.
         """
         os.environ.update(env)
-        self._lifeline = Lifeline(place.host, place.port, place.token, place.rank)
+        self._lifeline = line = Lifeline(place.host, place.port, place.token, place.rank)
         set_current_shard(place.rank, place.world_size)
-        set_context(TrainingContext(place.rank, place.world_size, place.local_world_size, self._lifeline.log))
+        set_context(TrainingContext(place.rank, place.world_size, place.local_world_size, line.log, line.note))
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:

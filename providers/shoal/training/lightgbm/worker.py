@@ -30,7 +30,7 @@ from shoal.training.task import Boosted, Prepared, Segment, Task
 
 # LightGBM gives a bin one byte, or two where there are more of them.
 _ONE_BYTE_BINS = 256
-# Beside the bins, measured (5 M rows, 1.0 M rows, one thread): label, the row's place in the tree, and for each score of
+# Beside the bins, measured at 1 M and 5 M rows: label, the row's place in the tree, and for each score of
 # a row the score itself, its gradients, and those once more in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24

@@ -1,0 +1,117 @@
+"""The work of a job that boosts: train, save, track, and challenge the champion."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from shoal.jobs import by_value, model_files, tracking
+from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
+from shoal.jobs.workplace import Workplace
+from shoal.training.user_code import UserCode
+
+if TYPE_CHECKING:
+    from shoal.jobs.tracking import Run
+    from shoal.training.request import TrainResult
+
+
+def work(spec: JobSpec, place: Workplace) -> JobResult:
+    """Do what the spec asks for.
+
+    Args:
+        spec: What is asked.
+        place: What is around.
+
+    Raises:
+        ShoalError: Whatever is the cause that there is no result.
+    """
+    from shoal.data.connector import DataConnector
+    from shoal.training.boosting import train
+
+    run, key = place.run, place.key
+    dataset = DataConnector.from_spec(spec.dataset)
+    user_code = UserCode() if spec.user_code is None else by_value.load_user_code(spec.user_code)
+    if run:
+        run.log_params({**_params(spec), **user_code.names()})
+        run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
+    trained = train(spec.to_request(), user_code=user_code, env=place.environment)
+    path = model_files.save(model_files.folder(key, spec.run_config.artifact_location), trained)
+    print(f"model of {trained.rows} rows in {path}", flush=True)
+    metrics = _final_metrics(trained)
+    version: str | None = None
+    promoted: bool | None = None
+    champion: ChampionResult | None = None
+    uri = path
+    if run:
+        run.log_rounds(trained.eval_results)
+        run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
+        sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
+        uri = run.log_model(trained.framework, trained.booster(), sample)
+        if spec.register_as:
+            outcome = _challenge(spec, place, run, trained, uri)
+            version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
+            metrics[f"holdout-{spec.register_as.metric}"] = outcome.value
+    return JobResult(
+        job_id=key.job_id,
+        attempt=key.attempt,
+        model_path=path,
+        model_digest=hashlib.sha256(trained.model).hexdigest(),
+        model_uri=uri,
+        metrics=metrics,
+        best_iteration=trained.best_iteration,
+        rows=trained.rows,
+        num_workers=trained.num_workers,
+        seconds=time.monotonic() - place.begun,
+        restarts=trained.restarts,
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
+        mlflow_run_id=run.run_id if run else None,
+        model_version=version,
+        promoted=promoted,
+        champion=champion,
+    )
+
+
+def _challenge(spec: JobSpec, place: Workplace, run: Run, trained: TrainResult, uri: str) -> Any:
+    from shoal.data.connector import DataConnector
+    from shoal.jobs import gate
+
+    register = spec.register_as
+    assert register is not None
+    holdout: DataConnector = DataConnector.from_spec(register.holdout)
+    value = gate.score(trained.booster(), holdout, spec.label_col, register.metric)
+    run.log_values({f"holdout-{register.metric}": value})
+    outcome = gate.challenge(
+        run.client,
+        place.store,
+        register,
+        uri,
+        value=value,
+        tags=place.tags,
+        score_champion=lambda champion: gate.score(gate.load(champion), holdout, spec.label_col, register.metric),
+    )
+    print(gate.describe(outcome, register), flush=True)
+    return outcome
+
+
+def _params(spec: JobSpec) -> dict[str, Any]:
+    return {
+        **spec.params,
+        "framework": spec.framework,
+        "n_estimators": spec.n_estimators,
+        "input_cols": ", ".join(spec.input_cols),
+        "label_col": spec.label_col,
+        **({"categorical_cols": ", ".join(spec.categorical_cols)} if spec.categorical_cols else {}),
+        "num_workers": spec.scaling_config.num_workers,
+        "shoal.seed": spec.run_config.seed,
+    }
+
+
+def _final_metrics(trained: TrainResult) -> dict[str, float]:
+    """Of the best round with early stopping, else of the last."""
+    at = -1 if trained.best_iteration is None else trained.best_iteration
+    return {
+        tracking.metric_name(evaluated, metric): values[at]
+        for evaluated, series in trained.eval_results.items()
+        for metric, values in series.items()
+    }

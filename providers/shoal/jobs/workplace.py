@@ -1,0 +1,31 @@
+"""What a job's work has around it, on its pool's head."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from shoal.jobs.attempts import Key
+from shoal.jobs.tracking import Run
+from shoal.state import Store
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """One attempt's surroundings.
+
+    Attributes:
+        store: Where its row is.
+        key: Which attempt it is.
+        run: Its run in MLflow; None: it is not tracked.
+        tags: What tells whose run it is.
+        environment: What the workers need beside the data, handed to them as actor arguments.
+        begun: When it began, by the monotonic clock.
+    """
+
+    store: Store
+    key: Key
+    run: Run | None
+    tags: dict[str, str]
+    environment: dict[str, str]
+    begun: float = field(default_factory=time.monotonic)

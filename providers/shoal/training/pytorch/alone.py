@@ -1,0 +1,82 @@
+"""Running a function in this process as a worker would, for a debugger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from shoal.data.connector import DataConnector
+from shoal.training.pytorch.context import Context, set_context
+from shoal.training.pytorch.environment import Machine, environments
+
+_THREADS = 1
+
+
+def run_local(
+    function: Callable[..., Any],
+    *args: Any,
+    dataset_map: Mapping[str, DataConnector] | None = None,
+    hyper_params: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Calls a function here, as rank 0 of 1, with the environment and the context that a worker has.
+
+    Breakpoints work, nothing is pickled, and no pool is needed.
+
+    Args:
+        function: What to call.
+        args: Its arguments.
+        dataset_map: What ``get_context().get_dataset_map()`` hands out.
+        hyper_params: What ``get_context().get_hyper_params()`` returns.
+        kwargs: Its arguments by name.
+
+    Returns:
+        What it returned.
+
+    Example:
+        >>> from shoal.distributors.pytorch import get_context, run_local
+        >>> run_local(lambda: get_context().get_world_size())
+        1
+    """
+    machine = Machine("here", "127.0.0.1", port=_free_port())
+    [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
+    # Here nobody has opened the store: rank 0 does so itself, as under torchrun without an agent.
+    del environment["TORCHELASTIC_USE_AGENT_STORE"]
+    with _environment(environment):
+        set_context(Context(dataset_map, hyper_params))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_context(None)
+            _leave_group()
+
+
+def _leave_group() -> None:
+    import sys
+
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

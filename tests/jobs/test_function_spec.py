@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.data import DataConnector, ShardedDataConnector
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, staging
+from shoal.jobs.function_work import _program
+from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
+
+FUNCTION = "shoal.training.pytorch.context:get_context"
+
+
+def test_a_spec_is_told_by_its_framework() -> None:
+    assert isinstance(parse_spec({"framework": "pytorch", "train_func": FUNCTION}), FunctionJobSpec)
+    boosting = {"dataset": {"paths": ["/x"]}, "input_cols": ["a"], "label_col": "y"}
+    assert isinstance(parse_spec(boosting), JobSpec)
+    assert isinstance(parse_spec({**boosting, "framework": "lightgbm"}), JobSpec)
+    with pytest.raises(InvalidArgumentError, match="framework"):
+        parse_spec({**boosting, "framework": "keras"})
+
+
+def test_it_survives_its_row(tmp_path: Path) -> None:
+    spec = FunctionJobSpec(
+        train_func=FUNCTION,
+        dataset_map={"train": ShardedDataConnector.from_parquet(tmp_path), "test": DataConnector.from_parquet("/x")},
+        hyper_params={"rate": 0.1, "sizes": [1, 2]},
+        scaling_config=SpreadScalingConfig(num_workers=3),
+    ).completed("retrain", {"MLFLOW_TRACKING_URI": "http://mlflow"})
+    again = parse_spec(json.loads(json.dumps(spec.document())))
+    assert again == spec
+    assert again.run_config.pool_name == "retrain"
+    assert [dataset.sharded for dataset in again.datasets()] == [True, False]
+    assert parse_spec(FunctionJobSpec(train_func=FUNCTION).document()).scaling_config == PyTorchScalingConfig()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "train_func names the function"),
+        ({"train_func": "train"}, 'train_func must look like pkg.module:name, not "train"'),
+        ({"train_func": FUNCTION, "program": "/x"}, "train_func names the function"),
+        ({"train_func": FUNCTION, "epochs": 3}, "epochs"),
+        ({"train_func": FUNCTION, "run_config": {"job_id": "a/b"}}, "a/b"),
+        ({"train_func": FUNCTION, "scaling_config": {"num_nodes": 0}}, "num_nodes"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        parse_spec({"framework": "pytorch", **fields})
+
+
+def test_the_same_function_is_the_same_question_however_it_was_pickled() -> None:
+    one, other = (FunctionJobSpec(name="train", program=f"/_code/{digest}") for digest in ("aa", "bb"))
+    assert staging.question(one) == staging.question(other)
+    assert staging.question(one) != staging.question(one.model_copy(update={"hyper_params": {"rate": 1}}))
+
+
+def test_a_function_is_found_by_its_name_or_its_program(tmp_path: Path) -> None:
+    import cloudpickle
+
+    program = cloudpickle.loads(_program(FunctionJobSpec(train_func=FUNCTION)))
+    assert program().get_rank() == 0
+    with pytest.raises(InvalidArgumentError, match=r"train_func no_such_package:x: No module named"):
+        _program(FunctionJobSpec(train_func="no_such_package:x"))
+    with pytest.raises(InvalidArgumentError, match=r"train_func shoal.training.pytorch.context:x: .*no attribute"):
+        _program(FunctionJobSpec(train_func="shoal.training.pytorch.context:x"))
+    with pytest.raises(JobError, match="cannot be read"):
+        _program(FunctionJobSpec(program=str(tmp_path / "aa")))

@@ -1,0 +1,138 @@
+"""What the tests have workers run; it travels by value."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from shoal.distributors.pytorch import get_context
+
+TORCHRUN = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+
+
+def where() -> dict[str, Any]:
+    import torch
+
+    context = get_context()
+    (Path(context.get_model_dir()) / "same.txt").write_text("same")
+    (Path(context.get_model_dir()) / f"rank-{context.get_rank()}").mkdir()
+    (Path(context.get_model_dir()) / f"rank-{context.get_rank()}" / "mine.txt").write_text(str(os.getpid()))
+    context.get_metrics_reporter().log_metrics({"loss": torch.tensor(context.get_rank() + 0.5)})
+    print("hello from", context.get_rank())
+    print("and without an end", end="", file=sys.stderr)
+    return {
+        **{name: os.environ[name] for name in TORCHRUN},
+        "hyper": context.get_hyper_params(),
+        "asked": [
+            context.get_rank(), context.get_local_rank(), context.get_node_rank(), context.get_world_size(),
+            context.get_local_world_size(), context.get_master_addr(), context.get_master_port(),
+        ],
+        "threads": torch.get_num_threads(),
+        "own": os.environ.get("TEST_OWN"),
+    }  # fmt: skip
+
+
+def rows_seen() -> tuple[list[float], int]:
+    """This rank's part of "sharded", and how many rows it sees of "whole"."""
+    datasets = get_context().get_dataset_map()
+    mine = datasets["sharded"].get_shard().to_pandas()  # type: ignore[attr-defined]
+    return mine["a"].tolist(), len(datasets["whole"].to_pandas())
+
+
+def train(steps: int, batch: int, *, deed: str = "", at: int = -1, folder: str = "") -> list[float]:
+    """A small regression by DDP with full batches of `batch` rows over all ranks; returns the losses that it saw.
+
+    At step `at`, rank 1 does something to itself, the first time.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    context = get_context()
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)))
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    start, losses = 0, []
+    if (state := context.get_checkpoint()) is not None:
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        start, losses = state["step"], state["losses"]
+    rank, world = context.get_rank(), context.get_world_size()
+    for step in range(start, steps):
+        data = torch.Generator().manual_seed(step)
+        x = torch.randn(batch, 4, generator=data)
+        y = x.sum(1, keepdim=True)
+        mine = slice(rank * batch // world, (rank + 1) * batch // world)
+        if step == at and rank == 1 and not Path(folder, "done").exists():
+            Path(folder, "done").write_text(str(os.getpid()))
+            _do(deed)
+        loss = torch.nn.functional.mse_loss(model(x[mine]), y[mine])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        whole = loss.detach()
+        torch.distributed.all_reduce(whole)
+        losses.append(float(whole) / world)
+        context.save_checkpoint(
+            {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1, "losses": losses},
+            {"loss": losses[-1]},
+        )
+    if rank == 0:
+        torch.save(model.module.state_dict(), Path(context.get_model_dir(), "model.pt"))
+    return losses
+
+
+def _do(deed: str) -> None:
+    if deed == "raise":
+        raise ZeroDivisionError("on purpose")
+    os.kill(os.getpid(), signal.SIGKILL if deed == "kill" else signal.SIGSTOP)
+
+
+def hang(folder: str) -> None:
+    Path(folder, "done").write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)
+
+
+def shard_fully() -> dict[str, Any]:
+    """FSDP2: a few steps, and the whole state dict on rank 0."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (get_context().get_world_size(),))
+    fully_shard(model, mesh=mesh)
+    optimiser = torch.optim.SGD(model.parameters(), 0.05)
+    losses = []
+    for step in range(20):
+        x = torch.randn(64, 4, generator=torch.Generator().manual_seed(step))
+        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    local = sum(parameter.to_local().numel() for parameter in model.parameters())
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {"losses": losses, "local": local, "whole": {name: tuple(value.shape) for name, value in whole.items()}}
+
+
+def unpicklable() -> Any:
+    return (number for number in range(3))
+
+
+def sum_of_ranks(start: float) -> float:
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    total = torch.tensor(float(torch.distributed.get_rank()))
+    torch.distributed.all_reduce(total)
+    return start + float(total)

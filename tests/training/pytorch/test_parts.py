@@ -1,0 +1,287 @@
+"""What a function's run is made of, without a gang."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.data import DataConnector
+from shoal.distributors.pytorch import (
+    PyTorchDistributor,
+    PyTorchScalingConfig,
+    TorchDistributor,
+    WorkerResourceConfig,
+    get_context,
+    run_local,
+)
+from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.training.pytorch import model_dir
+from shoal.training.pytorch.checkpoints import Checkpoints
+from shoal.training.pytorch.console import tagged_output
+from shoal.training.pytorch.context import Context
+from shoal.training.pytorch.environment import Machine, environments
+from shoal.training.pytorch.model_dir import Destination, shared_out
+from shoal.training.pytorch.program import MAX_BYTES, Program, Script
+from shoal.training.pytorch.progress import Metrics
+from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, lay_out
+from shoal.training.scaling import Node
+
+ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
+GPUS: list[Node] = [{"name": "a", "cpus": 8, "gpus": 2}, {"name": "b", "cpus": 8, "gpus": 0}]
+
+
+def of(nodes: int, per_node: int = 1, cpus: int = 1, gpus: int = 0) -> PyTorchScalingConfig:
+    each = WorkerResourceConfig(num_cpus=cpus, num_gpus=gpus)
+    return PyTorchScalingConfig(num_nodes=nodes, num_workers_per_node=per_node, resource_requirements_per_worker=each)
+
+
+def spread(workers: int, cpus: int = 1, gpus: int = 0) -> SpreadScalingConfig:
+    each = WorkerResourceConfig(num_cpus=cpus, num_gpus=gpus)
+    return SpreadScalingConfig(num_workers=workers, resource_requirements_per_worker=each)
+
+
+def test_workers_are_laid_out_on_nodes_that_have_room() -> None:
+    assert lay_out(of(2), ONE_CPU) == Layout(2, 1, 1, 0)
+    assert lay_out(of(-1), ONE_CPU).num_workers == 2
+    assert lay_out(of(-1, 2, 1, 1), GPUS) == Layout(2, 2, 1, 1)
+    assert lay_out(of(1, 5, 0), ONE_CPU).num_workers == 5
+    assert lay_out(spread(9), GPUS) == Layout(9, None, 1, 0)
+    assert lay_out(spread(2, 0, 1), GPUS) == Layout(2, None, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (of(3), r"num_nodes=3 of 1 CPU for each worker is more than there is room for, 2 .* shoal.scale_cluster"),
+        (of(1, 2), r"num_workers_per_node=2 of 1 CPU .* room for, 1 \(n0: 1 CPUs"),
+        (of(1, 1, 1, 1), "num_workers_per_node=1 of 1 CPU and 1 GPU for each worker"),
+        (of(-1, 1, 2), "num_workers_per_node=1 of 2 CPUs"),
+        (spread(3), "num_workers=3 of 1 CPU .* room for, 2 "),
+    ],
+)
+def test_what_does_not_fit_is_refused(config: AnyScaling, says: str) -> None:
+    with pytest.raises(CapacityError, match=says):
+        lay_out(config, ONE_CPU)
+
+
+def test_clamping_takes_what_there_is_but_something_there_must_be() -> None:
+    with pytest.warns(UserWarning, match="num_nodes=3 .* reduced to 2"):
+        assert lay_out(of(3), ONE_CPU, clamp=True).num_workers == 2
+    with pytest.warns(UserWarning, match="num_workers_per_node=4 of 0 CPUs and 1 GPU .* reduced to 2"):
+        assert lay_out(of(1, 4, 0, 1), GPUS, clamp=True) == Layout(2, 2, 0, 1)
+    with pytest.raises(CapacityError):
+        lay_out(of(1, 1, 1, 1), ONE_CPU, clamp=True)
+
+
+@pytest.mark.parametrize("wrong", [{"num_nodes": 0}, {"num_workers_per_node": 0}, {"nodes": 2}])
+def test_a_wrong_config_is_refused_by_name(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        PyTorchScalingConfig(**wrong)
+
+
+def test_the_environment_is_torchruns() -> None:
+    machines = [
+        Machine("a", "10.0.0.1", ("3",), 29500),
+        Machine("a", "10.0.0.1", ("1",)),
+        Machine("b", "10.0.0.2", ("0",)),
+        Machine("b", "10.0.0.2", ("2",)),
+    ]
+    found = environments(machines, threads=2, restarts=1, max_restarts=3)
+    assert [each["RANK"] for each in found] == ["0", "1", "2", "3"]
+    assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "0", "1"]
+    assert [each["GROUP_RANK"] for each in found] == ["0", "0", "1", "1"]
+    assert {each["LOCAL_WORLD_SIZE"] for each in found} == {"2"}
+    assert {each["MASTER_ADDR"] + ":" + each["MASTER_PORT"] for each in found} == {"10.0.0.1:29500"}
+    # cuda:{LOCAL_RANK} is the worker's own.
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["3,1", "3,1", "0,2", "0,2"]
+    assert found[0]["TORCHELASTIC_RESTART_COUNT"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environments([Machine("a", "::1")], threads=1, restarts=0, max_restarts=0)[0]
+
+
+def test_outside_of_a_gang_one_is_rank_0_of_1(capsys: pytest.CaptureFixture[str]) -> None:
+    context = Context()
+    assert (context.get_rank(), context.get_world_size(), context.get_node_rank()) == (0, 1, 0)
+    assert context.get_dataset_map() == {}
+    assert context.get_checkpoint() is None
+    context.save_checkpoint({"step": 3}, {"loss": 0.25})
+    assert context.get_checkpoint() == {"step": 3}
+    assert capsys.readouterr().out == "loss: 0.25\n"
+    assert os.path.isdir(context.get_model_dir())
+    os.rmdir(context.get_model_dir())
+    assert get_context() is get_context()
+
+
+def test_a_metric_that_is_no_number_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgumentError, match='the metric "name" must be a number'):
+        Context().get_metrics_reporter().log_metrics({"name": "resnet"})
+
+
+def test_metrics_are_counted_by_rank_and_rank_0s_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[int, dict[str, float], int]] = []
+    with Metrics(lambda rank, values, step: seen.append((rank, values, step))) as metrics:
+        metrics.note(0, {"metrics": {"loss": 1.0}, "step": None})
+        metrics.note(1, {"metrics": {"loss": 2.0}, "step": None})
+        metrics.note(0, {"metrics": {"loss": 0.5}, "step": None})
+        metrics.note(0, {"metrics": {"accuracy": 0.9}, "step": 7})
+    assert [(rank, step) for rank, _, step in seen] == [(0, 0), (1, 0), (0, 1), (0, 7)]
+    assert metrics.last == {"loss": 0.5, "accuracy": 0.9}
+    assert capsys.readouterr().out == "step 0, loss: 1\n"  # the others would have come within 10 s of it
+
+
+def test_the_newest_checkpoint_is_kept_and_read(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path / "job"))
+    assert checkpoints.load() is None
+    assert checkpoints.latest() is None
+    for step in range(3):
+        checkpoints.save({"step": step, "weights": torch.full((2,), float(step))})
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["00000003.pt"]
+    # As a process that was killed while it wrote leaves it.
+    (tmp_path / "job" / "tmp123").write_bytes(b"half")
+    other = Checkpoints(str(tmp_path / "job"))
+    assert other.load()["step"] == 2
+    assert other.latest() == 3
+    other.remove()
+    other.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_go_to_any_filesystem() -> None:
+    checkpoints = Checkpoints("memory://bucket/job")
+    checkpoints.save({"step": 1})
+    checkpoints.save({"step": 2})
+    assert Checkpoints("memory://bucket/job").load() == {"step": 2}
+    checkpoints.remove()
+    assert checkpoints.latest() is None
+
+
+def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        folder = tmp_path / str(rank)
+        (folder / "deep").mkdir(parents=True)
+        (folder / "same").write_text("same")
+        (folder / "differs").write_text(str(rank))
+        (folder / "deep" / f"of-{rank}").write_text("x")
+    files = [model_dir.digests(tmp_path / str(rank)) for rank in (0, 1)]
+    parts = shared_out(files)
+    assert parts == [["deep/of-0", "differs", "same"], ["deep/of-1"]]
+    assert "differs in the model folder is not the same on all ranks: that of rank 0 is kept" in capsys.readouterr().out
+    destination = Destination(str(tmp_path / "out"), "job")
+    for text in ("1", "2"):  # the second run of a job replaces what the first has left
+        (tmp_path / "0" / "differs").write_text(text)
+        destination.prepare()
+        for rank, part in enumerate(parts):
+            model_dir.upload(tmp_path / str(rank), part, destination.staging)
+        final = Path(destination.commit([*parts[0], *parts[1]]))
+    assert final == tmp_path / "out" / "model" / "job"
+    assert sorted(path.relative_to(final).as_posix() for path in final.rglob("*") if path.is_file()) == [
+        "deep/of-0", "deep/of-1", "differs", "same",
+    ]  # fmt: skip
+    assert (final / "differs").read_text() == "2"
+    assert [path.name for path in (tmp_path / "out" / "model").iterdir()] == ["job"]
+
+
+def test_a_model_that_did_not_arrive_is_not_there(tmp_path: Path) -> None:
+    destination = Destination(str(tmp_path), "job")
+    destination.prepare()
+    with pytest.raises(TrainingError, match=r"1 files of the model, weights among them, did not arrive .* all nodes"):
+        destination.commit(["weights"])
+    destination.discard()
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_what_a_rank_prints_is_tagged_line_by_line() -> None:
+    lines: list[str] = []
+    with tagged_output(2, lines.append):
+        print("one\ntwo", end="")
+        print("!", file=sys.stdout)
+        print("10%\r50%\r100%", file=sys.stderr)
+        print("rest", end="")
+    assert lines == ["[rank 2] one", "[rank 2] two!", "[rank 2] 100%", "[rank 2] rest"]
+
+
+def test_a_function_is_checked_against_its_arguments() -> None:
+    def train(epochs: int, *, rate: float = 0.1) -> None: ...
+
+    assert Program.of(train, [1], {"rate": 0.2}).args == (1,)
+    with pytest.raises(InvalidArgumentError, match="train: missing a required argument: 'epochs'"):
+        Program.of(train, [], {})
+    with pytest.raises(InvalidArgumentError, match="train: got an unexpected keyword argument 'rat'"):
+        Program.of(train, [1], {"rat": 0.2})
+    with pytest.raises(InvalidArgumentError, match="must be a function or the path of a script, not 3"):
+        PyTorchDistributor(3)  # type: ignore[arg-type]
+
+
+def test_large_data_in_a_closure_is_refused_with_advice() -> None:
+    data = np.zeros(MAX_BYTES, np.uint8)
+
+    def train() -> int:
+        return int(data.sum())
+
+    with pytest.raises(InvalidArgumentError, match=r"train takes 64 MiB along .* dataset_map"):
+        Program.of(train, [], {}).dumps()
+
+
+def test_a_script_travels_as_text_and_finds_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("def answer():\n    return 42\n")
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import sys\nfrom helper import answer\n"
+        "if __name__ == '__main__':\n    open(sys.argv[1], 'w').write(f'{answer()} {sys.argv[2:]}')\n"
+    )
+    argv, path = list(sys.argv), list(sys.path)
+    program = Program.of(script, [tmp_path / "out", 1.5], {})
+    script.unlink()
+    assert program() is None
+    assert (tmp_path / "out").read_text() == "42 ['1.5']"
+    assert (sys.argv, sys.path) == (argv, path)
+    with pytest.raises(InvalidArgumentError, match="no arguments by name: \\['epochs'\\]"):
+        Program.of(SCRIPT, [], {"epochs": 1})
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        Program.of(tmp_path / "no.py", [], {})
+
+
+SCRIPT = Path(__file__).with_name("script.py")
+
+
+@pytest.mark.parametrize(("code", "fails"), [("None", False), ("0", False), ("3", True), ("'no'", True)])
+def test_a_scripts_exit_code_counts(code: str, fails: bool) -> None:
+    script = Script("main.py", "/", f"raise SystemExit({code})")
+    if fails:
+        with pytest.raises(TrainingError, match=f"main.py exited with {code}"):
+            script()
+    else:
+        script()
+
+
+def test_run_local_is_rank_0_of_1_with_a_process_group(tmp_path: Path) -> None:
+    before = dict(os.environ)
+
+    def train(epochs: int) -> tuple[int, float, dict[str, object], list[str]]:
+        torch.distributed.init_process_group("gloo")
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        context = get_context()
+        return epochs, float(total), context.get_hyper_params(), list(context.get_dataset_map())
+
+    data = {"rows": DataConnector.from_parquet(tmp_path)}
+    assert run_local(train, 3, dataset_map=data, hyper_params={"rate": 1}) == (3, 1.0, {"rate": 1}, ["rows"])
+    assert not torch.distributed.is_initialized()
+    assert dict(os.environ) == before
+    with pytest.raises(ZeroDivisionError):
+        run_local(lambda: 1 / 0)
+    assert dict(os.environ) == before
+    assert get_context().get_hyper_params() == {}
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
+def test_a_wrong_number_of_processes_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="num_processes must be a positive number"):
+        TorchDistributor(wrong)

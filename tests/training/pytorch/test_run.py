@@ -1,0 +1,179 @@
+"""Functions and scripts in a real gang on two real Ray nodes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from shoal import RunConfig
+from shoal.data import DataConnector, ShardedDataConnector
+from shoal.distributors.pytorch import (
+    PyTorchDistributor,
+    PyTorchScalingConfig,
+    TorchDistributor,
+    WorkerResourceConfig,
+)
+from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
+from shoal.training.gang import lifeline
+from tests.training.pytorch import functions
+from tests.training.ray_cluster import ROWS, TwoNodes, alive
+
+pytestmark = pytest.mark.ray
+
+TWO = PyTorchScalingConfig(num_nodes=2)
+SCRIPT = Path(__file__).with_name("script.py")
+
+
+def distributor(
+    function: Any, tmp_path: Path, scaling: PyTorchScalingConfig = TWO, **config: Any
+) -> PyTorchDistributor:
+    return PyTorchDistributor(function, scaling, RunConfig(artifact_location=str(tmp_path), **config))
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_every_rank_knows_its_place_and_what_was_handed_to_it(
+    driver: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = distributor(functions.where, tmp_path, job_id="place").run(hyper_params={"lr": 0.1, "layers": [1, 2]})
+    first, second = run.get_results()
+    assert [place["RANK"] for place in (first, second)] == ["0", "1"]
+    assert [place["GROUP_RANK"] for place in (first, second)] == ["0", "1"]
+    for place in (first, second):
+        assert (place["WORLD_SIZE"], place["LOCAL_RANK"], place["LOCAL_WORLD_SIZE"]) == ("2", "0", "1")
+        assert place["MASTER_ADDR"] == "127.0.0.1"
+        assert place["MASTER_PORT"] == first["MASTER_PORT"] != "0"
+        asked = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        assert [str(value) for value in place["asked"]] == [place[name] for name in asked]
+        assert place["hyper"] == {"lr": 0.1, "layers": [1, 2]}
+        assert place["threads"] == 1
+    assert run.get_metrics() == {"loss": 0.5}
+    assert run.get_model_dir() == f"{tmp_path}/model/place"
+    assert left_in(tmp_path) == [f"model/place/rank-{rank}/mine.txt" for rank in (0, 1)] + ["model/place/same.txt"]
+    printed = capsys.readouterr().out.splitlines()
+    for rank in (0, 1):
+        assert f"[rank {rank}] hello from {rank}" in printed
+        assert f"[rank {rank}] and without an end" in printed
+    assert not alive([int(Path(run.get_model_dir(), f"rank-{rank}", "mine.txt").read_text()) for rank in (0, 1)])
+
+
+def test_a_sharded_connector_gives_each_rank_its_part_and_a_plain_one_all(
+    driver: TwoNodes, tmp_path: Path, rows: Path
+) -> None:
+    datasets = {"sharded": ShardedDataConnector.from_parquet(rows), "whole": DataConnector.from_parquet(rows)}
+    (first, all_of_first), (second, all_of_second) = (
+        distributor(functions.rows_seen, tmp_path).run(dataset_map=datasets).get_results()
+    )
+    assert all_of_first == all_of_second == ROWS
+    assert abs(len(first) - len(second)) <= 1_000
+    assert sorted(first + second) == sorted(datasets["whole"].to_pandas()["a"].tolist())
+
+
+def test_ddp_is_as_good_as_one_process_with_the_same_global_batch(driver: TwoNodes, tmp_path: Path) -> None:
+    run = distributor(functions.train, tmp_path, job_id="two").run(12, 64)
+    alone = distributor(functions.train, tmp_path, PyTorchScalingConfig(), job_id="one").run(12, 64)
+    np.testing.assert_allclose(run.get_results()[0], alone.get_results()[0], rtol=1e-4)
+    assert run.get_results()[0] == run.get_results()[1]
+    assert run.get_results()[0][-1] < 0.5 * run.get_results()[0][0]
+    models = [torch.load(Path(each.get_model_dir(), "model.pt")) for each in (run, alone)]
+    for name, values in models[0].items():
+        torch.testing.assert_close(values, models[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_torchrun_script_runs_unchanged(driver: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    distributor(SCRIPT, tmp_path).run("--epochs", 2, "--out", tmp_path / "trained.pt")
+    printed = capsys.readouterr().out
+    assert "[rank 0] world 2, epoch 1" in printed
+    assert torch.load(tmp_path / "trained.pt")["weight"].shape == (1, 4)
+    with pytest.raises(TrainingError, match=r"script.py exited with 2"):
+        distributor(SCRIPT, tmp_path).run("--wrong")
+
+
+def test_fsdp2_trains_on_cpus_and_gives_its_whole_state(driver: TwoNodes, tmp_path: Path) -> None:
+    first, second = distributor(functions.shard_fully, tmp_path).run().get_results()
+    assert first["losses"] == second["losses"]
+    assert first["losses"][-1] < 0.5 * first["losses"][0]
+    assert first["local"] + second["local"] == 4 * 16 + 16 + 16 + 1
+    assert first["whole"] == {"0.weight": (16, 4), "0.bias": (16,), "2.weight": (1, 16), "2.bias": (1,)}
+
+
+@pytest.mark.parametrize("deed", ["kill", pytest.param("stop", marks=pytest.mark.long)])
+def test_a_lost_worker_is_replaced_and_the_loss_goes_on(
+    driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deed: str
+) -> None:
+    monkeypatch.setattr(lifeline, "_SILENCE_SECONDS", 4.0)
+    expected = distributor(functions.train, tmp_path).run(10, 64).get_results()[0]
+    run = distributor(functions.train, tmp_path, max_restarts=1).run(10, 64, deed=deed, at=6, folder=str(tmp_path))
+    assert run.result.restarts == 1
+    assert run.get_results() == [expected, expected]
+    assert "going on from checkpoint 6 (restart 1 of 1)" in capsys.readouterr().out
+    assert not alive([int((tmp_path / "done").read_text())])
+    assert not (tmp_path / "checkpoints").exists() or not left_in(tmp_path / "checkpoints")
+
+
+def test_a_worker_that_is_lost_too_often_ends_the_run(driver: TwoNodes, tmp_path: Path) -> None:
+    with pytest.raises(WorkerLostError, match=r"rank 1 \(node b, pid \d+\) was lost"):
+        distributor(functions.train, tmp_path, job_id="lost").run(10, 64, deed="kill", at=2, folder=str(tmp_path))
+    assert left_in(tmp_path) == ["done"]
+
+
+def test_the_first_to_raise_is_the_cause_though_all_fail(driver: TwoNodes, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        TrainingError, match=r"rank 1 \(node b, pid \d+\) failed: ZeroDivisionError: on purpose"
+    ) as info:
+        distributor(functions.train, tmp_path).run(10, 64, deed="raise", at=2, folder=str(tmp_path))
+    assert time.monotonic() - began < 60
+    assert "in _do" in info.value.__notes__[0]
+    assert not alive([int((tmp_path / "done").read_text())])
+
+
+def test_a_run_ends_at_its_time_limit(driver: TwoNodes, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="time limit"):
+        distributor(functions.hang, tmp_path, PyTorchScalingConfig(), timeout=20).run(str(tmp_path))
+    assert not alive([int((tmp_path / "done").read_text())])
+
+
+def test_workers_may_share_a_node_and_claim_nothing(driver: TwoNodes, tmp_path: Path) -> None:
+    three = PyTorchScalingConfig(
+        num_workers_per_node=3, resource_requirements_per_worker=WorkerResourceConfig(num_cpus=0)
+    )
+    places = distributor(functions.where, tmp_path, three).run().get_results()
+    assert [place["LOCAL_RANK"] for place in places] == ["0", "1", "2"]
+    assert {place["LOCAL_WORLD_SIZE"] for place in places} == {"3"}
+    assert {place["GROUP_RANK"] for place in places} == {"0"}
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(driver: TwoNodes, tmp_path: Path, rows: Path) -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    with pytest.raises(CapacityError, match=r"num_nodes=3 .* more than there is room for, 2 .* shoal.scale_cluster"):
+        distributor(functions.where, tmp_path, PyTorchScalingConfig(num_nodes=3)).run()
+    with pytest.raises(InvalidArgumentError, match="missing a required argument: 'batch'"):
+        distributor(functions.train, tmp_path).run(3)
+    with pytest.raises(DataError, match='dataset "gone": '):
+        distributor(functions.where, tmp_path).run(dataset_map={"gone": DataConnector.from_parquet(tmp_path / "no")})
+    assert {process.pid for process in psutil.process_iter() if process.name().startswith("ray::Worker")} <= before
+
+
+def test_a_result_that_cannot_be_sent_is_told(driver: TwoNodes, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"rank [01] .* failed: .*pickle"):
+        distributor(functions.unpicklable, tmp_path).run()
+
+
+def test_torch_distributor_returns_the_first_ones_value(driver: TwoNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert TorchDistributor(2, local_mode=False, use_gpu=False).run(functions.sum_of_ranks, 10) == 11.0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "Started distributed training with 2 executor processes"
+    assert printed[-1] == "Finished distributed training with 2 executor processes"
+    assert TorchDistributor(3, use_gpu=False).run(functions.sum_of_ranks, 0) == 3.0
+    assert "Finished local training with 3 processes" in capsys.readouterr().out
+    with pytest.raises(CapacityError, match="num_workers_per_node=2 of 0 CPUs and 1 GPU for each worker"):
+        TorchDistributor(2).run(functions.sum_of_ranks, 0)
