@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from shoal.data.arrays import dtype_of
 from shoal.data.categories import category_type
 from shoal.data.plan import RowRange
 from shoal.errors import DataError, InvalidArgumentError
@@ -54,10 +55,7 @@ def validate_columns(
             _check_categorical(reference.path, name, schema.field(name).type)
         else:
             _check_numeric(reference.path, name, schema.field(name).type, "label" if name == label_col else "column")
-    if source.num_rows() == 0:
-        files = source.footers()
-        where = reference.path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
-        raise DataError(f"the dataset has no rows: {where}")
+    _check_any_row(source)
     partitions = source.partition_fields()
     for footer in source.footers():
         if footer.rows and footer is not reference:
@@ -67,8 +65,53 @@ def validate_columns(
             _check_any_value(source, name)
 
 
-def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
+def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -> dict[str, str]:
+    """Checks that columns exist, in one type that torch items can be made of, in every file that has rows.
+
+    Args:
+        source: The dataset.
+        columns: Names of columns; None: all there are.
+
+    Returns:
+        Column -> NumPy dtype of its values, in the order given; see :func:`shoal.data.arrays.dtype_of`.
+
+    Raises:
+        InvalidArgumentError: If `columns` contradicts itself.
+        DataError: If a file lacks a column or has it in another type, torch has nothing for a type, or there are no
+            rows.
+    """
+    import pyarrow as pa
+
+    if columns is not None:
+        _check_listed(columns)
+    _check_any_row(source)
+    path, schema = source.reference().path, source.schema()
+    names = schema.names if columns is None else list(columns)
+    dtypes = {}
+    for name in names:
+        _check_present(path, name, schema.names)
+        type_ = schema.field(name).type
+        dtype = dtype_of(type_)
+        if dtype is None:
+            advice = _advice(type_, "column") or "it has no value in any row: mend what writes it"
+            left = "" if advice.endswith("leave it out") else ", or leave it out"
+            raise DataError(
+                f'{path}: column "{name}" is of type {type_}, which cannot be trained on: {advice}{left} '
+                "(columns=[...] names those to read)"
+            )
+        dtypes[name] = dtype
+    text = [name for name in names if category_type(schema.field(name).type) == pa.large_string()]
+    check_same_schema(source, names, text)
+    return dtypes
+
+
+def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: Sequence[str] = ()) -> None:
     """Checks that every file that has rows holds the columns in the same types, so that their rows can be joined.
+
+    Args:
+        source: The dataset.
+        columns: Columns of it.
+        text_cols: Those that may be text in any way of storing it.
 
     Raises:
         DataError: Naming the first file that differs.
@@ -77,7 +120,7 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
     partitions = source.partition_fields()
     for footer in source.footers():
         if footer.rows and footer is not reference:
-            _check_like_reference(footer, reference, columns, partitions)
+            _check_like_reference(footer, reference, columns, partitions, text_cols)
 
 
 def check_categories(connector: DataConnector, types: Mapping[str, pa.DataType]) -> None:
@@ -185,6 +228,18 @@ def _column_names(
     return list(dict.fromkeys(names))
 
 
+def _check_listed(columns: Sequence[str]) -> None:
+    if isinstance(columns, str):
+        raise InvalidArgumentError(f'columns must be a list of column names: ["{columns}"], not "{columns}"')
+    if not columns:
+        raise InvalidArgumentError("columns is empty: name at least one, or leave it out to read all")
+    for name in columns:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
+        if list(columns).count(name) > 1:
+            raise InvalidArgumentError(f'"{name}" is twice in columns')
+
+
 def _check_present(path: str, name: str, present: Sequence[str]) -> None:
     if present.count(name) > 1:
         raise DataError(f'{path} has several columns called "{name}": rename all but one')
@@ -270,6 +325,13 @@ def _check_like_reference(
                 f'{footer.path}: column "{name}" is of type {type_}, but {expected} in {reference.path}: '
                 "write it in the same type in all files"
             )
+
+
+def _check_any_row(source: ParquetSource) -> None:
+    if source.num_rows() == 0:
+        files = source.footers()
+        where = source.reference().path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
+        raise DataError(f"the dataset has no rows: {where}")
 
 
 def _check_any_value(source: ParquetSource, name: str) -> None:

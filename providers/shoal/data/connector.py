@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
 
+    from shoal.data.torchdata import TorchDataset
+
 IngesterClass = type[ArrowIngester] | type[RayDataIngester]
 PathLike = str | os.PathLike[str]
 
@@ -304,6 +306,32 @@ class DataConnector:
         frame: pd.DataFrame = self._read(limit).to_pandas()
         return frame
 
+    def to_torch_dataset(
+        self,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        drop_last_batch: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> TorchDataset:
+        """Makes a torch ``IterableDataset`` of all rows, on every rank of a gang; a shard's has one rank's rows.
+
+        Args:
+            batch_size: Rows per item: a dict of column -> tensor ``[batch_size]``, or a list for text and bytes. None:
+                an item is a row, a dict of column -> int, float, bool, str or bytes.
+            shuffle: Whether each ``iter()`` is a new epoch in an order of its own, which the gang's seed and the rank
+                tell.
+            drop_last_batch: Whether a last batch of fewer rows is left out. Without `batch_size` it means nothing.
+            columns: Columns to hand out, in this order; all by default.
+
+        Returns:
+            A :class:`shoal.data.torchdata.TorchDataset`, to be handed to a DataLoader or read as it is.
+
+        Raises:
+            DataError: If a column is missing, torch has no type for it or files differ in it, or there are no rows.
+        """
+        everything = DataShard(self.ingester(), Shard(self.source.ranges()), current_shard())
+        return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns)
+
     def to_ray_dataset(self) -> Any:
         """Makes a lazy Ray Dataset of the same rows, in the same order.
 
@@ -366,4 +394,5 @@ class ShardedDataConnector(DataConnector):
             The shard of this process's rank, by the plan that all ranks make for themselves from the same footers.
         """
         here = current_shard()
-        return DataShard(self.ingester(), self.plan(here.world_size, here.seed)[here.rank], here)
+        plan = self.plan(here.world_size, here.seed)
+        return DataShard(self.ingester(), plan[here.rank], here, max(shard.rows for shard in plan))

@@ -18,6 +18,7 @@ class Ingester(Protocol):
 
     name: ClassVar[str]
     worker_cpu_fraction: ClassVar[float]
+    source: ParquetSource
 
     def __init__(self, source: ParquetSource) -> None: ...
 
