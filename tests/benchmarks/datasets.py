@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 
-_ROWS_PER_FILE = 500_000
+_GROUPS_PER_FILE = 10
 _ROWS_PER_GROUP = 50_000
 _VALUES_PER_GROUP = _ROWS_PER_GROUP * 28
 
@@ -26,6 +26,7 @@ class Data:
         files: Its Parquet files.
         features: Feature columns.
         label: Label column, to regress.
+        judged_by: File with the rows that models are judged by; not trained on, but for the flights.
         rows: Number of rows.
         rounds: Rounds of boosting that the benchmark trains.
     """
@@ -34,6 +35,7 @@ class Data:
     files: tuple[str, ...]
     features: tuple[str, ...]
     label: str
+    judged_by: str
     rows: int
     rounds: int
 
@@ -45,12 +47,14 @@ class Data:
 
 def flights(folder: Path) -> Data:
     """A year of real flights: 327,346 rows of 16 features."""
-    return Data("flights, 327 k x 16", tuple(month_files(range(1, 13), folder)), FEATURES, LABEL, 327_346, 100)
+    files = tuple(month_files(range(1, 13), folder))
+    return Data("flights, 327 k x 16", files, FEATURES, LABEL, files[0], 327_346, 100)
 
 
 def small(folder: Path) -> Data:
     """The flights of January, for warming up."""
-    return Data("January", tuple(month_files([1], folder)), FEATURES, LABEL, 26_398, 2)
+    [january] = month_files([1], folder)
+    return Data("January", (january,), FEATURES, LABEL, january, 26_398, 2)
 
 
 def synthetic(folder: Path, name: str, rows: int, columns: int, rounds: int) -> Data:
@@ -67,13 +71,16 @@ def synthetic(folder: Path, name: str, rows: int, columns: int, rounds: int) -> 
     features = tuple(f"f{i}" for i in range(columns))
     group = max(1_000, min(_ROWS_PER_GROUP, _VALUES_PER_GROUP // columns))
     files = []
-    for start in range(0, rows, _ROWS_PER_FILE):
-        path = folder / f"{start // _ROWS_PER_FILE:04}.parquet"
+    each = group * _GROUPS_PER_FILE
+    for start in range(0, rows, each):
+        path = folder / f"{start // each:04}.parquet"
         files.append(str(path))
         with pq.ParquetWriter(path, _schema(features)) as writer:
-            for at in range(start, min(start + _ROWS_PER_FILE, rows), group):
-                writer.write_table(_table(features, min(group, rows - at, start + _ROWS_PER_FILE - at), seed=at))
-    return Data(name, tuple(files), features, "y", rows, rounds)
+            for at in range(start, min(start + each, rows), group):
+                writer.write_table(_table(features, min(group, rows - at, start + each - at), seed=at))
+    judged_by = folder / "others.parquet"
+    pq.write_table(_table(features, group, seed=rows), judged_by)
+    return Data(name, tuple(files), features, "y", str(judged_by), rows, rounds)
 
 
 MAKE: dict[str, Callable[[Path], Data]] = {

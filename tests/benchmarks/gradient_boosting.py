@@ -99,8 +99,8 @@ def _turn(side: Side, warming: Data, data: Data, taken: Taken) -> None:
 
 
 def rmse(model: bytes, library: Library, data: Data) -> float:
-    """Of a model, on the first file."""
-    rows = pq.read_table(data.files[0], columns=[*data.features, data.label])
+    """Of a model, on the rows that models are judged by."""
+    rows = pq.read_table(data.judged_by, columns=[*data.features, data.label])
     features, label = to_matrix(rows, data.features), rows[data.label].to_numpy()
     if library == "xgboost":
         import xgboost
