@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
 
+_NO_PATHS = {"params", "hyper_params"}
+"""Fields of a spec that hold the user's own values, which are nobody's to change."""
+
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; its newest attempt is meant.")]
 
 
@@ -189,10 +192,6 @@ def _parse(
     if isinstance(given, dict):
         fields = {**fields, "run_config": {**given, **run_config}}
     return parse_spec({name: value if name in _NO_PATHS else _absolute(value) for name, value in fields.items()})
-
-
-_NO_PATHS = {"params", "hyper_params"}
-"""The user's own values, which are nobody's to change."""
 
 
 def _absolute(value: Any) -> Any:

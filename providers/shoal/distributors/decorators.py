@@ -17,6 +17,7 @@ from shoal.training.pytorch.scaling import (
     PyTorchScalingConfig,
     SpreadScalingConfig,
     WorkerResourceConfig,
+    fitting,
 )
 from shoal.training.run_config import RunConfig
 
@@ -85,9 +86,7 @@ class DistributedFunction(Generic[P, T]):
 
         pool = ComputePool(self._run_config.pool_name)
         [head, *_] = pool.get_nodes()
-        fits = [head["cpus"] // self._each.num_cpus] if self._each.num_cpus else []
-        fits += [head["gpus"] // self._each.num_gpus] if self._each.num_gpus else []
-        per_node = min(fits, default=self._num_workers)
+        per_node = fitting(head, self._each)
         if not per_node:
             raise InvalidArgumentError(
                 f"a worker of {self._each.num_cpus} CPUs and {self._each.num_gpus} GPUs does not fit on a node of pool "

@@ -253,7 +253,7 @@ SCRIPT = Path(__file__).with_name("script.py")
 
 @pytest.mark.parametrize(("code", "fails"), [("None", False), ("0", False), ("3", True), ("'no'", True)])
 def test_a_scripts_exit_code_counts(code: str, fails: bool) -> None:
-    script = Script("main.py", "/", f"raise SystemExit({code})")
+    script = Program(Script("main.py", "/", f"raise SystemExit({code})"))
     if fails:
         with pytest.raises(TrainingError, match=f"main.py exited with {code}"):
             script()

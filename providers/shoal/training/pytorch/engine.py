@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,10 @@ from shoal.training.gang.gang import WAIT_SECONDS, Gang, GangShape
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.progress import Metrics
+from shoal.training.pytorch.progress import Metrics, OnMetrics
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, RankStats
 from shoal.training.pytorch.scaling import lay_out
 from shoal.training.resilience import Resilience
-
-OnMetrics = Callable[[int, dict[str, float], int], None]
-"""Called with rank, values and step, for each time that a rank logs metrics."""
 
 
 def run(
@@ -103,9 +100,6 @@ class _Run:
         try:
             with self._metrics:
                 return self._resilience.run(self._attempt, checkpoint=self._whence, make_do=self._make_do)
-        except BaseException:
-            self._destination.discard()
-            raise
         finally:
             self._checkpoints.remove()
 
@@ -140,14 +134,7 @@ class _Run:
                 timeout=self._resilience.timeout,
                 on_note=self._metrics.note,
             )
-            self._destination.prepare()
-            parts = shared_out([outcome.files for outcome in outcomes])
-            gang.run(
-                worker.upload,
-                [(part, self._destination.staging) for part in parts],
-                timeout=self._resilience.timeout,
-            )
-            model_dir = self._destination.commit(path for part in parts for path in part)
+            model_dir = self._publish(gang, [outcome.files for outcome in outcomes])
             workers = tuple(
                 RankStats(info.rank, info.node, outcome.peak_rss_bytes)
                 for info, outcome in zip(gang.workers, outcomes, strict=True)
@@ -163,6 +150,20 @@ class _Run:
             seconds=time.monotonic() - self._began,
             workers=workers,
         )
+
+    def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
+        """Have the ranks upload their files, each one once; what an earlier run has left stays until then."""
+        from shoal.training.pytorch import worker
+
+        destination = self._destination
+        parts = shared_out(files)
+        destination.prepare()
+        try:
+            gang.run(worker.upload, [(part, destination.staging) for part in parts], timeout=self._resilience.timeout)
+            return destination.commit(path for part in parts for path in part)
+        except BaseException:
+            destination.discard()
+            raise
 
     def _whence(self) -> str:
         number = self._checkpoints.latest()

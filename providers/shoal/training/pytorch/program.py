@@ -51,11 +51,7 @@ class Script:
         return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
 
     def __call__(self) -> None:
-        """Runs it as ``python FILE ARGUMENTS`` would, in this process.
-
-        Raises:
-            TrainingError: If it exits with another code than 0.
-        """
+        """Runs it as ``python FILE ARGUMENTS`` would, in this process."""
         argv, path = sys.argv, list(sys.path)
         with tempfile.TemporaryDirectory(prefix="shoal-script-") as folder:
             file = Path(folder, self.name)
@@ -64,9 +60,6 @@ class Script:
             sys.path.insert(0, self.folder)
             try:
                 runpy.run_path(str(file), run_name="__main__")
-            except SystemExit as end:
-                if end.code not in (None, 0):
-                    raise TrainingError(f"{self.name} exited with {end.code!r}") from None
             finally:
                 sys.argv, sys.path[:] = argv, path
 
@@ -125,8 +118,17 @@ class Program:
         return content
 
     def __call__(self) -> Any:
-        """Calls it."""
-        return self.target(*self.args, **self.kwargs)
+        """Calls it.
+
+        Raises:
+            TrainingError: If it exits with another code than 0; it would end the worker, which would count as lost.
+        """
+        try:
+            return self.target(*self.args, **self.kwargs)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise TrainingError(f"{name_of(self.target)} exited with {end.code!r}") from None
+            return None
 
 
 def name_of(target: Any) -> str:

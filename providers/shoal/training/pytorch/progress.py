@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # As of a boosting: enough not to look like a hang, few enough to be read later.
 _SAY_EVERY_SECONDS = 10.0
 
+OnMetrics = Callable[[int, dict[str, float], int], None]
+"""Called with rank, values and step, for each time that a rank logs metrics."""
+
 
 class Metrics:
     """What a run's ranks have logged; as a context manager it ends the display.
@@ -29,7 +32,7 @@ class Metrics:
         last: The last value of each metric of rank 0.
     """
 
-    def __init__(self, on_metrics: Callable[[int, dict[str, float], int], None] | None = None) -> None:
+    def __init__(self, on_metrics: OnMetrics | None = None) -> None:
         self.last: dict[str, float] = {}
         self._on_metrics = on_metrics
         self._steps: Counter[int] = Counter()

@@ -92,14 +92,14 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
         CapacityError: If the active nodes cannot hold the workers.
     """
     each = config.resource_requirements_per_worker
-    fitting = [_fitting(node, each) for node in nodes]
+    fits = [fitting(node, each) for node in nodes]
     if isinstance(config, SpreadScalingConfig):
-        room = sum(fitting)
+        room = sum(fits)
         wanted = _limited("num_workers", config.num_workers, room, each, nodes, clamp)
         return Layout(wanted, None, each.num_cpus, each.num_gpus)
-    most = max(fitting, default=0)
+    most = max(fits, default=0)
     per_node = _limited("num_workers_per_node", config.num_workers_per_node, most, each, nodes, clamp)
-    roomy = sum(fit >= per_node for fit in fitting)
+    roomy = sum(fit >= per_node for fit in fits)
     wanted = roomy if config.num_nodes == -1 else _limited("num_nodes", config.num_nodes, roomy, each, nodes, clamp)
     return Layout(wanted * per_node, per_node, each.num_cpus, each.num_gpus)
 
@@ -108,7 +108,7 @@ _ANY_NUMBER = 1_000
 """Workers that claim nothing: as many on a node as anybody starts."""
 
 
-def _fitting(node: Node, each: WorkerResourceConfig) -> int:
+def fitting(node: Node, each: WorkerResourceConfig) -> int:
     """How many workers a node has room for."""
     cpus = node["cpus"] // each.num_cpus if each.num_cpus else _ANY_NUMBER
     return min(cpus, node["gpus"] // each.num_gpus if each.num_gpus else _ANY_NUMBER)

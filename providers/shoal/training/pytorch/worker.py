@@ -21,7 +21,6 @@ import psutil
 from shoal.data.connector import DataConnector
 from shoal.data.shard import set_current_shard
 from shoal.data.spec import DatasetSpec
-from shoal.errors import TrainingError
 from shoal.training import memory
 from shoal.training.context import get_context
 from shoal.training.gang.worker import PeerError
@@ -155,11 +154,6 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     try:
         with tagged_output(place.rank, place.log):
             value = cloudpickle.loads(assignment.program)()
-    except SystemExit as end:
-        # It would end the worker, which would count as lost.
-        if end.code not in (None, 0):
-            raise TrainingError(f"it exited with {end.code!r}") from None
-        value = None
     except Exception as error:
         if any(word in str(error) for word in _PEER_WORDS):
             raise PeerError(f"{type(error).__name__}: {error}") from error
