@@ -148,3 +148,8 @@ def alive(pids: list[int]) -> list[int]:
         except psutil.NoSuchProcess:
             continue
     return running
+
+
+def assert_ended(pids: list[int], seconds: float = 5) -> None:
+    """None of the processes is left: the kernel closes a process's sockets, which is what a driver sees, just before."""
+    wait_until(lambda: not alive(pids), f"processes {pids} to end", seconds)

@@ -16,7 +16,7 @@ from shoal.training.boosting import segment_length, train
 from shoal.training.gang.gang import Gang
 from shoal.training.request import TrainRequest
 from shoal.training.task import Segment
-from tests.training.ray_cluster import TwoNodes, alive, write_rows
+from tests.training.ray_cluster import TwoNodes, assert_ended, write_rows
 from tests.training.test_xgboost import request, spec
 
 SAMPLED = {"max_depth": 3, "subsample": 0.5, "colsample_bynode": 0.7}
@@ -74,7 +74,7 @@ def test_interrupted_and_resumed_it_is_the_same_model(
     assert resumed.model == whole.model
     assert (whole.restarts, resumed.restarts) == (0, 1)
     assert [segment.index for segment in losses.seen] == [0, 1, 1, 2]
-    assert not alive(losses.lost)
+    assert_ended(losses.lost)
 
 
 @pytest.mark.ray

@@ -19,7 +19,7 @@ from shoal.errors import DataError, TrainingError, WorkerLostError
 from shoal.training import boosting
 from shoal.training.gang.gang import Gang
 from shoal.training.request import Framework, TrainRequest
-from tests.training.ray_cluster import COLUMNS, TwoNodes, alive, write_rows
+from tests.training.ray_cluster import COLUMNS, TwoNodes, alive, assert_ended, write_rows
 from tests.training.sabotage import FIRST, Sabotage
 from tests.waiting import wait_until
 
@@ -78,7 +78,7 @@ class Attempt:
             *(companion.pid for companion in self.gang._companions.values()),
         ]
         # Their sockets are closed before the error is raised; the rest of an exit takes the kernel a few milliseconds.
-        wait_until(lambda: not alive(pids), "workers and tracker to end", 5)
+        assert_ended(pids)
 
 
 @pytest.fixture
@@ -207,4 +207,4 @@ def test_driver_killed(two_nodes: TwoNodes, rows: Path, tmp_path: Path, stage: s
     assert alive(pids) == pids
     process.kill()
     process.wait()
-    wait_until(lambda: not alive(pids), "workers and tracker to end", HANG_SECONDS)
+    assert_ended(pids, HANG_SECONDS)

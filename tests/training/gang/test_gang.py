@@ -16,7 +16,7 @@ from shoal.training.gang.gang import Gang, GangShape
 from shoal.training.gang.lifeline import Switchboard
 from shoal.training.gang.shared import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
-from tests.training.ray_cluster import TwoNodes, alive
+from tests.training.ray_cluster import TwoNodes, assert_ended
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -41,7 +41,7 @@ def raise_in(rank: int, error: Exception, others: str) -> None:
 
 def assert_gone(gang: Gang) -> None:
     # Their sockets are closed before `end` returns; the rest of an exit takes the kernel a few milliseconds.
-    wait_until(lambda: not alive([worker.pid for worker in gang.workers]), "the workers to end", 5)
+    assert_ended([worker.pid for worker in gang.workers])
 
 
 def test_ranks_follow_the_nodes_and_results_the_ranks(driver: TwoNodes) -> None:
@@ -223,7 +223,7 @@ with shared_gang(GangShape(2, 1.0)) as gang:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     # The gang ends before the driver does.
-    wait_until(lambda: not alive([int(pid) for pid in done.stdout.split()]), "the workers to end", 5)
+    assert_ended([int(pid) for pid in done.stdout.split()])
 
 
 def test_a_worker_that_dies_while_it_joins(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from shoal.errors import CapacityError, DataError, InvalidArgumentError, Trainin
 from shoal.training.gang import lifeline
 from shoal.training.gang.gang import Gang
 from tests.training.pytorch import functions
-from tests.training.ray_cluster import ROWS, TwoNodes, alive
+from tests.training.ray_cluster import ROWS, TwoNodes, assert_ended
 
 pytestmark = pytest.mark.ray
 
@@ -62,7 +62,7 @@ def test_every_rank_knows_its_place_and_what_was_handed_to_it(
     for rank in (0, 1):
         assert f"[rank {rank}] hello from {rank}" in printed
         assert f"[rank {rank}] and without an end" in printed
-    assert not alive([int(Path(run.get_model_dir(), f"rank-{rank}", "mine.txt").read_text()) for rank in (0, 1)])
+    assert_ended([int(Path(run.get_model_dir(), f"rank-{rank}", "mine.txt").read_text()) for rank in (0, 1)])
 
 
 def test_a_sharded_connector_gives_each_rank_its_part_and_a_plain_one_all(
@@ -115,7 +115,7 @@ def test_a_lost_worker_is_replaced_and_the_loss_goes_on(
     assert run.result.restarts == 1
     assert run.get_results() == [expected, expected]
     assert "going on from checkpoint 6 (restart 1 of 1)" in capsys.readouterr().out
-    assert not alive([int((tmp_path / "done").read_text())])
+    assert_ended([int((tmp_path / "done").read_text())])
     assert not (tmp_path / "checkpoints").exists() or not left_in(tmp_path / "checkpoints")
 
 
@@ -133,13 +133,13 @@ def test_the_first_to_raise_is_the_cause_though_all_fail(driver: TwoNodes, tmp_p
         distributor(functions.train, tmp_path).run(10, 64, deed="raise", at=2, folder=str(tmp_path))
     assert time.monotonic() - began < 60
     assert "in _do" in info.value.__notes__[0]
-    assert not alive([int((tmp_path / "done").read_text())])
+    assert_ended([int((tmp_path / "done").read_text())])
 
 
 def test_a_run_ends_at_its_time_limit(driver: TwoNodes, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="time limit"):
         distributor(functions.hang, tmp_path, PyTorchScalingConfig(), timeout=20).run(str(tmp_path))
-    assert not alive([int((tmp_path / "done").read_text())])
+    assert_ended([int((tmp_path / "done").read_text())])
 
 
 def test_workers_may_share_a_node_and_claim_nothing(driver: TwoNodes, tmp_path: Path) -> None:

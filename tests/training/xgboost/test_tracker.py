@@ -10,8 +10,7 @@ import pytest
 
 from shoal.errors import TrainingError
 from shoal.training.xgboost.tracker import Tracker
-from tests.training.ray_cluster import alive
-from tests.waiting import wait_until
+from tests.training.ray_cluster import assert_ended
 
 PARENT = """
 import threading
@@ -32,7 +31,7 @@ def test_serves_one_run_after_another_on_its_address() -> None:
         tracker.close()
     assert first["dmlc_tracker_uri"] == second["dmlc_tracker_uri"] == "127.0.0.1"
     assert first["dmlc_tracker_port"] != second["dmlc_tracker_port"]
-    assert not alive([tracker.pid])
+    assert_ended([tracker.pid])
     assert deaths.empty()
 
 
@@ -52,7 +51,7 @@ def test_it_ends_with_its_parent() -> None:
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    wait_until(lambda: not alive([pid]), "the tracker to end")
+    assert_ended([pid], 30)
 
 
 def test_an_address_that_is_not_ours() -> None:
