@@ -151,5 +151,5 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def assert_ended(pids: list[int], seconds: float = 5) -> None:
-    """None of the processes is left; the kernel closes a process's sockets, which a driver sees, just before its end."""
+    """None of them is left; the kernel closes the sockets of a process, which a driver sees, just before its end."""
     wait_until(lambda: not alive(pids), f"processes {pids} to end", seconds)
