@@ -3,9 +3,12 @@ from __future__ import annotations
 import functools
 import signal
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import cloudpickle
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowTaskTimeout
 from airflow.sdk.execution_time.comms import ErrorResponse
 
@@ -252,6 +255,66 @@ def test_a_task_that_times_out_takes_its_job_with_it(on_fake_head, spec, context
     with pytest.raises(AirflowTaskTimeout):
         operator.execute(context)
     assert [job.state for job in jobs.list_jobs()] == [JobState.CANCELLED]
+
+
+def asked() -> jobs.FunctionJobSpec:
+    """What the only job was asked for."""
+    (job,) = jobs.list_jobs()
+    return jobs.parse_spec(row(job).spec)
+
+
+def test_a_function_by_name_or_by_value_is_a_job(on_fake_head, context, tmp_path):
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    named = train(None, framework="pytorch", train_func="pkg.module:train", op_args=[3], op_kwargs={"rate": 0.1})
+    named.execute(context)
+    driver.join()
+    assert (asked().train_func, asked().args, asked().kwargs) == ("pkg.module:train", (3,), {"rate": 0.1})
+
+
+def test_a_callable_travels_with_its_arguments(on_fake_head, context, tmp_path):
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    others = {"hyper_params": {"rate": 0.1}, "run_config": {"artifact_location": str(tmp_path)}}
+    train(others, train_func=lambda times: times * 2, op_args=[4]).execute(context)
+    driver.join()
+    assert (asked().name, asked().hyper_params) == ("<lambda>", {"rate": 0.1})
+    assert cloudpickle.loads(Path(asked().program).read_bytes())() == 8
+
+
+def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context, monkeypatch):
+    from shoal.airflow.decorators import distributed_task
+
+    @distributed_task(num_workers=2, gpus=4, gpu_type="H100", pool_name=POOL, spec={"hyper_params": {"rate": 0.1}})
+    def everywhere(number, run_id=None):
+        return number
+
+    monkeypatch.setattr("shoal.jobs.load_results", lambda result: SimpleNamespace(results=(1, 2)))
+    with DAG("a_dag", schedule=None):
+        operator = everywhere(5).operator
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    assert operator.execute({**context, "run_id": "a_run"}) == [1, 2]
+    driver.join()
+    each = {"num_cpus": 1, "num_gpus": 2, "gpu_type": "H100"}
+    assert asked().scaling_config.model_dump() == {"num_workers": 2, "resource_requirements_per_worker": each}
+    assert asked().hyper_params == {"rate": 0.1}
+    program = cloudpickle.loads(Path(asked().program).read_bytes())
+    assert (program.args, program.kwargs) == ((5,), {"run_id": "a_run"})
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "task train does not say what to train"),
+        ({"train_func": 3}, "must be a function or the path of a script"),
+        ({"train_func": "nowhere.py"}, "nowhere.py.* cannot be read"),
+        ({"train_func": len, "framework": "xgboost"}, 'framework is "pytorch"'),
+        ({"train_func": len, "spec": {"hyper_parms": {}}}, "hyper_parms"),
+        ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "no train_func that takes them"),
+    ],
+)
+def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
+    with pytest.raises(InvalidArgumentError, match=says):
+        DistributedTrainOperator(task_id="train", pool_name=POOL, **given).execute(context)
+    assert on_fake_head.submissions == 0
 
 
 def test_a_wrong_spec_is_refused_by_name(on_fake_head, context):

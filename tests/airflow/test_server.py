@@ -17,7 +17,7 @@ from shoal.errors import ShoalError
 from shoal.examples.airflow_run import DAG_ID, DAGS
 from shoal.examples.flights import retraining_spec
 from shoal.examples.local_airflow import LocalAirflow
-from shoal.jobs import JobStatus
+from shoal.jobs import JobResult, JobStatus
 from shoal.state.schema import JobState
 from tests.examples.plain import plain_digest
 from tests.pool.looking import a_worker
@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.server, pytest.mark.ray]
 
 POOL = "local://server-tests?max_nodes=4"
-ANY, TIMED, JANITOR = "any_training", "timed_training", "pool_janitor"
+ANY, TIMED, JANITOR, FUNCTION = "any_training", "timed_training", "pool_janitor", "function_training"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,9 @@ def airflow(session_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folders = [DAGS, Path(__file__).parent / "server_dags"]
     try:
         with LocalAirflow(
-            tmp_path_factory.mktemp("airflow"), folders, {"AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL}
+            tmp_path_factory.mktemp("airflow"),
+            folders,
+            {"AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL, "AIRFLOW_VAR_SHOAL_NETWORKS_POOL": POOL},
         ) as airflow:
             ComputePool(POOL).up()
             yield airflow
@@ -125,6 +127,32 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
     for before, after in pairwise(results):
         champion = before["model_version"] if before["promoted"] else before["champion"]["version"]
         assert after["champion"]["version"] == champion
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_functions_of_the_dags_file_run_on_every_rank(airflow: LocalAirflow):
+    run = airflow.trigger(FUNCTION)
+
+    assert ended(airflow, FUNCTION, run) == "success", airflow.task_states(FUNCTION, run)
+
+    ranks = [{"rank": rank, "total": 3.0, "dag": FUNCTION, "run": run} for rank in (0, 1)]
+    assert airflow.returned(FUNCTION, run, "decorated") == ranks
+    assert airflow.returned(FUNCTION, run, "compare") is True
+    result = JobResult.model_validate(airflow.returned(FUNCTION, run, "operator"))
+    assert jobs.load_results(result).results == (6.0, 6.0)
+    wait_until(is_given_back, "the pool as it was")
+
+
+@pytest.mark.long
+def test_two_networks_are_trained_judged_and_registered(airflow: LocalAirflow):
+    run = airflow.trigger("train_networks", {"epochs": 15, "month": 2})
+
+    assert ended(airflow, "train_networks", run) == "success", airflow.task_states("train_networks", run)
+
+    digits, delays = (airflow.returned("train_networks", run, f"train_{name}") for name in ("digits", "delays"))
+    assert digits["metrics"]["holdout-accuracy"] > 0.9
+    assert delays["metrics"]["holdout-rmse"] < 25
+    assert digits["num_workers"] == delays["num_workers"] == 2
     wait_until(is_given_back, "the pool as it was")
 
 

@@ -28,7 +28,7 @@ def of_type(dag, *names):
 
 def test_no_file_fails_to_load(bag):
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"scheduled_retraining", "pool_janitor"}
+    assert set(bag.dags) == {"scheduled_retraining", "pool_janitor", "train_networks"}
 
 
 def test_ids_are_not_used_twice(bag):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from shoal.distributors import distributed
-from shoal.errors import InvalidArgumentError
+from shoal.distributors import distributed, ray_launch
+from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from tests.training.ray_cluster import TwoNodes
 
 FACTOR = 3
@@ -30,16 +30,49 @@ def test_it_is_called_here_as_ever() -> None:
         ({"num_workers": 0}, "num_workers=0"),
         ({"gpus": -1}, "gpus=-1"),
         ({"num_cpus": -1}, "num_cpus"),
+        ({"gpu_type": "H100"}, 'gpu_type="H100" is of GPUs'),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(wrong: dict[str, int], says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says):
         distributed(**wrong)
+    with pytest.raises(InvalidArgumentError, match=says):
+        ray_launch(**wrong)
 
 
 def test_parentheses_are_asked_for() -> None:
     with pytest.raises(InvalidArgumentError, match=r"@distributed\(\) with parentheses"):
         distributed(len)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"@ray_launch\(\) with parentheses"):
+        ray_launch(len)  # type: ignore[arg-type]
+
+
+@ray_launch(num_workers=2)
+def total(numbers: list[int]) -> tuple[int, bool]:
+    """Uses Ray as it likes, and its module's globals."""
+    import ray
+
+    @ray.remote
+    def tripled(number: int) -> int:
+        return number * FACTOR
+
+    return sum(ray.get([tripled.remote(number) for number in numbers])), ray.is_initialized()
+
+
+@pytest.mark.ray
+def test_a_function_is_launched_once_as_a_driver(driver: TwoNodes) -> None:
+    assert total.distributed([1, 2, 3]) == (18, True)
+    with pytest.raises(TrainingError, match="unsupported operand"):
+        total.distributed(["x", None])  # type: ignore[list-item]
+
+
+@pytest.mark.ray
+def test_gpus_of_a_type_that_no_node_has_are_refused(driver: TwoNodes) -> None:
+    @distributed(gpus=2, gpu_type="H100", remote=True)
+    def train() -> None: ...
+
+    with pytest.raises(CapacityError, match="num_workers=2 of 1 CPU and 1 H100 GPU"):
+        train.distributed()
 
 
 @pytest.mark.ray

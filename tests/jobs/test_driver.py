@@ -24,8 +24,8 @@ from shoal.jobs import (
     attempts,
     credentials,
     driver,
-    gate,
     load_training,
+    scoring,
     watchdog,
 )
 from shoal.jobs.attempts import Key, Order
@@ -242,7 +242,7 @@ class TestDriver:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         result = JobResult.model_validate(job.result)
         assert result.metrics["holdout-rmse"] < 1
-        assert gate.score(gate.load(f"models:/{name}/1"), held_out, "y", "rmse") == result.metrics["holdout-rmse"]
+        assert scoring.score(scoring.load(f"models:/{name}/1"), held_out, "y", "rmse") == result.metrics["holdout-rmse"]
         inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
         # Whole numbers with nulls are floats in pandas.
         assert [column.type.name for column in inputs] == ["string", "double", "double"]

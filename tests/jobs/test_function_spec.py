@@ -12,6 +12,7 @@ from shoal.jobs.function_work import _program
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
 
 FUNCTION = "shoal.training.pytorch.context:get_context"
+REGISTER = {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}, "label_col": "y"}
 
 
 def test_a_spec_is_told_by_its_framework() -> None:
@@ -29,11 +30,12 @@ def test_it_survives_its_row(tmp_path: Path) -> None:
         dataset_map={"train": ShardedDataConnector.from_parquet(tmp_path), "test": DataConnector.from_parquet("/x")},
         hyper_params={"rate": 0.1, "sizes": [1, 2]},
         scaling_config=SpreadScalingConfig(num_workers=3),
+        register={**REGISTER, "input_cols": ["a"]},
     ).completed("retrain", {"MLFLOW_TRACKING_URI": "http://mlflow"})
     again = parse_spec(json.loads(json.dumps(spec.document())))
     assert again == spec
     assert again.run_config.pool_name == "retrain"
-    assert [dataset.sharded for dataset in again.datasets()] == [True, False]
+    assert [dataset.sharded for dataset in again.datasets()] == [True, False, False]
     assert parse_spec(FunctionJobSpec(train_func=FUNCTION).document()).scaling_config == PyTorchScalingConfig()
 
 
@@ -43,6 +45,12 @@ def test_it_survives_its_row(tmp_path: Path) -> None:
         ({}, "train_func names the function"),
         ({"train_func": "train"}, 'train_func must look like pkg.module:name, not "train"'),
         ({"train_func": FUNCTION, "program": "/x"}, "train_func names the function"),
+        ({"program": "/x", "args": [1]}, "args and kwargs are of a function that is named"),
+        (
+            {"train_func": FUNCTION, "register": {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}}},
+            "label",
+        ),
+        ({"train_func": FUNCTION, "register": REGISTER, "tracking": None}, "register needs tracking"),
         ({"train_func": FUNCTION, "epochs": 3}, "epochs"),
         ({"train_func": FUNCTION, "run_config": {"job_id": "a/b"}}, "a/b"),
         ({"train_func": FUNCTION, "scaling_config": {"num_nodes": 0}}, "num_nodes"),

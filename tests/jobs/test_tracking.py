@@ -12,7 +12,7 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
-from shoal.jobs import Register, Tracking, gate
+from shoal.jobs import Register, Tracking, gate, scoring
 from shoal.jobs.gate import Outcome, is_better
 from shoal.jobs.spec import ChampionResult
 from shoal.jobs.tracking import Run, metric_name
@@ -140,9 +140,9 @@ class TestGate:
             store,
             register,
             run.log_model("xgboost", model, frame()[COLUMNS]),
-            value=gate.score(model, holdout, "y", "rmse"),
+            value=scoring.score(model, holdout, "y", "rmse"),
             tags={"shoal.job_id": "job"},
-            score_champion=lambda uri: gate.score(gate.load(uri), holdout, "y", "rmse"),
+            score_champion=lambda uri: scoring.score(scoring.load(uri), holdout, "y", "rmse"),
         )
 
     def test_first_worse_better_equal(self, run, store, holdout):
@@ -173,14 +173,14 @@ class TestGate:
             run.client.set_registered_model_alias(
                 "race", "champion", "2"
             )  # another is promoted while this one is scored
-            return gate.score(gate.load(uri), holdout, "y", "rmse")
+            return scoring.score(scoring.load(uri), holdout, "y", "rmse")
 
         outcome = gate.challenge(
             run.client,
             store,
             register,
             run.log_model("xgboost", model, frame()[COLUMNS]),
-            value=gate.score(model, holdout, "y", "rmse"),
+            value=scoring.score(model, holdout, "y", "rmse"),
             tags={},
             score_champion=score,
         )
@@ -202,16 +202,16 @@ class TestGate:
             store,
             Register(model="either", metric="rmse", holdout=holdout),
             uri,
-            value=gate.score(model, holdout, "y", "rmse"),
+            value=scoring.score(model, holdout, "y", "rmse"),
             tags={},
-            score_champion=lambda uri: gate.score(gate.load(uri), holdout, "y", "rmse"),
+            score_champion=lambda uri: scoring.score(scoring.load(uri), holdout, "y", "rmse"),
         )
         assert outcome.promoted
-        assert gate.score(gate.load("models:/either/2"), holdout, "y", "rmse") == pytest.approx(outcome.value)
+        assert scoring.score(scoring.load("models:/either/2"), holdout, "y", "rmse") == pytest.approx(outcome.value)
 
     def test_a_champion_that_is_gone_is_said(self, run):
-        with pytest.raises(JobError, match="the champion models:/nothing/1 cannot be loaded"):
-            gate.load("models:/nothing/1")
+        with pytest.raises(JobError, match="the model models:/nothing/1 cannot be loaded"):
+            scoring.load("models:/nothing/1")
 
     def test_the_outcome_in_words(self):
         register = Register(model="m", metric="auc", holdout=DatasetSpec(paths=("/x",)))
@@ -229,14 +229,14 @@ class TestScore:
     def test_a_model_takes_its_own_columns(self, holdout):
         model = booster(20, ["b", "a"])
 
-        assert gate.score(model, holdout, "y", "rmse") < 0.2
+        assert scoring.score(model, holdout, "y", "rmse") < 0.2
 
     def test_a_column_that_the_holdout_lacks(self, holdout):
         with pytest.raises(DataError, match="lacks what the model needs: target"):
-            gate.score(booster(1), holdout, "target", "rmse")
+            scoring.score(booster(1), holdout, "target", "rmse")
 
     def test_a_null_label(self, tmp_path):
         frame(10).assign(y=[None] + [1.0] * 9).to_parquet(tmp_path / "null.parquet")
 
         with pytest.raises(DataError, match='null labels in column "y"'):
-            gate.score(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"), "y", "rmse")
+            scoring.score(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"), "y", "rmse")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import cloudpickle
 import pytest
 from prefect import flow
 from prefect.runtime import flow_run
@@ -120,6 +122,33 @@ def test_cleaning_up_releases_what_the_run_claims(up):
 
     assert forgetful()["released"] is True
     assert up.describe().leases == ()
+
+
+def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
+    asked = []
+
+    def submit(spec, *, holder, key):
+        asked.append(spec)
+        raise JobFailedError("job failed: no rank is left")
+
+    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+
+    @flow
+    def train():
+        others = {"run_config": {"artifact_location": str(tmp_path)}, "hyper_params": {"rate": 0.1}}
+        by_value = distributed_train(
+            others, train_func=pow, args=[2], kwargs={"exp": 3}, pool_name="tiny", return_state=True
+        )
+        by_name = distributed_train(
+            framework="pytorch", train_func="pkg.module:train", args=[3], pool_name="tiny", return_state=True
+        )
+        return by_value.is_failed() and by_name.is_failed()
+
+    assert train()
+    by_value, by_name = asked
+    assert cloudpickle.loads(Path(by_value.program).read_bytes())() == 8
+    assert (by_value.name, by_value.hyper_params, by_value.run_config.pool_name) == ("pow", {"rate": 0.1}, "tiny")
+    assert (by_name.train_func, by_name.args) == ("pkg.module:train", (3,))
 
 
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):

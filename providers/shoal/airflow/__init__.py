@@ -25,6 +25,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.operators"]}],
         "sensors": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.sensors"]}],
+        "task-decorators": [{"name": "distributed", "class-name": "shoal.airflow.decorators.distributed_task"}],
         "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
         "connection-types": [
             {

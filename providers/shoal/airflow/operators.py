@@ -11,12 +11,13 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow.hooks import ENGINE, holder_of
+from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import FunctionJobSpec, JobSpec
+    from shoal.jobs import FunctionJobSpec, JobResult, JobSpec, TrainFunc
 
 
 _ENDED = ("success", "failed")
@@ -103,25 +104,54 @@ class DistributedTrainOperator(PoolOperator):
     when it has ended well meanwhile, and otherwise makes a new attempt. A task that is marked or cleared, or times out,
     takes its job with it.
 
-    :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one as a dict. (templated)
+    :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one as a dict; beside `train_func` the other fields,
+        such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
+    :param framework: What trains, where `spec` does not say.
+    :param train_func: A function that runs in every worker: itself, by value; its name ``pkg.module:name``; or a
+        script's path.
+    :param op_args: Its arguments; of a script, its command line. (templated)
+    :param op_kwargs: Its arguments by name. (templated)
     :param pool_name: Name of a pool, or its URI; by default what the spec says. (templated)
     :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
     """
 
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec")
-    template_fields_renderers = {"spec": "json"}  # noqa: RUF012 - Airflow's own shape
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec", "op_args", "op_kwargs")
+    template_fields_renderers = {"spec": "json", "op_args": "py", "op_kwargs": "py"}  # noqa: RUF012 - Airflow's own shape
+    shallow_copy_attrs: Sequence[str] = ("train_func",)
 
-    def __init__(self, *, spec: JobSpec | FunctionJobSpec | Mapping[str, Any] | XComArg, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        spec: JobSpec | FunctionJobSpec | Mapping[str, Any] | XComArg | None = None,
+        framework: str | None = None,
+        train_func: TrainFunc | None = None,
+        op_args: Sequence[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        if spec is None and train_func is None:
+            raise InvalidArgumentError(
+                f"task {self.task_id} does not say what to train: give it a spec or a train_func"
+            )
         self.spec = spec
+        self.framework = framework
+        self.train_func = train_func
+        self.op_args = op_args or []
+        self.op_kwargs = op_kwargs or {}
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit or attach, and wait."""
-        from shoal.jobs import parse_spec, submit
-        from shoal.jobs.spec import AnySpec
+        return self.train(context).model_dump(mode="json")
 
-        given = self.spec
-        spec = given if isinstance(given, AnySpec) else parse_spec(cast("Mapping[str, Any]", given))
+    def train(self, context: Context) -> JobResult:
+        """Submit or attach, and wait."""
+        from shoal.jobs import spec_of, submit
+
+        given = cast("JobSpec | FunctionJobSpec | Mapping[str, Any] | None", self.spec)
+        spec = spec_of(
+            given, framework=self.framework, train_func=self.train_func, args=self.op_args, kwargs=self.op_kwargs
+        )
         if self.pool_name or self.compute_pool_conn_id:
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
             spec = spec.model_copy(update={"run_config": run_config})
@@ -137,7 +167,7 @@ class DistributedTrainOperator(PoolOperator):
             except BaseException as end:  # killed, or past its execution_timeout
                 handle.cancel(str(end) or f"task {self.task_id} was ended")
                 raise
-            return result.result().model_dump(mode="json")
+            return result.result()
 
 
 class CleanupPoolOperator(PoolOperator):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.distributors.decorators import distributed
+    from shoal.distributors.decorators import distributed, ray_launch
 
-__all__ = ["distributed"]
+__all__ = ["distributed", "ray_launch"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "distributed":
-        from shoal.distributors.decorators import distributed
+    if name in __all__:
+        from shoal.distributors import decorators
 
-        return distributed
+        return getattr(decorators, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

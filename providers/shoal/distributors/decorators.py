@@ -1,4 +1,4 @@
-"""`@distributed`: a function that can be called here, or in every worker of a gang."""
+"""`@distributed` and `@ray_launch`: a function that is called here, in every worker of a gang, or as a Ray driver."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors import where
@@ -18,42 +19,83 @@ from shoal.training.pytorch.scaling import (
     SpreadScalingConfig,
     WorkerResourceConfig,
     fitting,
+    spread,
 )
 from shoal.training.run_config import RunConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_CLAIMS_NOTHING = WorkerResourceConfig(num_cpus=0)
 
-class DistributedFunction(Generic[P, T]):
-    """A function that is called as ever, and in every worker of a gang by `.distributed`.
+
+@dataclass(frozen=True)
+class Site:
+    """Where a decorated function runs.
+
+    Args:
+        claim: What has to be there: workers, and what each claims.
+        remote: On a pool, which grows for the call, instead of on this node.
+        run_config: Under which limits.
+    """
+
+    claim: SpreadScalingConfig
+    remote: bool
+    run_config: RunConfig
+
+    def run(self, function: Callable[..., Any], args: Any, kwargs: Any, scaling: AnyScaling) -> tuple[Any, ...]:
+        """Calls a function in every worker, and waits for all; returns what each rank returned, by rank.
+
+        Args:
+            function: What to call.
+            args: Its arguments.
+            kwargs: Its arguments by name.
+            scaling: The workers that call it.
+        """
+        program = Program.of(function, args, kwargs).dumps()
+        request = FunctionRequest(name=name_of(function), scaling=scaling, run_config=self.run_config)
+        with self._nodes():
+            run = where.run_function if self.remote else where.run_function_here
+            return run(request, program).results
+
+    def _nodes(self) -> AbstractContextManager[Any]:
+        """The nodes that it takes, for as long as the call lasts."""
+        if not self.remote or where.is_connected():
+            return nullcontext()
+        from shoal.pool.api import ComputePool
+
+        pool = ComputePool(self.run_config.pool_name)
+        [head, *_] = pool.get_nodes()
+        each = self.claim.resource_requirements_per_worker
+        per_node = fitting(head, each)
+        if not per_node:
+            raise InvalidArgumentError(
+                f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
+                f'"{pool.name}", which has {head["cpus"]} and {head["gpus"]}'
+            )
+        return pool.lease(math.ceil(self.claim.num_workers / per_node))
+
+
+class _Decorated(Generic[P, T]):
+    """A function that is called as ever.
 
     Args:
         function: The function.
-        num_workers: Number of workers.
-        each: What each claims.
-        remote: Whether the workers are on a pool, which grows for the call, or on this node.
-        run_config: Where and under which limits to run.
+        site: Where it runs otherwise.
     """
 
-    def __init__(
-        self,
-        function: Callable[P, T],
-        num_workers: int,
-        each: WorkerResourceConfig,
-        remote: bool,
-        run_config: RunConfig,
-    ) -> None:
+    def __init__(self, function: Callable[P, T], site: Site) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._num_workers = num_workers
-        self._each = each
-        self._remote = remote
-        self._run_config = run_config
+        self._site = site
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls the function here."""
         return self._function(*args, **kwargs)
+
+
+class DistributedFunction(_Decorated[P, T]):
+    """A function that is called as ever, and in every worker of a gang by `.distributed`."""
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Calls the function in every worker, and waits for all.
@@ -67,38 +109,40 @@ class DistributedFunction(Generic[P, T]):
             ScaleError: If the pool could not grow; it is as it was.
             TrainingError: If a rank raised: the first to do so.
         """
-        program = Program.of(self._function, args, kwargs).dumps()
-        request = FunctionRequest(name=name_of(self._function), scaling=self._scaling(), run_config=self._run_config)
-        with self._nodes():
-            run = where.run_function if self._remote else where.run_function_here
-            return list(run(request, program).results)
+        claim = self._site.claim
+        on_one_node = PyTorchScalingConfig(
+            num_workers_per_node=claim.num_workers,
+            resource_requirements_per_worker=claim.resource_requirements_per_worker,
+        )
+        return list(self._site.run(self._function, args, kwargs, claim if self._site.remote else on_one_node))
 
-    def _scaling(self) -> AnyScaling:
-        if self._remote:
-            return SpreadScalingConfig(num_workers=self._num_workers, resource_requirements_per_worker=self._each)
-        return PyTorchScalingConfig(num_workers_per_node=self._num_workers, resource_requirements_per_worker=self._each)
 
-    def _nodes(self) -> AbstractContextManager[Any]:
-        """The nodes that it takes, for as long as the call lasts."""
-        if not self._remote or where.is_connected():
-            return nullcontext()
-        from shoal.pool.api import ComputePool
+class LaunchedFunction(_Decorated[P, T]):
+    """A function that is called as ever, and as a connected Ray driver by `.distributed`."""
 
-        pool = ComputePool(self._run_config.pool_name)
-        [head, *_] = pool.get_nodes()
-        per_node = fitting(head, self._each)
-        if not per_node:
-            raise InvalidArgumentError(
-                f"a worker of {self._each.num_cpus} CPUs and {self._each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}", which has {head["cpus"]} and {head["gpus"]}'
-            )
-        return pool.lease(math.ceil(self._num_workers / per_node))
+    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls the function once on the pool, where it may use Ray as it likes: tasks, actors, Ray Train, Ray Tune.
+
+        It claims nothing itself: all CPUs and GPUs are left to what it starts.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            InvalidArgumentError: If the function does not take the arguments, or something cannot be sent.
+            ScaleError: If the pool could not grow; it is as it was.
+            TrainingError: If it raised.
+        """
+        alone = SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=_CLAIMS_NOTHING)
+        result: T = self._site.run(self._function, args, kwargs, alone)[0]
+        return result
 
 
 def distributed(
     gpus: int = 0,
     num_workers: int | None = None,
     num_cpus: int = 1,
+    gpu_type: str | None = None,
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
@@ -108,6 +152,7 @@ def distributed(
         gpus: GPUs, of all workers together.
         num_workers: Number of workers; by default one per GPU, or one.
         num_cpus: CPUs that each worker claims.
+        gpu_type: Type that the GPUs must be of, as Ray names it (``H100``).
         remote: Run on the pool that the one rule names, which is leased for the call, grows for it where it has to, and
             is restored after it; instead of on this node.
         run_config: Where and under which limits to run.
@@ -125,12 +170,45 @@ def distributed(
     """
     if callable(gpus):
         raise InvalidArgumentError("write @distributed() with parentheses")
-    workers = num_workers if num_workers is not None else max(1, gpus)
-    if workers < 1 or gpus < 0 or gpus % workers:
-        raise InvalidArgumentError(f"gpus={gpus} cannot be divided among num_workers={workers}")
-    each = WorkerResourceConfig(num_cpus=num_cpus, num_gpus=gpus // workers)
+    claim = spread(gpus=gpus, num_workers=num_workers, num_cpus=num_cpus, gpu_type=gpu_type)
+    site = Site(claim, remote, run_config or RunConfig())
+    return lambda function: DistributedFunction(function, site)
 
-    def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
-        return DistributedFunction(function, workers, each, remote, run_config or RunConfig())
 
-    return decorate
+def ray_launch(
+    gpus: int = 0,
+    num_workers: int | None = None,
+    num_cpus: int = 1,
+    gpu_type: str | None = None,
+    remote: bool = False,
+    run_config: RunConfig | None = None,
+) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
+    """Lets a function be called once as a connected Ray driver, as ``f.distributed(...)``; ``f(...)`` calls it here.
+
+    Args:
+        gpus: GPUs that the pool is leased for.
+        num_workers: How many workers of the function's own, each of `num_cpus` and its share of `gpus`, the pool is
+            leased for; by default one per GPU, or one.
+        num_cpus: CPUs for each of them.
+        gpu_type: Type that the GPUs must be of, as Ray names it (``H100``).
+        remote: Run on the pool that the one rule names, which is leased for the call, grows for it where it has to, and
+            is restored after it; instead of on this node.
+        run_config: Where and under which limits to run.
+
+    Raises:
+        InvalidArgumentError: If the GPUs cannot be divided evenly, or a number is wrong.
+
+    Example:
+        >>> from shoal.distributors import ray_launch
+        >>> @ray_launch(num_workers=2)
+        ... def total(numbers):
+        ...     import ray
+        ...     return sum(ray.get([ray.remote(abs).remote(number) for number in numbers]))
+        >>> total.distributed([1, -2, 3])
+        6
+    """
+    if callable(gpus):
+        raise InvalidArgumentError("write @ray_launch() with parentheses")
+    claim = spread(gpus=gpus, num_workers=num_workers, num_cpus=num_cpus, gpu_type=gpu_type)
+    site = Site(claim, remote, run_config or RunConfig())
+    return lambda function: LaunchedFunction(function, site)

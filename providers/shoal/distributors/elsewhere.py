@@ -60,9 +60,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
     Raises:
         JobFailedError: A rank raised, or was lost; the message ends with the cause.
     """
-    import cloudpickle
-
-    from shoal.jobs import by_value, files, submit
+    from shoal.jobs import by_value, load_results, submit
     from shoal.jobs.function_spec import FunctionJobSpec
     from shoal.jobs.spec import Tracking
 
@@ -76,10 +74,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
             run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
             tracking=Tracking() if _tracked() else None,
         )
-        done = submit(spec).wait(on_log=say)
-        assert done.results_path is not None
-        result: FunctionResult = cloudpickle.loads(files.read(done.results_path))
-        return result
+        return load_results(submit(spec).wait(on_log=say))
 
 
 def _tracked() -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
-from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
+from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister, TrainFunc, parse_spec, spec_of
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
-from shoal.jobs.model_files import load_training
+from shoal.jobs.model_files import load_results, load_training
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
 from shoal.jobs.submission import attach, cancel, list_jobs, submit
 
@@ -13,6 +13,7 @@ __all__ = [
     "ChampionResult",
     "CleanupReport",
     "FunctionJobSpec",
+    "FunctionRegister",
     "JobHandle",
     "JobResult",
     "JobSpec",
@@ -20,12 +21,15 @@ __all__ = [
     "JobTimeoutError",
     "Register",
     "Tracking",
+    "TrainFunc",
     "attach",
     "cancel",
     "clean_up",
     "list_jobs",
+    "load_results",
     "load_training",
     "parse_spec",
+    "spec_of",
     "submit",
     "sweep",
 ]

@@ -6,13 +6,12 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from shoal.jobs import by_value, model_files, tracking
+from shoal.jobs import by_value, gate, model_files, tracking
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
 from shoal.jobs.workplace import Workplace
 from shoal.training.user_code import UserCode
 
 if TYPE_CHECKING:
-    from shoal.jobs.tracking import Run
     from shoal.training.request import TrainResult
 
 
@@ -49,7 +48,15 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
         uri = run.log_model(trained.framework, trained.booster(), sample)
         if spec.register_as:
-            outcome = _challenge(spec, place, run, trained, uri)
+            outcome = gate.enter(
+                place,
+                run,
+                spec.register_as,
+                model_uri=uri,
+                model=trained.booster(),
+                label_col=spec.label_col,
+                input_cols=spec.input_cols,
+            )
             version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
             metrics[f"holdout-{spec.register_as.metric}"] = outcome.value
     return JobResult(
@@ -70,28 +77,6 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         promoted=promoted,
         champion=champion,
     )
-
-
-def _challenge(spec: JobSpec, place: Workplace, run: Run, trained: TrainResult, uri: str) -> Any:
-    from shoal.data.connector import DataConnector
-    from shoal.jobs import gate
-
-    register = spec.register_as
-    assert register is not None
-    holdout: DataConnector = DataConnector.from_spec(register.holdout)
-    value = gate.score(trained.booster(), holdout, spec.label_col, register.metric)
-    run.log_values({f"holdout-{register.metric}": value})
-    outcome = gate.challenge(
-        run.client,
-        place.store,
-        register,
-        uri,
-        value=value,
-        tags=place.tags,
-        score_champion=lambda champion: gate.score(gate.load(champion), holdout, spec.label_col, register.metric),
-    )
-    print(gate.describe(outcome, register), flush=True)
-    return outcome
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Driver:
         if self._spec.tracking is None:
             return None
         if not tracking.available():
-            if self._spec.tracking.uri or (isinstance(self._spec, JobSpec) and self._spec.register_as):
+            if self._spec.tracking.uri or self._spec.register_as:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool: the run is not tracked", flush=True)
             return None

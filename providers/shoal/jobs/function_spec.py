@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec
-from shoal.jobs.spec import AnySpec, JobSpec
+from shoal.errors import InvalidArgumentError
+from shoal.jobs.spec import AnySpec, JobSpec, Register
 from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig
 
 _IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_NOT_STORED = "not stored yet"
+
+TrainFunc = Callable[..., Any] | str | os.PathLike[str]
+"""A function, its name as ``pkg.module:name``, or the path of a script."""
+
+
+class FunctionRegister(Register):
+    """How the model is registered that the function logs with ``mlflow.pytorch.log_model``."""
+
+    label_col: str = Field(min_length=1, description="Label column of the holdout.")
+    input_cols: tuple[str, ...] = Field(
+        default=(), description="Its feature columns, in the model's order; none: those that its signature names."
+    )
 
 
 class FunctionJobSpec(AnySpec):
@@ -27,14 +42,19 @@ class FunctionJobSpec(AnySpec):
     train_func: str | None = Field(
         default=None, description="The function as pkg.module:name; the nodes must have it installed."
     )
+    args: tuple[JsonValue, ...] = Field(default=(), description="Arguments of the function that is named.")
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict, description="Its arguments by name.")
     program: str | None = Field(
-        default=None, description="Where function and arguments lie, by value; a distributor writes them."
+        default=None, description="Where function and arguments lie, by value; `spec_of` or a distributor writes them."
     )
     dataset_map: dict[str, DatasetSpec] = Field(
         default_factory=dict, description="Datasets by name; connectors will do."
     )
     hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
     scaling_config: AnyScaling = Field(default_factory=PyTorchScalingConfig, description="Workers and their size.")
+    register_as: FunctionRegister | None = Field(
+        default=None, alias="register", description="Where the model goes that the function logs; none: nowhere."
+    )
 
     @field_validator("dataset_map", mode="before")
     @classmethod
@@ -49,19 +69,25 @@ class FunctionJobSpec(AnySpec):
             raise ValueError("train_func names the function as pkg.module:name")
         if self.train_func is not None and not _IMPORTABLE.fullmatch(self.train_func):
             raise ValueError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
+        if self.program is not None and (self.args or self.kwargs):
+            raise ValueError("args and kwargs are of a function that is named; the program has its own")
         return self
 
-    def datasets(self) -> Iterator[DatasetSpec]:
-        """All datasets that it names."""
+    def inputs(self) -> Iterator[DatasetSpec]:
+        """The datasets that it trains on or evaluates with."""
         yield from self.dataset_map.values()
 
     def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """The spec as a question; see :meth:`AnySpec.asked`."""
-        return self.model_copy(
-            update={
-                "dataset_map": {name: by_content(dataset) for name, dataset in self.dataset_map.items()},
-                "program": self.program and "by value",
-            }
+        return (
+            super()
+            .asked(by_content)
+            .model_copy(
+                update={
+                    "dataset_map": {name: by_content(dataset) for name, dataset in self.dataset_map.items()},
+                    "program": self.program and "by value",
+                }
+            )
         )
 
 
@@ -72,3 +98,48 @@ def parse_spec(fields: Mapping[str, Any]) -> JobSpec | FunctionJobSpec:
         InvalidArgumentError: Naming each field that is wrong.
     """
     return (FunctionJobSpec if fields.get("framework") == "pytorch" else JobSpec).parse(fields)
+
+
+def spec_of(
+    given: JobSpec | FunctionJobSpec | Mapping[str, Any] | None,
+    *,
+    framework: str | None = None,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> JobSpec | FunctionJobSpec:
+    """The spec that a task's arguments describe. A function that is no name is stored by value, with its arguments.
+
+    Args:
+        given: A spec, or its fields; beside `train_func` the fields that are not of the function itself.
+        framework: What trains, where the fields do not say.
+        train_func: The function.
+        args: Its arguments; of a script, its command line.
+        kwargs: Its arguments by name.
+
+    Raises:
+        InvalidArgumentError: Naming each field that is wrong, or what cannot be sent.
+    """
+    if train_func is None:
+        if args or kwargs:
+            raise InvalidArgumentError("arguments were given, and no train_func that takes them")
+        if given is None:
+            raise InvalidArgumentError("nothing says what to train: give a spec, or a train_func")
+        if not isinstance(given, Mapping):
+            return given
+        return parse_spec({**given, **({"framework": framework} if framework else {})})
+    if framework not in (None, "pytorch") or not isinstance(given, Mapping | None):
+        raise InvalidArgumentError(
+            'beside train_func, framework is "pytorch", and spec a dict of the other fields, such as hyper_params'
+        )
+    fields = dict(given or {})
+    if isinstance(train_func, str) and _IMPORTABLE.fullmatch(train_func):
+        return FunctionJobSpec.parse({**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}})
+    from shoal.jobs import by_value
+    from shoal.training.pytorch.program import Program, name_of
+
+    program = Program.of(train_func, args, kwargs or {})
+    # Wrong fields are told before anything is written.
+    spec = FunctionJobSpec.parse({"name": name_of(program.target), **fields, "program": _NOT_STORED})
+    stored = by_value.store(program.dumps(), spec.run_config.artifact_location)
+    return spec.model_copy(update={"program": stored})

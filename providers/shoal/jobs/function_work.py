@@ -8,11 +8,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import cloudpickle
-
-from shoal.errors import InvalidArgumentError
-from shoal.jobs import by_value, files, model_files
-from shoal.jobs.function_spec import FunctionJobSpec
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import by_value, files, gate, model_files, scoring
+from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister
+from shoal.jobs.gate import Outcome
 from shoal.jobs.spec import JobResult
 from shoal.jobs.workplace import Workplace
 from shoal.training.pytorch.program import Program
@@ -21,7 +20,6 @@ from shoal.training.pytorch.request import FunctionRequest
 if TYPE_CHECKING:
     from shoal.jobs.tracking import Run
 
-_RESULTS = "results.pkl"
 _SEND_EVERY_SECONDS = 1.0
 """A call to MLflow takes 10 ms and more, which is as long as many a step."""
 
@@ -86,16 +84,18 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
     program, root = _program(spec), files.root(location)
     with _Sender(tracked) as sender:
         answer = run(request, program, job_id=key.job_id, location=root, env=place.environment, on_metrics=sender.log)
-    results = f"{model_files.folder(key, location)}/{_RESULTS}"
-    files.write(results, cloudpickle.dumps(answer))
+    uri, outcome = answer.model_dir, None
+    if tracked and spec.register_as:
+        uri, outcome = _register(spec.register_as, place, tracked)
+    results = model_files.save_results(model_files.folder(key, location), answer)
     print(f"model folder of {answer.num_workers} workers in {answer.model_dir}", flush=True)
     return JobResult(
         job_id=key.job_id,
         attempt=key.attempt,
         model_path=answer.model_dir,
         model_digest=None,
-        model_uri=answer.model_dir,
-        metrics=answer.metrics,
+        model_uri=uri,
+        metrics={**answer.metrics, **_judged(spec, outcome)},
         best_iteration=None,
         rows=None,
         results_path=results,
@@ -104,10 +104,33 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
         mlflow_run_id=tracked.run_id if tracked else None,
-        model_version=None,
-        promoted=None,
-        champion=None,
+        model_version=outcome and outcome.version,
+        promoted=outcome and outcome.promoted,
+        champion=outcome and outcome.champion,
     )
+
+
+def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[str, Outcome]:
+    uri = run.logged_model()
+    if uri is None:
+        raise JobError(
+            f'the function logged no model, and register wants one for "{register.model}": have rank 0 call '
+            "mlflow.pytorch.log_model(model, name=..., signature=...)"
+        )
+    outcome = gate.enter(
+        place,
+        run,
+        register,
+        model_uri=uri,
+        model=scoring.load(uri),
+        label_col=register.label_col,
+        input_cols=register.input_cols,
+    )
+    return uri, outcome
+
+
+def _judged(spec: FunctionJobSpec, outcome: Outcome | None) -> dict[str, float]:
+    return {f"holdout-{spec.register_as.metric}": outcome.value} if spec.register_as and outcome else {}
 
 
 def _program(spec: FunctionJobSpec) -> bytes:
@@ -122,4 +145,4 @@ def _program(spec: FunctionJobSpec) -> bytes:
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
         raise InvalidArgumentError(f"train_func {spec.train_func}: {error}") from error
-    return Program.of(function, (), {}).dumps()
+    return Program.of(function, spec.args, spec.kwargs).dumps()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from shoal.errors import DataError, JobError
-from shoal.jobs import metrics
+from shoal.jobs import scoring
 from shoal.jobs.locks import store_lock
 from shoal.jobs.metrics import Mode
 from shoal.jobs.spec import ChampionResult, Register
+from shoal.jobs.tracking import Run
+from shoal.jobs.workplace import Workplace
 from shoal.state import Store
-from shoal.training.request import Framework
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-    from shoal.data.connector import DataConnector
 
 _LOCK_TTL_S = 120.0
 """What is done under the lock is two requests to MLflow, each of which gives up after 120 s at the latest by default;
@@ -62,26 +59,51 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     return challenger < champion if mode == "min" else challenger > champion
 
 
-def score(booster: Any, holdout: DataConnector, label_col: str, metric: str) -> float:
-    """The metric of a model on held-out data, whichever of the two it is.
+def enter(
+    place: Workplace,
+    run: Run,
+    register: Register,
+    *,
+    model_uri: str,
+    model: Any,
+    label_col: str,
+    input_cols: Sequence[str],
+) -> Outcome:
+    """Judge a model on the holdout, register it, and give it the alias if it is better than who has it.
+
+    Args:
+        place: What is around.
+        run: The run that it was logged in.
+        register: What to register it as, and how to compare.
+        model_uri: The challenger, logged already.
+        model: The same, loaded.
+        label_col: Label column of the holdout.
+        input_cols: Columns for a model that does not name what it takes.
 
     Raises:
-        DataError: The holdout lacks a column that the model needs, or has a null label.
+        DataError: The holdout lacks a column that a model needs, or has a null label.
+        JobError: The champion cannot be loaded.
     """
-    import numpy as np
+    from shoal.data.connector import DataConnector
 
-    from shoal.data.matrix import to_vector
+    holdout: DataConnector = DataConnector.from_spec(register.holdout)
 
-    # The challenger and the champion need not be of one library.
-    framework = type(booster).__module__.partition(".")[0]
-    prediction = importlib.import_module(f"shoal.training.{framework}.prediction")
-    columns = prediction.features_of(booster)
-    if missing := sorted({*columns, label_col} - set(holdout.schema().names)):
-        raise DataError(f"the holdout lacks what the model needs: {', '.join(missing)}")
-    labels = np.concatenate([to_vector(table, label_col) for table in holdout.iter_batches([label_col])])
-    if np.isnan(labels).any():
-        raise DataError(f'the holdout has null labels in column "{label_col}"')
-    return metrics.evaluate(metric, labels, prediction.predict_booster(booster, holdout, columns))
+    def judged(model: Any) -> float:
+        return scoring.score(model, holdout, label_col, register.metric, input_cols=input_cols)
+
+    value = judged(model)
+    run.log_values({f"holdout-{register.metric}": value})
+    outcome = challenge(
+        run.client,
+        place.store,
+        register,
+        model_uri,
+        value=value,
+        tags=place.tags,
+        score_champion=lambda uri: judged(scoring.load(uri)),
+    )
+    print(describe(outcome, register), flush=True)
+    return outcome
 
 
 def challenge(
@@ -136,27 +158,6 @@ def _champion(client: MlflowClient, register: Register) -> str | None:
 def _lock_name(client: MlflowClient, register: Register) -> str:
     registry = hashlib.sha256(client._registry_uri.encode()).hexdigest()[:12]
     return f"promote:{registry}:{register.model}:{register.alias}"[:255]
-
-
-def load(model_uri: str) -> Any:
-    """A registered model, as its library's own booster.
-
-    Raises:
-        JobError: Its files are gone, or it is a model of another kind.
-    """
-    import mlflow
-
-    try:
-        flavours = mlflow.models.get_model_info(model_uri).flavors
-        framework = next((name for name in get_args(Framework) if name in flavours), None)
-        if framework is None:
-            raise mlflow.MlflowException(f"it is none of {', '.join(get_args(Framework))}")
-        return importlib.import_module(f"mlflow.{framework}").load_model(model_uri)
-    except (mlflow.MlflowException, OSError) as error:
-        raise JobError(
-            f"the champion {model_uri} cannot be loaded, so nothing can be compared with it: {error}. "
-            "Give the alias to another version, or remove it"
-        ) from error
 
 
 def describe(outcome: Outcome, register: Register) -> str:

@@ -6,16 +6,19 @@ import json
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
+from shoal.errors import InvalidArgumentError
 from shoal.jobs import files
 from shoal.jobs.attempts import Key
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
+    from shoal.training.pytorch.request import FunctionResult
     from shoal.training.request import TrainResult
 
 _MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
 """What the model is called; either library goes by the ending."""
 _REPORT = "training.json"
+_RESULTS = "results.pkl"
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
@@ -45,3 +48,27 @@ def load_training(result: JobResult) -> TrainResult:
     report = json.loads(files.read(f"{result.model_path.rpartition('/')[0]}/{_REPORT}"))
     report["model"] = b64encode(files.read(result.model_path)).decode()
     return TrainResult.model_validate_json(json.dumps(report))
+
+
+def save_results(folder: str, answer: FunctionResult) -> str:
+    """Write what each rank of a function returned; returns the path."""
+    import cloudpickle
+
+    path = f"{folder}/{_RESULTS}"
+    files.write(path, cloudpickle.dumps(answer))
+    return path
+
+
+def load_results(result: JobResult) -> FunctionResult:
+    """What a finished job's function returned on each rank, and what its run took.
+
+    Raises:
+        InvalidArgumentError: It is the result of a job that ran no function.
+        FileNotFoundError: Its files are gone, or out of reach from here.
+    """
+    import cloudpickle
+
+    if result.results_path is None:
+        raise InvalidArgumentError(f"job {result.job_id} ran no function: load_training has what it returned")
+    answer: FunctionResult = cloudpickle.loads(files.read(result.results_path))
+    return answer

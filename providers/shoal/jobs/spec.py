@@ -84,6 +84,9 @@ class AnySpec(_Strict, ABC):
     tracking: Tracking | None = Field(
         default_factory=Tracking, description="Where its run goes in MLflow; null: nowhere, it runs untracked."
     )
+    register_as: Register | None = Field(
+        default=None, alias="register", description="Where the model goes; none: nowhere."
+    )
     question: str | None = Field(default=None, description="Digest of what is asked; set when it is submitted.")
 
     @classmethod
@@ -106,6 +109,12 @@ class AnySpec(_Strict, ABC):
             ids.checked(self.run_config.job_id)
         return self
 
+    @model_validator(mode="after")
+    def _tracked_to_register(self) -> Self:
+        if self.register_as is not None and self.tracking is None:
+            raise ValueError("register needs tracking: a model is registered in MLflow out of its run")
+        return self
+
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
         """The spec with what the submitter's surroundings say: its pool, its tracking server."""
         changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
@@ -121,16 +130,27 @@ class AnySpec(_Strict, ABC):
         return self.model_dump(mode="json", by_alias=True)
 
     @abstractmethod
+    def inputs(self) -> Iterator[DatasetSpec]:
+        """The datasets that it trains on or evaluates with."""
+
     def datasets(self) -> Iterator[DatasetSpec]:
         """All datasets that it names."""
+        yield from self.inputs()
+        if self.register_as is not None:
+            yield self.register_as.holdout
 
-    @abstractmethod
     def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """The spec as a question: the same for the same data, and for code whose bytes differ with each pickling.
 
         Args:
             by_content: Names a dataset by what is in it.
         """
+        register = self.register_as
+        if register is None:
+            return self
+        return self.model_copy(
+            update={"register_as": register.model_copy(update={"holdout": by_content(register.holdout)})}
+        )
 
     def staged(self) -> set[str]:
         """Copies of data that were written for this job alone."""
@@ -178,9 +198,6 @@ class JobSpec(AnySpec):
     )
     verbose_eval: bool | int | None = Field(default=None, description="Print metrics: True every round, n every n.")
     scaling_config: ScalingConfig = Field(default_factory=ScalingConfig, description="Workers and their size.")
-    register_as: Register | None = Field(
-        default=None, alias="register", description="Where the model goes; none: nowhere."
-    )
 
     @classmethod
     def of_request(
@@ -240,29 +257,27 @@ class JobSpec(AnySpec):
             raise ValueError(f"a column has one part to play, and {', '.join(twice)} is named for two")
         if strange := [name for name in self.categorical_cols if name not in self.input_cols]:
             raise ValueError(f"categorical_cols names {', '.join(strange)}, which is not among input_cols")
-        if self.register_as is not None and self.tracking is None:
-            raise ValueError("register needs tracking: a model is registered in MLflow out of its run")
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set to watch")
         return self
 
-    def datasets(self) -> Iterator[DatasetSpec]:
-        """All datasets that it names."""
+    def inputs(self) -> Iterator[DatasetSpec]:
+        """The datasets that it trains on or evaluates with."""
         yield self.dataset
         yield from self.eval_set.values()
-        if self.register_as is not None:
-            yield self.register_as.holdout
 
     def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """The spec as a question; see :meth:`AnySpec.asked`."""
-        register = self.register_as
-        return self.model_copy(
-            update={
-                "dataset": by_content(self.dataset),
-                "eval_set": {name: by_content(dataset) for name, dataset in self.eval_set.items()},
-                "user_code": self.user_code and "by value",
-                "register_as": register and register.model_copy(update={"holdout": by_content(register.holdout)}),
-            }
+        return (
+            super()
+            .asked(by_content)
+            .model_copy(
+                update={
+                    "dataset": by_content(self.dataset),
+                    "eval_set": {name: by_content(dataset) for name, dataset in self.eval_set.items()},
+                    "user_code": self.user_code and "by value",
+                }
+            )
         )
 
     def to_request(self) -> TrainRequest:

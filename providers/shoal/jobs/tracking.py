@@ -141,6 +141,13 @@ class Run:
         entities = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
         self.client.log_batch(self.run_id, metrics=entities)
 
+    def logged_model(self) -> str | None:
+        """URI of the model that user code has logged in this run, of several the newest; None: it has not."""
+        outputs = self.client.get_run(self.run_id).outputs
+        models = [self.client.get_logged_model(each.model_id) for each in (outputs.model_outputs if outputs else ())]
+        newest = max(models, key=lambda model: model.creation_timestamp, default=None)
+        return newest and str(newest.model_uri)
+
     def log_model(self, framework: Framework, booster: Any, sample: pd.DataFrame) -> str:
         """Log the model with its signature; returns its URI.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
-from shoal.jobs import FunctionJobSpec, JobHandle, JobResult, JobSpec, parse_spec, submit
+from shoal.jobs import FunctionJobSpec, JobHandle, JobResult, JobSpec, submit
 from shoal.prefect._holder import current_holder, task_key
 from shoal.prefect.blocks import PoolSource, pool_of
 
@@ -19,13 +19,12 @@ class Training:
     """A training from its submission to its result.
 
     Args:
-        spec: What to train, as a `JobSpec`, a `FunctionJobSpec`, or the fields of one.
+        spec: What to train.
         pool_name: Where; by default where the spec says.
     """
 
-    def __init__(self, spec: JobSpec | FunctionJobSpec | dict[str, Any], pool_name: PoolSource) -> None:
+    def __init__(self, spec: JobSpec | FunctionJobSpec, pool_name: PoolSource) -> None:
         self.logger = get_run_logger()
-        spec = parse_spec(spec) if isinstance(spec, dict) else spec
         if pool_name is not None:
             run_config = spec.run_config.model_copy(update={"pool_name": pool_of(pool_name).name})
             spec = spec.model_copy(update={"run_config": run_config})

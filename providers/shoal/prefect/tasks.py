@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import task
 from prefect.artifacts import acreate_table_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from shoal.jobs import FunctionJobSpec, JobSpec, clean_up
+from shoal.jobs import FunctionJobSpec, JobSpec, TrainFunc, clean_up, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.prefect._holder import current_holder
@@ -141,7 +141,13 @@ async def await_for_nodes(
 
 @task(cache_policy=NO_CACHE)
 def distributed_train(
-    spec: JobSpec | FunctionJobSpec | dict[str, Any], *, pool_name: PoolSource = None
+    spec: JobSpec | FunctionJobSpec | dict[str, Any] | None = None,
+    *,
+    framework: str | None = None,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    pool_name: PoolSource = None,
 ) -> dict[str, Any]:
     """Train on a pool; the job's log streams into the run's log.
 
@@ -149,7 +155,13 @@ def distributed_train(
     failed. Cancelling the run cancels the job.
 
     Args:
-        spec: What to train: a `JobSpec`, a `FunctionJobSpec`, or the fields of one.
+        spec: What to train: a `JobSpec`, a `FunctionJobSpec`, or the fields of one; beside `train_func` the other
+            fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
+        framework: What trains, where `spec` does not say.
+        train_func: A function that runs in every worker: itself, by value; its name ``pkg.module:name``; or a script's
+            path. `shoal.jobs.load_results` has what its ranks returned.
+        args: Its arguments; of a script, its command line.
+        kwargs: Its arguments by name.
         pool_name: Name, URI or block of the pool; by default the one that the spec names.
 
     Returns:
@@ -164,7 +176,7 @@ def distributed_train(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     result = distributed_train(spec, pool_name="retrain")
     """
-    training = Training(spec, pool_name)
+    training = Training(spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs), pool_name)
     result = training.run()
     try:
         create_table_artifact(**artifact(result))
@@ -175,10 +187,16 @@ def distributed_train(
 
 @task(cache_policy=NO_CACHE)
 async def adistributed_train(
-    spec: JobSpec | FunctionJobSpec | dict[str, Any], *, pool_name: PoolSource = None
+    spec: JobSpec | FunctionJobSpec | dict[str, Any] | None = None,
+    *,
+    framework: str | None = None,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    pool_name: PoolSource = None,
 ) -> dict[str, Any]:
     """`distributed_train` for async flows."""
-    training = Training(spec, pool_name)
+    training = Training(spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs), pool_name)
     result = await in_thread(training.run, training.cancel)
     try:
         await acreate_table_artifact(**artifact(result))

@@ -7,6 +7,8 @@ from typing import Any
 from shoal.training.scaling import Node
 
 _HEAD_RESOURCE = "node:__internal_head__"
+GPU_TYPE = "accelerator_type:"
+"""What Ray puts in front of a node's type of GPU, to make a resource of it of which the node has 1."""
 
 
 def is_connected() -> bool:
@@ -19,12 +21,14 @@ def is_connected() -> bool:
 
 def active_nodes() -> list[Node]:
     """The nodes that are alive, the head first, then by name."""
-    return [
-        Node(
-            name=node["NodeName"], cpus=int(node["Resources"].get("CPU", 0)), gpus=int(node["Resources"].get("GPU", 0))
-        )
-        for node in _alive()
-    ]
+    return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
+
+
+def _node(name: str, resources: dict[str, float]) -> Node:
+    types = (kind.removeprefix(GPU_TYPE) for kind in resources if kind.startswith(GPU_TYPE))
+    return Node(
+        name=name, cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)), gpu_type=next(types, None)
+    )
 
 
 def node_order() -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -14,11 +14,12 @@ from shoal.training.config import Config
 
 
 class Node(TypedDict):
-    """An active node, as `get_nodes` lists it."""
+    """An active node, as `get_nodes` lists it; the type of its GPUs only a connected process knows."""
 
     name: str
     cpus: int
     gpus: int
+    gpu_type: NotRequired[str | None]
 
 
 class ScalingConfig(Config):

@@ -41,7 +41,7 @@ _START_SECONDS = 120.0
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 2.0
 # Ray refuses to reserve nothing.
-_LEAST_CPUS = 0.001
+_LEAST = 0.001
 # A wait that goes on should not look like a hang.
 _SAY_EVERY_SECONDS = 30.0
 
@@ -54,6 +54,7 @@ class GangShape:
         num_workers: Number of workers.
         cpus_per_worker: CPUs that each claims; fractions are Ray's to count.
         gpus_per_worker: GPUs that each claims.
+        gpu_type: Type that they must be of; None: any.
         per_node: Workers on each of its nodes, no two of which are one; None: wherever there is room.
         sparing: Whether the workers give back what they free at once, so that one library's leavings are another's
             room; a library that frees and asks again all the time is the slower for it.
@@ -62,13 +63,15 @@ class GangShape:
     num_workers: int
     cpus_per_worker: float
     gpus_per_worker: int = 0
+    gpu_type: str | None = None
     per_node: int | None = None
     sparing: bool = False
 
     def __str__(self) -> str:
         each = f"{self.cpus_per_worker:g} CPU{'' if self.cpus_per_worker == 1 else 's'}"
         if self.gpus_per_worker:
-            each += f" and {self.gpus_per_worker} GPU{'' if self.gpus_per_worker == 1 else 's'}"
+            kind = f"{self.gpu_type} GPU" if self.gpu_type else "GPU"
+            each += f" and {self.gpus_per_worker} {kind}{'' if self.gpus_per_worker == 1 else 's'}"
         return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'} of {each}"
 
     @property
@@ -76,7 +79,10 @@ class GangShape:
         """What is claimed in one piece each, as Ray names it: a worker's share, or that of all workers on a node."""
         together = self.per_node or 1
         gpus = {"GPU": float(self.gpus_per_worker * together)} if self.gpus_per_worker else {}
-        bundle = {"CPU": max(self.cpus_per_worker, _LEAST_CPUS) * together, **gpus}
+        if self.gpu_type:
+            # A node has 1 of its type, whatever the number of its GPUs: all workers on it share that.
+            gpus[cluster.GPU_TYPE + self.gpu_type] = _LEAST
+        bundle = {"CPU": max(self.cpus_per_worker, _LEAST) * together, **gpus}
         return [bundle] * (self.num_workers // together)
 
 
@@ -320,7 +326,7 @@ class Gang:
         joins = []
         for rank, bundle in enumerate(bundles):
             actor = actor_class.options(
-                num_cpus=max(self.shape.cpus_per_worker, _LEAST_CPUS),
+                num_cpus=max(self.shape.cpus_per_worker, _LEAST),
                 num_gpus=self.shape.gpus_per_worker,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
             ).remote()

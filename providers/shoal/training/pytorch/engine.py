@@ -107,14 +107,15 @@ class _Run:
         from shoal.training.pytorch import worker
 
         request, layout = self._request, self._layout
-        shape = GangShape(layout.num_workers, layout.cpus, layout.gpus, per_node=layout.per_node)
+        each = layout.each
+        shape = GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
         left = self._resilience.left(WAIT_SECONDS)
         gang = Gang.start(shape, timeout=min(WAIT_SECONDS, left), env=self._env)
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
             machines = gang.run(worker.meet, nothing, timeout=self._resilience.timeout)
-            threads = max(1, layout.cpus)
-            each = environments(
+            threads = max(1, each.num_cpus)
+            places = environments(
                 machines,
                 threads=threads,
                 restarts=self._resilience.restarts,
@@ -130,7 +131,7 @@ class _Run:
             )
             outcomes: list[worker.Outcome] = gang.run(
                 partial(worker.call, assignment),
-                list(zip(machines, each, strict=True)),
+                list(zip(machines, places, strict=True)),
                 timeout=self._resilience.timeout,
                 on_note=self._metrics.note,
             )

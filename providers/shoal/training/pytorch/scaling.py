@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.config import Config
 from shoal.training.scaling import Node
 
@@ -22,6 +23,17 @@ class WorkerResourceConfig(Config):
 
     num_cpus: int = Field(default=1, ge=0, description="CPUs, and PyTorch's threads; 0 claims none and has one thread.")
     num_gpus: int = Field(default=0, ge=0, description="GPUs.")
+    gpu_type: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Type that its node's GPUs must be of, as Ray names it (H100).",
+    )
+
+    @model_validator(mode="after")
+    def _of_gpus(self) -> Self:
+        if self.gpu_type is not None and not self.num_gpus:
+            raise ValueError(f'gpu_type="{self.gpu_type}" is of GPUs, and num_gpus=0')
+        return self
 
 
 class PyTorchScalingConfig(Config):
@@ -60,6 +72,27 @@ class SpreadScalingConfig(Config):
     )
 
 
+def spread(
+    *, gpus: int = 0, num_workers: int | None = None, num_cpus: int = 1, gpu_type: str | None = None
+) -> SpreadScalingConfig:
+    """The workers of a decorated function.
+
+    Args:
+        gpus: GPUs, of all workers together.
+        num_workers: Number of workers; by default one per GPU, or one.
+        num_cpus: CPUs that each worker claims.
+        gpu_type: Type that the GPUs must be of.
+
+    Raises:
+        InvalidArgumentError: If the GPUs cannot be divided evenly, or a number is wrong.
+    """
+    workers = num_workers if num_workers is not None else max(1, gpus)
+    if workers < 1 or gpus < 0 or gpus % workers:
+        raise InvalidArgumentError(f"gpus={gpus} cannot be divided among num_workers={workers}")
+    each = WorkerResourceConfig(num_cpus=num_cpus, num_gpus=gpus // workers, gpu_type=gpu_type)
+    return SpreadScalingConfig(num_workers=workers, resource_requirements_per_worker=each)
+
+
 AnyScaling = PyTorchScalingConfig | SpreadScalingConfig
 
 
@@ -70,14 +103,12 @@ class Layout:
     Args:
         num_workers: Number of workers.
         per_node: Workers on each node; None: wherever there is room.
-        cpus: CPUs that each worker claims.
-        gpus: GPUs that each worker claims.
+        each: What each worker claims.
     """
 
     num_workers: int
     per_node: int | None
-    cpus: int
-    gpus: int
+    each: WorkerResourceConfig
 
 
 def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -> Layout:
@@ -96,12 +127,12 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
     if isinstance(config, SpreadScalingConfig):
         room = sum(fits)
         wanted = _limited("num_workers", config.num_workers, room, each, nodes, clamp)
-        return Layout(wanted, None, each.num_cpus, each.num_gpus)
+        return Layout(wanted, None, each)
     most = max(fits, default=0)
     per_node = _limited("num_workers_per_node", config.num_workers_per_node, most, each, nodes, clamp)
     roomy = sum(fit >= per_node for fit in fits)
     wanted = roomy if config.num_nodes == -1 else _limited("num_nodes", config.num_nodes, roomy, each, nodes, clamp)
-    return Layout(wanted * per_node, per_node, each.num_cpus, each.num_gpus)
+    return Layout(wanted * per_node, per_node, each)
 
 
 _ANY_NUMBER = 1_000
@@ -110,6 +141,8 @@ _ANY_NUMBER = 1_000
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
     """How many workers a node has room for."""
+    if each.gpu_type is not None and node.get("gpu_type", each.gpu_type) != each.gpu_type:
+        return 0
     cpus = node["cpus"] // each.num_cpus if each.num_cpus else _ANY_NUMBER
     return min(cpus, node["gpus"] // each.num_gpus if each.num_gpus else _ANY_NUMBER)
 
@@ -117,7 +150,7 @@ def fitting(node: Node, each: WorkerResourceConfig) -> int:
 def _limited(name: str, wanted: int, room: int, each: WorkerResourceConfig, nodes: Sequence[Node], clamp: bool) -> int:
     if wanted <= room:
         return wanted
-    sizes = ", ".join(f"{node['name']}: {node['cpus']} CPUs, {node['gpus']} GPUs" for node in nodes) or "none is active"
+    sizes = ", ".join(map(_size, nodes)) or "none is active"
     problem = f"{name}={wanted} of {_described(each)} for each worker is more than there is room for, {room} ({sizes})"
     if not clamp or not room:
         raise CapacityError(
@@ -129,4 +162,10 @@ def _limited(name: str, wanted: int, room: int, each: WorkerResourceConfig, node
 
 def _described(each: WorkerResourceConfig) -> str:
     cpus = f"{each.num_cpus} CPU{'' if each.num_cpus == 1 else 's'}"
-    return f"{cpus} and {each.num_gpus} GPU{'' if each.num_gpus == 1 else 's'}" if each.num_gpus else cpus
+    kind = f"{each.gpu_type} GPU" if each.gpu_type else "GPU"
+    return f"{cpus} and {each.num_gpus} {kind}{'' if each.num_gpus == 1 else 's'}" if each.num_gpus else cpus
+
+
+def _size(node: Node) -> str:
+    kind = f"{node['gpu_type']} GPUs" if node.get("gpu_type") else "GPUs"
+    return f"{node['name']}: {node['cpus']} CPUs, {node['gpus']} {kind}"

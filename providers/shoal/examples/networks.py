@@ -1,0 +1,150 @@
+"""The two networks of the PyTorch examples, and the loop that trains either on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from shoal.distributors.pytorch import Context, get_context
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class DigitNet(nn.Module):  # type: ignore[misc]
+    """A small convolutional network for 8 x 8 images: pixels ``[rows, 64]`` of 0 to 16 -> logits ``[rows, 10]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
+        )  # fmt: skip
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        return self.layers((pixels / 16).reshape(-1, 1, 8, 8))
+
+
+class DelayNet(nn.Module):  # type: ignore[misc]
+    """A perceptron for flights: features ``[rows, features]`` -> minutes late ``[rows]``.
+
+    Args:
+        numbers: Places of the columns that are numbers.
+        codes: Places of those that are codes, each with the number of its values.
+    """
+
+    def __init__(self, numbers: Sequence[int], codes: dict[int, int]) -> None:
+        super().__init__()
+        self.numbers = list(numbers)
+        self.codes = list(codes)
+        self.scale = nn.BatchNorm1d(len(self.numbers))
+        self.embeddings = nn.ModuleList(nn.Embedding(values, 4) for values in codes.values())
+        self.layers = nn.Sequential(
+            nn.Linear(len(self.numbers) + 4 * len(codes), 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Minutes late; a missing value counts as 0."""
+        features = torch.nan_to_num(features)
+        parts = [self.scale(features[:, self.numbers])]
+        for place, embedding in zip(self.codes, self.embeddings, strict=True):
+            parts.append(embedding(features[:, place].long()))
+        # Delays are told in minutes and learned in hours, which is nearer to what a fresh network gives.
+        return self.layers(torch.cat(parts, dim=1))[:, 0] * 60
+
+
+def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> dict[str, float]:
+    """Trains a network on every rank with DDP, going on from a checkpoint where there is one.
+
+    The hyper-parameters are ``epochs``, ``batch_size`` (a rank's) and ``rate``; the dataset is called "train".
+
+    Args:
+        net: The network, on every rank the same.
+        loss_of: From output and labels to the loss.
+        features: Its input columns.
+        label: The label column.
+
+    Returns:
+        The last epoch's mean loss.
+    """
+    context = get_context()
+    hyper = context.get_hyper_params()
+    torch.distributed.init_process_group("gloo")
+    rows = context.get_dataset_map()["train"].get_shard().to_torch_dataset(
+        batch_size=hyper["batch_size"], shuffle=True, columns=[*features, label]
+    )  # fmt: skip
+    model = DistributedDataParallel(net)
+    optimiser = torch.optim.Adam(net.parameters(), hyper["rate"])
+    begin, mean = _resumed(context, net, optimiser)
+    for epoch in range(begin, hyper["epochs"]):
+        rows.set_epoch(epoch)
+        losses = []
+        for batch in DataLoader(rows, batch_size=None):
+            inputs = torch.stack([batch[name].float() for name in features], dim=1)
+            loss = loss_of(model(inputs), batch[label])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.detach())
+        mean = _mean_over_ranks(torch.stack(losses).mean())
+        state = {"net": net.state_dict(), "optimiser": optimiser.state_dict(), "epoch": epoch + 1, "loss": mean}
+        context.save_checkpoint(state)
+        if context.get_rank() == 0:
+            context.get_metrics_reporter().log_metrics({"train-loss": mean}, step=epoch)
+    return {"train-loss": mean}
+
+
+def keep(net: nn.Module, num_features: int) -> None:
+    """Has rank 0 keep a network: its state in the model folder, and the whole in the job's MLflow run.
+
+    Args:
+        net: What is served; it takes ``[rows, num_features]``.
+        num_features: Its input columns.
+    """
+    context = get_context()
+    if context.get_rank():
+        return
+    torch.save(net.state_dict(), f"{context.get_model_dir()}/model.pt")
+    _log(net.eval(), num_features)
+
+
+def _log(net: nn.Module, num_features: int) -> None:
+    import os
+
+    if "MLFLOW_RUN_ID" not in os.environ:  # the job is not tracked
+        return
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    example = np.zeros((2, num_features), np.float32)
+    output = net(torch.from_numpy(example)).detach().numpy()
+    signature = ModelSignature(
+        Schema([TensorSpec(example.dtype, (-1, num_features))]),
+        Schema([TensorSpec(output.dtype, (-1, *output.shape[1:]))]),
+    )
+    mlflow.pytorch.log_model(
+        net, name="model", signature=signature, input_example=example, pip_requirements=[f"torch=={torch.__version__}"]
+    )
+
+
+def _resumed(context: Context, net: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, float]:
+    """The epoch to go on with, and the loss so far."""
+    state: Any = context.get_checkpoint()
+    if state is None:
+        return 0, float("nan")
+    net.load_state_dict(state["net"])
+    optimiser.load_state_dict(state["optimiser"])
+    return state["epoch"], state["loss"]
+
+
+def _mean_over_ranks(value: torch.Tensor) -> float:
+    torch.distributed.all_reduce(value)
+    return float(value / torch.distributed.get_world_size())

@@ -1,0 +1,78 @@
+"""Models of any kind, as MLflow serves them: by the columns that their signature names, or as one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from shoal.data.connector import DataConnector
+
+
+def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
+    """Names of the columns that a model takes, in its order.
+
+    Args:
+        model: An ``mlflow.pyfunc.PyFuncModel``.
+        input_cols: Columns of one whose signature is a tensor, which has no names.
+
+    Raises:
+        DataError: Nothing says what it takes.
+    """
+    schema = model.metadata.get_input_schema()
+    if schema is not None and not schema.is_tensor_spec() and schema.has_input_names():
+        return [str(name) for name in schema.input_names()]
+    if schema is not None and not input_cols:
+        raise DataError(
+            "the model's signature names no columns: say in register.input_cols which of the holdout it takes"
+        )
+    if schema is None or len(schema.inputs) != 1:
+        raise DataError(
+            "the model has no signature of columns or of one tensor, so that it cannot be judged on a holdout: log it "
+            "with signature=mlflow.models.infer_signature(inputs, predictions)"
+        )
+    return list(input_cols)
+
+
+def predict(model: Any, connector: DataConnector, columns: Sequence[str]) -> np.ndarray:
+    """Predicts every row of a dataset.
+
+    Args:
+        model: An ``mlflow.pyfunc.PyFuncModel`` with a signature.
+        connector: The rows.
+        columns: Columns that it takes, in its order.
+
+    Returns:
+        ``[rows]`` or ``[rows, outputs]``, in row order.
+
+    Raises:
+        DataError: If the model does not take the rows.
+    """
+    import numpy as np
+
+    schema = model.metadata.get_input_schema()
+    suited = _as_tensor if schema.is_tensor_spec() else _as_frame
+    parts = []
+    for table in connector.iter_batches(columns):
+        try:
+            parts.append(np.asarray(model.predict(suited(table.select(columns), schema))))
+        except Exception as error:
+            raise DataError(f"the model does not predict the holdout's rows: {error}") from error
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _as_frame(table: pa.Table, schema: Any) -> Any:
+    # MLflow refuses a double where the signature says float.
+    return table.to_pandas().astype(dict(zip(table.column_names, schema.pandas_types(), strict=True)))
+
+
+def _as_tensor(table: pa.Table, schema: Any) -> np.ndarray:
+    from shoal.data.matrix import to_matrix
+
+    [tensor] = schema.inputs
+    return to_matrix(table, table.column_names).astype(tensor.type).reshape(-1, *tensor.shape[1:])
