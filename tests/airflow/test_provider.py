@@ -32,6 +32,14 @@ def test_the_modules_that_it_names_are_there(info):
         __import__(module)
 
 
+def test_the_decorator_is_there():
+    from airflow.sdk import task
+
+    from shoal.airflow.decorators import distributed_task
+
+    assert task.distributed is distributed_task
+
+
 def test_the_form_has_every_option_of_a_pool(info):
     from shoal.airflow.hooks import ComputePoolHook
     from shoal.pool.spec import PoolSpec
@@ -48,6 +56,7 @@ def test_operators_add_nothing_heavy_to_airflow():
     check = (
         "import sys, airflow.sdk; from airflow.providers.standard.operators import python; before = set(sys.modules);"
         "import shoal.airflow.operators, shoal.airflow.sensors, shoal.airflow.hooks, shoal.airflow.context;"
+        "from airflow.sdk import task; task.distributed(num_workers=2)(lambda: 1);"
         f"print([name for name in {HEAVY} if name in set(sys.modules) - before])"
     )
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)

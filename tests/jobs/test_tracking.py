@@ -209,6 +209,30 @@ class TestGate:
         assert outcome.promoted
         assert scoring.score(scoring.load("models:/either/2"), holdout, "y", "rmse") == pytest.approx(outcome.value)
 
+    def test_a_model_of_any_kind_that_user_code_has_logged(self, run, store, holdout):
+        import mlflow
+        from mlflow.models import infer_signature
+
+        class Exact(mlflow.pyfunc.PythonModel):
+            def predict(self, context, model_input, params=None):
+                taken = np.asarray(model_input)
+                return taken[:, 0] * 3 + taken[:, 1]
+
+        assert run.logged_model() is None
+        champion = self.challenge(run, store, "any", 5, holdout)
+        features = frame()[COLUMNS].astype("float32")
+        for inputs, columns in ((features, ()), (features.to_numpy(), COLUMNS)):
+            signature = infer_signature(inputs, features["a"])
+            mlflow.pyfunc.log_model(name="exact", python_model=Exact(), signature=signature, pip_requirements=[])
+            uri = run.logged_model()
+            assert uri is not None
+            model = scoring.load(uri)
+            assert scoring.score(model, holdout, "y", "rmse", input_cols=columns) < 1e-6 < champion.value
+        with pytest.raises(DataError, match=r"register\.input_cols"):
+            scoring.score(model, holdout, "y", "rmse")
+        with pytest.raises(DataError, match="the model does not predict the holdout's rows"):
+            scoring.score(model, holdout, "y", "rmse", input_cols=["a"])
+
     def test_a_champion_that_is_gone_is_said(self, run):
         with pytest.raises(JobError, match="the model models:/nothing/1 cannot be loaded"):
             scoring.load("models:/nothing/1")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
@@ -34,7 +35,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         self,
         *,
         python_callable: Callable[..., Any],
-        op_args: Sequence[Any],
+        op_args: Collection[Any],
         op_kwargs: Mapping[str, Any],
         num_workers: int | None = None,
         num_cpus: int = 1,
@@ -64,12 +65,14 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         """Submit or attach, and wait. Returns what each rank returned, by rank."""
         from shoal.jobs import load_results
 
-        self.op_kwargs = {**self.op_kwargs, **self._from_context(context)}
+        self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
         return self._handle_output(list(load_results(self.train(context)).results))
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
-        """What the function asks for of the run, such as ``ds``."""
-        return self.determine_kwargs({**context, **self.op_kwargs})
+        """What the function asks for of the run by the names that Airflow gives it, such as ``run_id``."""
+        return {
+            name: value for name, value in context.items() if name in inspect.signature(self.python_callable).parameters
+        }
 
 
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, cast
 
@@ -125,7 +125,7 @@ class DistributedTrainOperator(PoolOperator):
         spec: JobSpec | FunctionJobSpec | Mapping[str, Any] | XComArg | None = None,
         framework: str | None = None,
         train_func: TrainFunc | None = None,
-        op_args: Sequence[Any] | None = None,
+        op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -137,8 +137,8 @@ class DistributedTrainOperator(PoolOperator):
         self.spec = spec
         self.framework = framework
         self.train_func = train_func
-        self.op_args = op_args or []
-        self.op_kwargs = op_kwargs or {}
+        self.op_args: Collection[Any] = op_args or []
+        self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit or attach, and wait."""
@@ -150,7 +150,7 @@ class DistributedTrainOperator(PoolOperator):
 
         given = cast("JobSpec | FunctionJobSpec | Mapping[str, Any] | None", self.spec)
         spec = spec_of(
-            given, framework=self.framework, train_func=self.train_func, args=self.op_args, kwargs=self.op_kwargs
+            given, framework=self.framework, train_func=self.train_func, args=tuple(self.op_args), kwargs=self.op_kwargs
         )
         if self.pool_name or self.compute_pool_conn_id:
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})

@@ -22,6 +22,7 @@ from shoal.training.pytorch.scaling import (
     spread,
 )
 from shoal.training.run_config import RunConfig
+from shoal.training.scaling import Node
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Site:
         pool = ComputePool(self.run_config.pool_name)
         [head, *_] = pool.get_nodes()
         each = self.claim.resource_requirements_per_worker
-        per_node = fitting(head, each)
+        per_node = fitting(Node(name=head["name"], cpus=head["cpus"], gpus=head["gpus"]), each)
         if not per_node:
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from shoal.data import ShardedDataConnector
 from shoal.distributors.pytorch import Context, get_context
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -44,7 +45,8 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.numbers = list(numbers)
         self.codes = list(codes)
-        self.scale = nn.BatchNorm1d(len(self.numbers))
+        # Means and deviations of all rows seen so far: those of the last batches depend on a few very late flights.
+        self.scale = nn.BatchNorm1d(len(self.numbers), momentum=None, affine=False)
         self.embeddings = nn.ModuleList(nn.Embedding(values, 4) for values in codes.values())
         self.layers = nn.Sequential(
             nn.Linear(len(self.numbers) + 4 * len(codes), 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
@@ -77,9 +79,10 @@ def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> d
     context = get_context()
     hyper = context.get_hyper_params()
     torch.distributed.init_process_group("gloo")
-    rows = context.get_dataset_map()["train"].get_shard().to_torch_dataset(
-        batch_size=hyper["batch_size"], shuffle=True, columns=[*features, label]
-    )  # fmt: skip
+    train = context.get_dataset_map()["train"]
+    assert isinstance(train, ShardedDataConnector)
+    columns = [*features, label]
+    rows = train.get_shard().to_torch_dataset(batch_size=hyper["batch_size"], shuffle=True, columns=columns)
     model = DistributedDataParallel(net)
     optimiser = torch.optim.Adam(net.parameters(), hyper["rate"])
     begin, mean = _resumed(context, net, optimiser)

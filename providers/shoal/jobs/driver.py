@@ -118,7 +118,11 @@ class Driver:
         """What the workers need beside the data, handed to them as actor arguments."""
         environment = dict(self._secrets.environment)
         if run:
-            environment |= {"MLFLOW_TRACKING_URI": run.uri, "MLFLOW_RUN_ID": run.run_id}
+            environment |= {
+                "MLFLOW_TRACKING_URI": run.uri,
+                "MLFLOW_EXPERIMENT_ID": run.experiment_id,
+                "MLFLOW_RUN_ID": run.run_id,
+            }
         return environment
 
     def _finish_run(self, run: Run | None, status: str) -> None:

@@ -104,9 +104,9 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
         mlflow_run_id=tracked.run_id if tracked else None,
-        model_version=outcome and outcome.version,
-        promoted=outcome and outcome.promoted,
-        champion=outcome and outcome.champion,
+        model_version=outcome.version if outcome else None,
+        promoted=outcome.promoted if outcome else None,
+        champion=outcome.champion if outcome else None,
     )
 
 

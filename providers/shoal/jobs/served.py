@@ -75,4 +75,4 @@ def _as_tensor(table: pa.Table, schema: Any) -> np.ndarray:
     from shoal.data.matrix import to_matrix
 
     [tensor] = schema.inputs
-    return to_matrix(table, table.column_names).astype(tensor.type).reshape(-1, *tensor.shape[1:])
+    return to_matrix(table, table.column_names).astype(tensor.type).reshape(len(table), *tensor.shape[1:])

@@ -55,12 +55,14 @@ class Run:
     Attributes:
         client: MLflow.
         uri: Where the run is kept.
+        experiment_id: Its experiment.
         run_id: The run.
         link: Where to look at it.
     """
 
     client: MlflowClient
     uri: str
+    experiment_id: str
     run_id: str
     link: str
 
@@ -89,7 +91,7 @@ class Run:
         run = mlflow.start_run(
             experiment_id=experiment, run_name=tracking.run_name or name, tags={**tracking.tags, **tags}
         )
-        return cls(client, uri, run.info.run_id, _link(uri, experiment, run.info.run_id))
+        return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """What the model is trained with."""

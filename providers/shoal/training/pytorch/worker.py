@@ -29,6 +29,7 @@ from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine
+from shoal.training.pytorch.tracked import adopt_model
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -154,6 +155,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     try:
         with tagged_output(place.rank, place.log):
             value = cloudpickle.loads(assignment.program)()
+            adopt_model()
     except Exception as error:
         if any(word in str(error) for word in _PEER_WORDS):
             raise PeerError(f"{type(error).__name__}: {error}") from error
