@@ -307,7 +307,7 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
         ({"train_func": 3}, "must be a function or the path of a script"),
         ({"train_func": "nowhere.py"}, "nowhere.py.* cannot be read"),
         ({"train_func": len, "framework": "xgboost"}, 'framework is "pytorch"'),
-        ({"train_func": len, "spec": {"hyper_parms": {}}}, "hyper_parms"),
+        ({"train_func": print, "spec": {"hyper_parms": {}}}, "hyper_parms"),
         ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "no train_func that takes them"),
     ],
 )

@@ -131,9 +131,9 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
 
 
 def test_functions_of_the_dags_file_run_on_every_rank(airflow: LocalAirflow):
-    run = airflow.trigger(FUNCTION)
+    run = airflow.trigger(FUNCTION, {})
 
-    assert ended(airflow, FUNCTION, run) == "success", airflow.task_states(FUNCTION, run)
+    assert ended(airflow, FUNCTION, run) == "success", airflow.task_log(FUNCTION, run, "decorated")
 
     ranks = [{"rank": rank, "total": 3.0, "dag": FUNCTION, "run": run} for rank in (0, 1)]
     assert airflow.returned(FUNCTION, run, "decorated") == ranks

@@ -84,5 +84,8 @@ def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs
     :param kwargs: As of :class:`DistributedDecoratedOperator` and any operator: ``num_workers``, ``pool_name``.
     """
     return task_decorator_factory(
-        python_callable=python_callable, decorated_operator_class=DistributedDecoratedOperator, **kwargs
+        python_callable=python_callable,
+        multiple_outputs=False,  # what a function returns may be a dict, but what the task returns is a list of them
+        decorated_operator_class=DistributedDecoratedOperator,
+        **kwargs,
     )
