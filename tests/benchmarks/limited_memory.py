@@ -99,7 +99,8 @@ def _run(library: Library, room: int | None, warming: Data, data: Data) -> list[
         try:
             trained: Trained = side.ask(data)
         except SideError as error:
-            return [limit, f"refused: {error}", "", "", ""]
+            print(f"{library}: {error}")
+            return [limit, "refused" if "DataError" in str(error) else "failed", "", "", ""]
     finally:
         side.close()
     [worker] = trained.workers
