@@ -31,20 +31,24 @@ _NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 8
 
 
 class TwoNodes:
-    """The head, "a-head", and one more node, "b", which a test may kill."""
+    """The head, "a-head", and one more node, "b", which a test may kill.
+
+    Attributes:
+        folder: What they write to, the temp folder of their workers as well.
+    """
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._folder = Path(tempfile.mkdtemp(prefix="two-"))  # short: Ray puts AF_UNIX sockets there
-        (self._folder / "ray").mkdir()  # where it notes its address
+        self.folder = Path(tempfile.mkdtemp(prefix="two-"))  # short: Ray puts AF_UNIX sockets there
+        (self.folder / "ray").mkdir()  # where it notes its address
         with self._own_temp():
             self.cluster = Cluster(
                 initialize_head=True,
                 head_node_args={
                     **_NODE,
                     "node_name": "a-head",
-                    "temp_dir": str(self._folder),
+                    "temp_dir": str(self.folder),
                     "include_dashboard": False,
                     "_system_config": _NOTICE,
                 },
@@ -55,14 +59,14 @@ class TwoNodes:
         """End both, and remove all that they wrote."""
         if self.cluster.head_node is not None:
             self.cluster.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
     def _own_temp(self) -> Iterator[None]:
         """What Ray's processes leave when they are killed goes with the folder."""
         with pytest.MonkeyPatch.context() as environment:
             for name in ("RAY_TMPDIR", "TMPDIR"):
-                environment.setenv(name, str(self._folder))
+                environment.setenv(name, str(self.folder))
             yield
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sys
@@ -91,7 +92,64 @@ def train(steps: int, batch: int, *, deed: str = "", at: int = -1, folder: str =
 def _do(deed: str) -> None:
     if deed == "raise":
         raise ZeroDivisionError("on purpose")
-    os.kill(os.getpid(), signal.SIGKILL if deed == "kill" else signal.SIGSTOP)
+    if deed == "kill the node":
+        os.kill(os.getppid(), signal.SIGKILL)  # its raylet; then the worker goes, too
+    os.kill(os.getpid(), signal.SIGSTOP if deed == "stop" else signal.SIGKILL)
+
+
+def learn_images(batch: int) -> dict[str, Any]:
+    """DDP over rows of "images", each decoded here; then the same rows once more, in batches of columns.
+
+    An image's first pixels hold its label, and its number in two bytes.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader
+
+    kinds: dict[str, set[str]] = {"image": set(), "label": set()}
+    by_row: list[tuple[int, int, int]] = []
+
+    def pixels(image: str) -> Any:
+        return torch.frombuffer(bytearray(base64.b64decode(image)), dtype=torch.uint8)
+
+    def noted(image: Any, label: int) -> tuple[int, int, int]:
+        return int(image[1]) * 256 + int(image[2]), int(image[0]), label
+
+    def decoded(rows: list[dict[str, Any]]) -> tuple[Any, Any]:
+        for row in rows:
+            for name, value in row.items():
+                kinds[name].add(type(value).__name__)
+        images = [pixels(row["image"]) for row in rows]
+        by_row.extend(noted(image, row["label"]) for image, row in zip(images, rows, strict=True))
+        return torch.stack(images).float() / 255, torch.tensor([row["label"] for row in rows])
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    mine = get_context().get_dataset_map()["images"].get_shard()  # type: ignore[attr-defined]
+    model = DistributedDataParallel(torch.nn.Linear(28 * 28, 10))
+    optimiser = torch.optim.SGD(model.parameters(), 0.02)
+    losses = []
+    for images, labels in DataLoader(mine.to_torch_dataset(shuffle=True), batch_size=batch, collate_fn=decoded):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    by_batch, shapes = [], []
+    for columns in DataLoader(mine.to_torch_dataset(batch_size=1024)):
+        shapes.append(tuple(columns["label"].shape))
+        # The default collate_fn makes tuples of one out of text.
+        for (image,), label in zip(columns["image"], columns["label"][0].tolist(), strict=True):
+            by_batch.append(noted(pixels(image), label))
+    weights = [parameter.flatten().tolist() for parameter in model.module.parameters()]
+    return {
+        "kinds": kinds,
+        "by_row": by_row,
+        "by_batch": by_batch,
+        "shapes": shapes,
+        "losses": losses,
+        "weights": weights,
+    }
 
 
 def hang(folder: str) -> None:

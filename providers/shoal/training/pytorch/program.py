@@ -16,6 +16,9 @@ from typing import Any
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.by_value import pickled
 
+SCRIPT_FOLDER = "shoal-script-"
+"""How the name of a folder with a script begins; the process's id follows."""
+
 MAX_BYTES = 64 * 2**20
 """How large a function may be with all that it closes over: it passes through the driver's memory, and is stored."""
 
@@ -53,7 +56,7 @@ class Script:
     def __call__(self) -> None:
         """Runs it as ``python FILE ARGUMENTS`` would, in this process."""
         argv, path = sys.argv, list(sys.path)
-        with tempfile.TemporaryDirectory(prefix="shoal-script-") as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{SCRIPT_FOLDER}{os.getpid()}-") as folder:
             file = Path(folder, self.name)
             file.write_text(self.text, encoding="utf-8")
             sys.argv = [str(file), *self.arguments]

@@ -29,6 +29,7 @@ from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine
+from shoal.training.pytorch.program import SCRIPT_FOLDER
 from shoal.training.pytorch.tracked import adopt_model
 
 if TYPE_CHECKING:
@@ -160,19 +161,24 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         if any(word in str(error) for word in _PEER_WORDS):
             raise PeerError(f"{type(error).__name__}: {error}") from error
         raise
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
 
 
 def upload(paths: Sequence[str], target: str) -> None:
-    """Copies this rank's part of the model, and removes its folder.
+    """Copies this rank's part of the model, removes its folder, and destroys a process group that was left open.
+
+    Not before all ranks are through: one that had just made the group while another was still at it closed its
+    connections, and the other failed.
 
     Args:
         paths: Which files.
         target: Directory or URI.
     """
+    import torch
+
     assert _folder is not None
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     model_dir.upload(_folder, paths, target)
     shutil.rmtree(_folder)
 
@@ -187,7 +193,8 @@ def _interface_of(address: str) -> str | None:
 
 def _remove_folders_of_the_dead() -> None:
     """Workers that were killed leave theirs in the node's temp folder, which itself goes with the node."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_MODEL}*-*"):
-        pid = folder.name.removeprefix(_MODEL).split("-")[0]
-        if pid.isdecimal() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    for prefix in (_MODEL, SCRIPT_FOLDER):
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
+            pid = folder.name.removeprefix(prefix).split("-")[0]
+            if pid.isdecimal() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder, ignore_errors=True)
