@@ -17,6 +17,10 @@ command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHO
 endef
 UV = $$(command -v uv || { test -x $(VENV)/uv/bin/uv && echo $(VENV)/uv/bin/uv; } || echo "$(PYTHON) -m uv")
 
+# torch's CPU wheel where there is one at hand, else the registry's build.
+install_with_torch = $$uv pip install --quiet $(1) 'torch==2.13.0+cpu' 2>/dev/null \
+	|| $$uv pip install --quiet $(1) 'torch==2.13.0'
+
 # Compiled modules are kept: without them every Ray worker compiles its imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 # uv does not read pip's own variable for folders of wheels.
@@ -34,14 +38,12 @@ help:  ## List the targets
 
 install: $(STAMP)  ## Make the environment in .venv
 
-# torch's CPU wheel where there is one at hand, else the registry's build.
 $(STAMP): requirements/dev.txt pyproject.toml
 	@$(get_uv)
 	@uv=$(UV); \
 	test -x $(BIN)/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV); \
 	export VIRTUAL_ENV=$(CURDIR)/$(VENV); \
-	$$uv pip install --quiet -r requirements/dev.txt 'torch==2.13.0+cpu' 2>/dev/null \
-		|| $$uv pip install --quiet -r requirements/dev.txt 'torch==2.13.0'; \
+	$(call install_with_torch,-r requirements/dev.txt); \
 	$$uv pip install --quiet --no-deps -e .
 	@touch $@
 
@@ -115,7 +117,7 @@ $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
 	@uv=$(UV); \
 	test -x $(VENV_BENCH)/bin/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV_BENCH); \
 	export VIRTUAL_ENV=$(CURDIR)/$(VENV_BENCH); \
-	$$uv pip install --quiet -r requirements/dev.txt -r requirements/bench.txt && $$uv pip install --quiet --no-deps -e .
+	{ $(call install_with_torch,-r requirements/dev.txt -r requirements/bench.txt); } && $$uv pip install --quiet --no-deps -e .
 	@touch $@
 
 lock:  ## Pin the development environment anew (no index address, no local path; torch is installed by itself)
@@ -123,7 +125,7 @@ lock:  ## Pin the development environment anew (no index address, no local path;
 		--no-emit-find-links --no-emit-package torch --no-annotate --no-header -o requirements/dev.txt
 	@uv pip compile --quiet --upgrade pyproject.toml --extra prefect --group prefect-newest --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/prefect-newest.txt
-	@uv pip compile --quiet --upgrade pyproject.toml --group bench --constraint requirements/dev.txt --python-version 3.11 \
+	@uv pip compile --quiet --upgrade --group bench --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt
 
 clean:  ## Remove the environment and every cache

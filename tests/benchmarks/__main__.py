@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("gradient_boosting", "workers", "limited_memory", "pool_scaling")
-LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "pyarrow", "dask")
+BENCHMARKS = ("gradient_boosting", "workers", "limited_memory", "pool_scaling", "pytorch")
+LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "torch", "pyarrow", "dask", "pyspark")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
@@ -39,7 +39,8 @@ def main() -> int:
 
 def machine() -> str:
     """The date, the machine and what is installed."""
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    versions = ", ".join(f"{name} {installed[name]}" for name in LIBRARIES if name in installed)
     cpus = len(os.sched_getaffinity(0))
     python = platform.python_version()
     return f"{datetime.date.today()}, {cpus} CPUs ({platform.machine()}), Python {python}, {versions}"
