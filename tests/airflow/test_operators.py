@@ -304,17 +304,49 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
     ("given", "says"),
     [
         ({}, "task train does not say what to train"),
-        ({"train_func": 3}, "must be a function or the path of a script"),
-        ({"train_func": "nowhere.py"}, "nowhere.py.* cannot be read"),
-        ({"train_func": len, "framework": "xgboost"}, 'framework is "pytorch"'),
-        ({"train_func": print, "spec": {"hyper_parms": {}}}, "hyper_parms"),
+        ({"train_func": 3}, "must be a function, its name or a script's path"),
+        ({"train_func": len, "framework": "xgboost"}, 'framework="xgboost" runs no train_func'),
+        ({"train_func": len, "spec": {"args": [1]}}, "beside train_func, spec cannot say args, too"),
+        ({"train_func": len, "op_args": "abc"}, "arguments are a list"),
+        ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script takes a command line"),
+        ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts the spec, which says "pytorch"'),
         ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "no train_func that takes them"),
     ],
 )
-def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
+def test_what_cannot_be_is_refused_with_the_dag(given, says):
     with pytest.raises(InvalidArgumentError, match=says):
-        DistributedTrainOperator(task_id="train", pool_name=POOL, **given).execute(context)
+        DistributedTrainOperator(task_id="train", pool_name=POOL, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"train_func": "nowhere.py"}, "nowhere.py.* cannot be read"),
+        ({"train_func": print, "spec": {"hyper_parms": {}}}, "hyper_parms"),
+        ({"train_func": len}, "len: missing a required argument"),
+    ],
+)
+def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
+    operator = DistributedTrainOperator(task_id="train", pool_name=POOL, **given)
+    with pytest.raises(InvalidArgumentError, match=says):
+        operator.execute(context)
     assert on_fake_head.submissions == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"spec": "{{ params.spec }}"}, "spec of @task.distributed is a dict"),
+        ({"spec": {"scaling_config": {}}}, "instead of scaling_config"),
+        ({"gpus": 3, "num_workers": 2}, "gpus=3 cannot be divided"),
+        ({"multiple_outputs": True}, "returns a list"),
+    ],
+)
+def test_what_a_decorated_task_cannot_be_is_refused(given, says):
+    from shoal.airflow.decorators import distributed_task
+
+    with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match=says):
+        distributed_task(pool_name=POOL, **given)(lambda: None)()
 
 
 def test_a_wrong_spec_is_refused_by_name(on_fake_head, context):

@@ -71,8 +71,10 @@ def test_gpus_of_a_type_that_no_node_has_are_refused(driver: TwoNodes) -> None:
     @distributed(gpus=2, gpu_type="H100", remote=True)
     def train() -> None: ...
 
-    with pytest.raises(CapacityError, match="num_workers=2 of 1 CPU and 1 H100 GPU"):
-        train.distributed()
+    launched = ray_launch(gpus=2, gpu_type="H100")(lambda: None)
+    for refused in (train, launched):
+        with pytest.raises(CapacityError, match="num_workers=2 of 1 CPU and 1 H100 GPU"):
+            refused.distributed()
 
 
 @pytest.mark.ray

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.data import DataConnector, ShardedDataConnector
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, staging
+from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of, staging
 from shoal.jobs.function_work import _program
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
 
@@ -65,6 +65,13 @@ def test_the_same_function_is_the_same_question_however_it_was_pickled() -> None
     one, other = (FunctionJobSpec(name="train", program=f"/_code/{digest}") for digest in ("aa", "bb"))
     assert staging.question(one) == staging.question(other)
     assert staging.question(one) != staging.question(one.model_copy(update={"hyper_params": {"rate": 1}}))
+
+
+def test_other_arguments_are_another_question(tmp_path: Path) -> None:
+    others = {"run_config": {"artifact_location": str(tmp_path)}}
+    one, same, other = (spec_of(others, train_func=pow, args=[base, 2]) for base in (3, 3, 4))
+    assert staging.question(one) == staging.question(same) != staging.question(other)
+    assert spec_of(others, train_func=print, args=[object()]).arguments is None
 
 
 def test_a_function_is_found_by_its_name_or_its_program(tmp_path: Path) -> None:

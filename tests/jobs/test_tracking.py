@@ -13,9 +13,11 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
 from shoal.jobs import Register, Tracking, gate, scoring
+from shoal.jobs.attempts import Key
 from shoal.jobs.gate import Outcome, is_better
 from shoal.jobs.spec import ChampionResult
 from shoal.jobs.tracking import Run, metric_name
+from shoal.jobs.workplace import Workplace
 from shoal.state import Store
 
 NAN = float("nan")
@@ -232,6 +234,38 @@ class TestGate:
             scoring.score(model, holdout, "y", "rmse")
         with pytest.raises(DataError, match="the model does not predict the holdout's rows"):
             scoring.score(model, holdout, "y", "rmse", input_cols=["a"])
+
+    def test_a_champion_that_names_no_columns_is_judged_by_its_own(self, run, store, holdout):
+        import mlflow
+        from mlflow.models import infer_signature
+
+        class Times(mlflow.pyfunc.PythonModel):
+            def __init__(self, *factors):
+                self.factors = factors
+
+            def predict(self, context, model_input, params=None):
+                return np.asarray(model_input) @ np.array(self.factors)
+
+        register = Register(model="tensors", metric="rmse", holdout=holdout)
+
+        def entered(times: Times, columns: list[str]) -> Outcome:
+            gate.check(register, "y", columns)
+            inputs = frame()[columns].to_numpy()
+            signature = infer_signature(inputs, inputs[:, 0])
+            uri = mlflow.pyfunc.log_model(
+                name="times", python_model=times, signature=signature, pip_requirements=[]
+            ).model_uri
+            place = Workplace(store, Key("job", 1), run, {}, {})
+            model = scoring.load(uri)
+            return gate.enter(place, run, register, model_uri=uri, model=model, label_col="y", input_cols=columns)
+
+        assert entered(Times(3, 1), ["a", "b"]).value < 1e-6
+        other = entered(Times(1), ["a"])
+        assert other.champion is not None
+        assert (other.promoted, other.champion.version) == (False, "1")
+        assert other.champion.value < 1e-6 < other.value
+        with pytest.raises(DataError, match="the holdout lacks what the model needs: c"):
+            entered(Times(1), ["c"])
 
     def test_a_champion_that_is_gone_is_said(self, run):
         with pytest.raises(JobError, match="the model models:/nothing/1 cannot be loaded"):

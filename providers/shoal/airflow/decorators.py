@@ -22,8 +22,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
     :param num_cpus: CPUs that each claims.
     :param gpus: GPUs, of all workers together.
     :param gpu_type: Type that the GPUs must be of, as Ray names it (``H100``).
-    :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``.
-        (templated)
+    :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``; their
+        values are templated.
     """
 
     template_fields: Sequence[str] = DistributedTrainOperator.template_fields
@@ -46,6 +46,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
     ) -> None:
         from shoal.training.pytorch.scaling import spread
 
+        if not isinstance(spec, Mapping | None):
+            raise InvalidArgumentError("spec of @task.distributed is a dict, whose values may be templated")
         if spec and "scaling_config" in spec:
             raise InvalidArgumentError(
                 "@task.distributed takes num_workers, num_cpus and gpus instead of scaling_config"
@@ -78,11 +80,14 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
     """Makes a task of a function that runs in every worker of a gang; ``@task.distributed`` in a DAG.
 
-    The task returns what each rank returned, by rank. Its pool is leased around it, by ``pool_for_run``.
+    The task returns what each rank returned, by rank, which has to be what an XCom can hold. Its pool is leased around
+    it, by ``pool_for_run``.
 
     :param python_callable: The function.
     :param kwargs: As of :class:`DistributedDecoratedOperator` and any operator: ``num_workers``, ``pool_name``.
     """
+    if kwargs.pop("multiple_outputs", False):
+        raise InvalidArgumentError("@task.distributed returns a list, which multiple_outputs=True cannot unpack")
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=False,  # what a function returns may be a dict, but what the task returns is a list of them

@@ -6,18 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow.hooks import ENGINE, holder_of
 from shoal.errors import InvalidArgumentError
+from shoal.training.pytorch.train_func import TrainFunc, check
 
 if TYPE_CHECKING:
-    from airflow.sdk import XComArg
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import FunctionJobSpec, JobResult, JobSpec, TrainFunc
+    from shoal.jobs import FunctionJobSpec, JobResult, JobSpec
 
 
 _ENDED = ("success", "failed")
@@ -134,6 +134,8 @@ class DistributedTrainOperator(PoolOperator):
             raise InvalidArgumentError(
                 f"task {self.task_id} does not say what to train: give it a spec or a train_func"
             )
+        known = None if isinstance(spec, XComArg) else spec
+        check(train_func, op_args, op_kwargs, framework=framework, fields=known)
         self.spec = spec
         self.framework = framework
         self.train_func = train_func

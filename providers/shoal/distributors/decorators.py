@@ -44,7 +44,9 @@ class Site:
     remote: bool
     run_config: RunConfig
 
-    def run(self, function: Callable[..., Any], args: Any, kwargs: Any, scaling: AnyScaling) -> tuple[Any, ...]:
+    def run(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, scaling: AnyScaling, *, once: bool = False
+    ) -> tuple[Any, ...]:
         """Calls a function in every worker, and waits for all; returns what each rank returned, by rank.
 
         Args:
@@ -52,9 +54,15 @@ class Site:
             args: Its arguments.
             kwargs: Its arguments by name.
             scaling: The workers that call it.
+            once: Whether what is claimed is for the function's own workers, and not for those that call it.
         """
         program = Program.of(function, args, kwargs).dumps()
-        request = FunctionRequest(name=name_of(function), scaling=scaling, run_config=self.run_config)
+        request = FunctionRequest(
+            name=name_of(function),
+            scaling=scaling,
+            room_for=self.claim if once else None,
+            run_config=self.run_config,
+        )
         with self._nodes():
             run = where.run_function if self.remote else where.run_function_here
             return run(request, program).results
@@ -131,11 +139,12 @@ class LaunchedFunction(_Decorated[P, T]):
 
         Raises:
             InvalidArgumentError: If the function does not take the arguments, or something cannot be sent.
+            CapacityError: If the nodes have no room for what was asked for.
             ScaleError: If the pool could not grow; it is as it was.
             TrainingError: If it raised.
         """
         alone = SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=_CLAIMS_NOTHING)
-        result: T = self._site.run(self._function, args, kwargs, alone)[0]
+        result: T = self._site.run(self._function, args, kwargs, alone, once=True)[0]
         return result
 
 

@@ -71,6 +71,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
             dataset_map=request.dataset_map,
             hyper_params=request.hyper_params,
             scaling_config=request.scaling,
+            room_for=request.room_for,
             run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
             tracking=Tracking() if _tracked() else None,
         )

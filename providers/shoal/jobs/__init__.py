@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
-from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister, TrainFunc, parse_spec, spec_of
+from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister, parse_spec, spec_of
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
 from shoal.jobs.model_files import load_results, load_training
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
@@ -21,7 +21,6 @@ __all__ = [
     "JobTimeoutError",
     "Register",
     "Tracking",
-    "TrainFunc",
     "attach",
     "cancel",
     "clean_up",

@@ -28,6 +28,8 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
     from shoal.data.connector import DataConnector
     from shoal.training.boosting import train
 
+    if spec.register_as:
+        gate.check(spec.register_as, spec.label_col, spec.input_cols)
     run, key = place.run, place.key
     dataset = DataConnector.from_spec(spec.dataset)
     user_code = UserCode() if spec.user_code is None else by_value.load_user_code(spec.user_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 from shoal.state.home import home
@@ -23,7 +24,7 @@ def write(path: str, content: bytes) -> None:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}")
+    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}")  # threads write, and hosts with equal pids
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -11,22 +9,20 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
+from shoal.jobs import ids
 from shoal.jobs.spec import AnySpec, JobSpec, Register
-from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig
+from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
+from shoal.training.pytorch.train_func import TrainFunc, check, is_name
 
-_IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _NOT_STORED = "not stored yet"
-
-TrainFunc = Callable[..., Any] | str | os.PathLike[str]
-"""A function, its name as ``pkg.module:name``, or the path of a script."""
 
 
 class FunctionRegister(Register):
-    """How the model is registered that the function logs with ``mlflow.pytorch.log_model``."""
+    """How the model is registered that the function logs, by ``mlflow.pytorch.log_model`` or another flavour's."""
 
     label_col: str = Field(min_length=1, description="Label column of the holdout.")
     input_cols: tuple[str, ...] = Field(
-        default=(), description="Its feature columns, in the model's order; none: those that its signature names."
+        default=(), description="Its feature columns, for a model whose signature is a tensor and names none."
     )
 
 
@@ -47,11 +43,15 @@ class FunctionJobSpec(AnySpec):
     program: str | None = Field(
         default=None, description="Where function and arguments lie, by value; `spec_of` or a distributor writes them."
     )
+    arguments: str | None = Field(default=None, description="Digest of the program's arguments; `spec_of` sets it.")
     dataset_map: dict[str, DatasetSpec] = Field(
         default_factory=dict, description="Datasets by name; connectors will do."
     )
     hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
     scaling_config: AnyScaling = Field(default_factory=PyTorchScalingConfig, description="Workers and their size.")
+    room_for: SpreadScalingConfig | None = Field(
+        default=None, description="Workers of the function's own, for which there has to be room."
+    )
     register_as: FunctionRegister | None = Field(
         default=None, alias="register", description="Where the model goes that the function logs; none: nowhere."
     )
@@ -67,7 +67,7 @@ class FunctionJobSpec(AnySpec):
     def _one_function(self) -> Self:
         if (self.train_func is None) == (self.program is None):
             raise ValueError("train_func names the function as pkg.module:name")
-        if self.train_func is not None and not _IMPORTABLE.fullmatch(self.train_func):
+        if self.train_func is not None and not is_name(self.train_func):
             raise ValueError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
         if self.program is not None and (self.args or self.kwargs):
             raise ValueError("args and kwargs are of a function that is named; the program has its own")
@@ -120,26 +120,31 @@ def spec_of(
     Raises:
         InvalidArgumentError: Naming each field that is wrong, or what cannot be sent.
     """
+    check(train_func, args, kwargs, framework=framework, fields=given)
     if train_func is None:
-        if args or kwargs:
-            raise InvalidArgumentError("arguments were given, and no train_func that takes them")
         if given is None:
             raise InvalidArgumentError("nothing says what to train: give a spec, or a train_func")
         if not isinstance(given, Mapping):
             return given
         return parse_spec({**given, **({"framework": framework} if framework else {})})
-    if framework not in (None, "pytorch") or not isinstance(given, Mapping | None):
-        raise InvalidArgumentError(
-            'beside train_func, framework is "pytorch", and spec a dict of the other fields, such as hyper_params'
-        )
+    assert given is None or isinstance(given, Mapping)
     fields = dict(given or {})
-    if isinstance(train_func, str) and _IMPORTABLE.fullmatch(train_func):
+    if is_name(train_func):
         return FunctionJobSpec.parse({**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}})
     from shoal.jobs import by_value
     from shoal.training.pytorch.program import Program, name_of
 
     program = Program.of(train_func, args, kwargs or {})
     # Wrong fields are told before anything is written.
-    spec = FunctionJobSpec.parse({"name": name_of(program.target), **fields, "program": _NOT_STORED})
+    named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
+    spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
     stored = by_value.store(program.dumps(), spec.run_config.artifact_location)
     return spec.model_copy(update={"program": stored})
+
+
+def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Of plain data: with other arguments it is another question. Pickles of the rest differ from call to call."""
+    try:
+        return ids.digest([list(args), dict(kwargs)])
+    except (TypeError, ValueError):
+        return None

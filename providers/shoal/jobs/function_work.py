@@ -70,6 +70,8 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
     """
     from shoal.training.pytorch.engine import run
 
+    if spec.register_as:
+        gate.check(spec.register_as, spec.register_as.label_col, spec.register_as.input_cols)
     tracked, key = place.run, place.key
     location = spec.run_config.artifact_location
     if tracked:
@@ -79,15 +81,16 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
         dataset_map=spec.dataset_map,
         hyper_params=spec.hyper_params,
         scaling=spec.scaling_config,
+        room_for=spec.room_for,
         run_config=spec.run_config,
     )
     program, root = _program(spec), files.root(location)
     with _Sender(tracked) as sender:
         answer = run(request, program, job_id=key.job_id, location=root, env=place.environment, on_metrics=sender.log)
+    results = model_files.save_results(model_files.folder(key, location), answer)
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
         uri, outcome = _register(spec.register_as, place, tracked)
-    results = model_files.save_results(model_files.folder(key, location), answer)
     print(f"model folder of {answer.num_workers} workers in {answer.model_dir}", flush=True)
     return JobResult(
         job_id=key.job_id,

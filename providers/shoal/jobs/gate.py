@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import DataError
 from shoal.jobs import scoring
 from shoal.jobs.locks import store_lock
 from shoal.jobs.metrics import Mode
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 _LOCK_TTL_S = 120.0
 """What is done under the lock is two requests to MLflow, each of which gives up after 120 s at the latest by default;
 one that takes longer loses the lock and with it nothing but the certainty that nobody promotes at the same moment."""
+
+_COLUMNS = "shoal.input_cols"
+"""Tag of a version: what a model takes whose signature does not say."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,26 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     return challenger < champion if mode == "min" else challenger > champion
 
 
+def check(register: Register, label_col: str, input_cols: Sequence[str]) -> None:
+    """Refuse a holdout that cannot judge, before hours of training.
+
+    Args:
+        register: What names it.
+        label_col: Its label column.
+        input_cols: Columns that the model takes, as far as they are known.
+
+    Raises:
+        DataError: It is not there, has no rows, or lacks a column.
+    """
+    from shoal.data.connector import DataConnector
+
+    holdout: DataConnector = DataConnector.from_spec(register.holdout)
+    if missing := sorted({*input_cols, label_col} - set(holdout.schema().names)):
+        raise DataError(f"the holdout lacks what the model needs: {', '.join(missing)}")
+    if not holdout.num_rows():
+        raise DataError("the holdout has no rows")
+
+
 def enter(
     place: Workplace,
     run: Run,
@@ -88,10 +113,16 @@ def enter(
 
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
 
-    def judged(model: Any) -> float:
-        return scoring.score(model, holdout, label_col, register.metric, input_cols=input_cols)
+    def champions(uri: str) -> float:
+        # One that does not name its columns was trained on its own, in its own order.
+        own = run.client.get_model_version(register.model, uri.rpartition("/")[2]).tags.get(_COLUMNS)
+        columns = json.loads(own) if own else input_cols
+        try:
+            return scoring.score(scoring.load(uri), holdout, label_col, register.metric, input_cols=columns)
+        except DataError as error:
+            raise DataError(f"the champion {uri} cannot be judged: {error}") from error
 
-    value = judged(model)
+    value = scoring.score(model, holdout, label_col, register.metric, input_cols=input_cols)
     run.log_values({f"holdout-{register.metric}": value})
     outcome = challenge(
         run.client,
@@ -99,8 +130,8 @@ def enter(
         register,
         model_uri,
         value=value,
-        tags=place.tags,
-        score_champion=lambda uri: judged(scoring.load(uri)),
+        tags={**place.tags, _COLUMNS: json.dumps(list(input_cols))},
+        score_champion=champions,
     )
     print(describe(outcome, register), flush=True)
     return outcome

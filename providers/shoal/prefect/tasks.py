@@ -9,7 +9,7 @@ from prefect import task
 from prefect.artifacts import acreate_table_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from shoal.jobs import FunctionJobSpec, JobSpec, TrainFunc, clean_up, spec_of
+from shoal.jobs import FunctionJobSpec, JobSpec, clean_up, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.prefect._holder import current_holder
@@ -17,6 +17,7 @@ from shoal.prefect._progress import NodeLog
 from shoal.prefect._threads import in_thread
 from shoal.prefect._training import Training, artifact
 from shoal.prefect.blocks import PoolSource, pool_of
+from shoal.training.pytorch.train_func import TrainFunc
 
 _CLEANED = "its Prefect run cleaned up"
 
@@ -196,7 +197,8 @@ async def adistributed_train(
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
     """`distributed_train` for async flows."""
-    training = Training(spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs), pool_name)
+    said = await in_thread(lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs))
+    training = Training(said, pool_name)
     result = await in_thread(training.run, training.cancel)
     try:
         await acreate_table_artifact(**artifact(result))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
+
+# cloudpickle's registry is one for all threads of the process.
+_registering = threading.Lock()
 
 
 def pickled(value: Any, parts: Iterable[Any], what: str) -> bytes:
@@ -31,7 +35,7 @@ def pickled(value: Any, parts: Iterable[Any], what: str) -> bytes:
     import cloudpickle
 
     try:
-        with _by_value(_modules_of(parts)):
+        with _registering, _by_value(_modules_of(parts)):
             content: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise InvalidArgumentError(f"{what} cannot be sent to the pool: {error}") from error

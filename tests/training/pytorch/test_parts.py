@@ -21,6 +21,7 @@ from shoal.distributors.pytorch import (
     run_local,
 )
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.training.gang.gang import GangShape
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output
@@ -29,7 +30,7 @@ from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program, Script
 from shoal.training.pytorch.progress import Metrics
-from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, lay_out
+from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out
 from shoal.training.scaling import Node
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
@@ -47,12 +48,12 @@ def spread(workers: int, cpus: int = 1, gpus: int = 0) -> SpreadScalingConfig:
 
 
 def test_workers_are_laid_out_on_nodes_that_have_room() -> None:
-    assert lay_out(of(2), ONE_CPU) == Layout(2, 1, 1, 0)
+    assert lay_out(of(2), ONE_CPU) == Layout(2, 1, WorkerResourceConfig(num_cpus=1, num_gpus=0))
     assert lay_out(of(-1), ONE_CPU).num_workers == 2
-    assert lay_out(of(-1, 2, 1, 1), GPUS) == Layout(2, 2, 1, 1)
+    assert lay_out(of(-1, 2, 1, 1), GPUS) == Layout(2, 2, WorkerResourceConfig(num_cpus=1, num_gpus=1))
     assert lay_out(of(1, 5, 0), ONE_CPU).num_workers == 5
-    assert lay_out(spread(9), GPUS) == Layout(9, None, 1, 0)
-    assert lay_out(spread(2, 0, 1), GPUS) == Layout(2, None, 0, 1)
+    assert lay_out(spread(9), GPUS) == Layout(9, None, WorkerResourceConfig(num_cpus=1, num_gpus=0))
+    assert lay_out(spread(2, 0, 1), GPUS) == Layout(2, None, WorkerResourceConfig(num_cpus=0, num_gpus=1))
 
 
 @pytest.mark.parametrize(
@@ -70,11 +71,25 @@ def test_what_does_not_fit_is_refused(config: AnyScaling, says: str) -> None:
         lay_out(config, ONE_CPU)
 
 
+def test_only_nodes_whose_gpus_are_of_the_type_count() -> None:
+    nodes = [
+        Node(name="a", cpus=2, gpus=1, gpu_type="H100"),
+        Node(name="b", cpus=2, gpus=1, gpu_type="A100"),
+        Node(name="c", cpus=2, gpus=1, gpu_type=None),
+        Node(name="d", cpus=2, gpus=1),  # of a pool that is looked at from outside, nobody knows
+    ]
+    each = WorkerResourceConfig(num_gpus=1, gpu_type="H100")
+    assert [fitting(node, each) for node in nodes] == [1, 0, 0, 1]
+    with pytest.raises(CapacityError, match=r"1 CPU and 1 H100 GPU .*b: 2 CPUs, 1 A100 GPUs"):
+        lay_out(SpreadScalingConfig(num_workers=3, resource_requirements_per_worker=each), nodes)
+    assert GangShape(2, 1, 1, "H100", per_node=2).bundles == [{"CPU": 2, "GPU": 2.0, "accelerator_type:H100": 0.001}]
+
+
 def test_clamping_takes_what_there_is_but_something_there_must_be() -> None:
     with pytest.warns(UserWarning, match="num_nodes=3 .* reduced to 2"):
         assert lay_out(of(3), ONE_CPU, clamp=True).num_workers == 2
     with pytest.warns(UserWarning, match="num_workers_per_node=4 of 0 CPUs and 1 GPU .* reduced to 2"):
-        assert lay_out(of(1, 4, 0, 1), GPUS, clamp=True) == Layout(2, 2, 0, 1)
+        assert lay_out(of(1, 4, 0, 1), GPUS, clamp=True) == Layout(2, 2, WorkerResourceConfig(num_cpus=0, num_gpus=1))
     with pytest.raises(CapacityError):
         lay_out(of(1, 1, 1, 1), ONE_CPU, clamp=True)
 

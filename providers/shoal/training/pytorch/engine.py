@@ -89,6 +89,8 @@ class _Run:
         self._began = began
         self._resilience = Resilience(request.run_config, began)
         self._layout = lay_out(request.scaling, cluster.active_nodes(), clamp=request.run_config.clamp)
+        if request.room_for:
+            lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
         self._checkpoints = checkpoints
         self._destination = destination
         self._metrics = Metrics(on_metrics)

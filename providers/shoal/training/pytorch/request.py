@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from shoal.data.spec import DatasetSpec
-from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig
+from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
 from shoal.training.run_config import RunConfig
 
 
@@ -21,6 +21,9 @@ class FunctionRequest(BaseModel):
     dataset_map: dict[str, DatasetSpec] = Field(default_factory=dict, description="Datasets by name.")
     hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
     scaling: AnyScaling = Field(default_factory=PyTorchScalingConfig, description="Workers and their size.")
+    room_for: SpreadScalingConfig | None = Field(
+        default=None, description="Workers of the function's own, for which there has to be room."
+    )
     run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
 
 

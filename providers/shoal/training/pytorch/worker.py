@@ -156,11 +156,11 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     try:
         with tagged_output(place.rank, place.log):
             value = cloudpickle.loads(assignment.program)()
-            adopt_model()
     except Exception as error:
         if any(word in str(error) for word in _PEER_WORDS):
             raise PeerError(f"{type(error).__name__}: {error}") from error
         raise
+    adopt_model(place.log)
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
 
 
