@@ -57,7 +57,6 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
                 model_uri=uri,
                 model=trained.booster(),
                 label_col=spec.label_col,
-                input_cols=spec.input_cols,
             )
             version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
             metrics[f"holdout-{spec.register_as.metric}"] = outcome.value

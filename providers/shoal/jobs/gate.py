@@ -92,7 +92,7 @@ def enter(
     model_uri: str,
     model: Any,
     label_col: str,
-    input_cols: Sequence[str],
+    input_cols: Sequence[str] = (),
 ) -> Outcome:
     """Judge a model on the holdout, register it, and give it the alias if it is better than who has it.
 
@@ -130,7 +130,7 @@ def enter(
         register,
         model_uri,
         value=value,
-        tags={**place.tags, _COLUMNS: json.dumps(list(input_cols))},
+        tags={**place.tags, **({_COLUMNS: json.dumps(list(input_cols))} if input_cols else {})},
         score_champion=champions,
     )
     print(describe(outcome, register), flush=True)
