@@ -5,11 +5,10 @@ Source: the 1,797 images of 8 x 8 pixels that scikit-learn brings (test set of t
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.examples.complete import complete
 from shoal.state.home import subfolder
 
 if TYPE_CHECKING:
@@ -43,19 +42,10 @@ def _prepare(folder: Path) -> None:
 
     images = load_digits()
     table = pd.DataFrame(images.data.astype("float32"), columns=list(PIXELS)).assign(**{LABEL: images.target})
-    partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-    partial.mkdir(parents=True)
-    try:
-        judges = table.index % _EVERY == 0
+    judges = table.index % _EVERY == 0
+    with complete(folder) as partial:
         table[~judges].to_parquet(partial / "train.parquet", row_group_size=256, index=False)
         table[judges].to_parquet(partial / "holdout.parquet", index=False)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.exists():  # another run may have been first, with the same files
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def training_spec(epochs: int = 15, workers: int = 2) -> FunctionJobSpec:

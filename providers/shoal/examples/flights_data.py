@@ -6,13 +6,12 @@ flights of 2013, 327,346 arrived and have the delay that is learned.
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.examples.complete import complete
 from shoal.state.home import subfolder
 
 if TYPE_CHECKING:
@@ -52,18 +51,9 @@ def month_files(months: range | list[int], folder: Path | None = None) -> list[s
 
 def _prepare(folder: Path) -> None:
     """Write all twelve files, complete or not at all."""
-    partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-    partial.mkdir(parents=True)
-    try:
+    with complete(folder) as partial:
         for month, table in _joined().groupby("month"):
             table.to_parquet(partial / f"2013-{month:02}.parquet", row_group_size=_ROWS_PER_GROUP, index=False)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.exists():  # another run may have been first, with the same files
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _joined() -> pd.DataFrame:
