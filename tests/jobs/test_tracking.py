@@ -249,7 +249,7 @@ class TestGate:
         register = Register(model="tensors", metric="rmse", holdout=holdout)
 
         def entered(times: Times, columns: list[str]) -> Outcome:
-            gate.check(register, "y", columns)
+            gate.check_holdout(register, "y", columns)
             inputs = frame()[columns].to_numpy()
             signature = infer_signature(inputs, inputs[:, 0])
             uri = mlflow.pyfunc.log_model(

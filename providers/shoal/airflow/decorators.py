@@ -52,7 +52,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
             raise InvalidArgumentError(
                 "@task.distributed takes num_workers, num_cpus and gpus instead of scaling_config"
             )
-        scaling = spread(gpus=gpus, num_workers=num_workers, num_cpus=num_cpus, gpu_type=gpu_type)
+        scaling = spread(gpus, num_workers, num_cpus, gpu_type)
         upstream = {
             "train_func": python_callable,
             "op_args": op_args,

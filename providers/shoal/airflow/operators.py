@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from shoal.airflow._base import PoolOperator
 from shoal.airflow.hooks import ENGINE, holder_of
 from shoal.errors import InvalidArgumentError
-from shoal.training.pytorch.train_func import TrainFunc, check
+from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -135,7 +135,7 @@ class DistributedTrainOperator(PoolOperator):
                 f"task {self.task_id} does not say what to train: give it a spec or a train_func"
             )
         known = None if isinstance(spec, XComArg) else spec
-        check(train_func, op_args, op_kwargs, framework=framework, fields=known)
+        check_train_func(train_func, op_args, op_kwargs, framework=framework, fields=known)
         self.spec = spec
         self.framework = framework
         self.train_func = train_func

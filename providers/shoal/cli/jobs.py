@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
 
-_NO_PATHS = {"params", "hyper_params"}
+_NO_PATHS = {"params", "hyper_params", "args", "kwargs"}
 """Fields of a spec that hold the user's own values, which are nobody's to change."""
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; its newest attempt is meant.")]

@@ -180,8 +180,7 @@ def distributed(
     """
     if callable(gpus):
         raise InvalidArgumentError("write @distributed() with parentheses")
-    claim = spread(gpus=gpus, num_workers=num_workers, num_cpus=num_cpus, gpu_type=gpu_type)
-    site = Site(claim, remote, run_config or RunConfig())
+    site = Site(spread(gpus, num_workers, num_cpus, gpu_type), remote, run_config or RunConfig())
     return lambda function: DistributedFunction(function, site)
 
 
@@ -219,6 +218,5 @@ def ray_launch(
     """
     if callable(gpus):
         raise InvalidArgumentError("write @ray_launch() with parentheses")
-    claim = spread(gpus=gpus, num_workers=num_workers, num_cpus=num_cpus, gpu_type=gpu_type)
-    site = Site(claim, remote, run_config or RunConfig())
+    site = Site(spread(gpus, num_workers, num_cpus, gpu_type), remote, run_config or RunConfig())
     return lambda function: LaunchedFunction(function, site)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.errors import MissingExtraError
 from shoal.examples.complete import complete
 from shoal.state.home import subfolder
 
@@ -38,8 +39,11 @@ def digit_files(folder: Path | None = None) -> tuple[str, str]:
 def _prepare(folder: Path) -> None:
     """Write both files, complete or not at all."""
     import pandas as pd
-    from sklearn.datasets import load_digits
 
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtraError("scikit-learn", "xgboost") from None
     images = load_digits()
     table = pd.DataFrame(images.data.astype("float32"), columns=list(PIXELS)).assign(**{LABEL: images.target})
     judges = table.index % _EVERY == 0

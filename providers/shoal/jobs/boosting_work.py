@@ -29,7 +29,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
     from shoal.training.boosting import train
 
     if spec.register_as:
-        gate.check(spec.register_as, spec.label_col, spec.input_cols)
+        gate.check_holdout(spec.register_as, spec.label_col, spec.input_cols)
     run, key = place.run, place.key
     dataset = DataConnector.from_spec(spec.dataset)
     user_code = UserCode() if spec.user_code is None else by_value.load_user_code(spec.user_code)

@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.spec import AnySpec, JobSpec, Register
 from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
-from shoal.training.pytorch.train_func import TrainFunc, check, is_name
+from shoal.training.pytorch.train_func import FRAMEWORK, TrainFunc, check_train_func, is_name
 
 _NOT_STORED = "not stored yet"
 
@@ -97,7 +97,7 @@ def parse_spec(fields: Mapping[str, Any]) -> JobSpec | FunctionJobSpec:
     Raises:
         InvalidArgumentError: Naming each field that is wrong.
     """
-    return (FunctionJobSpec if fields.get("framework") == "pytorch" else JobSpec).parse(fields)
+    return (FunctionJobSpec if fields.get("framework") == FRAMEWORK else JobSpec).parse(fields)
 
 
 def spec_of(
@@ -120,7 +120,7 @@ def spec_of(
     Raises:
         InvalidArgumentError: Naming each field that is wrong, or what cannot be sent.
     """
-    check(train_func, args, kwargs, framework=framework, fields=given)
+    check_train_func(train_func, args, kwargs, framework=framework, fields=given)
     if train_func is None:
         if given is None:
             raise InvalidArgumentError("nothing says what to train: give a spec, or a train_func")

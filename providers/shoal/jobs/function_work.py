@@ -71,7 +71,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
     from shoal.training.pytorch.engine import run
 
     if spec.register_as:
-        gate.check(spec.register_as, spec.register_as.label_col, spec.register_as.input_cols)
+        gate.check_holdout(spec.register_as, spec.register_as.label_col, spec.register_as.input_cols)
     tracked, key = place.run, place.key
     location = spec.run_config.artifact_location
     if tracked:

@@ -64,7 +64,7 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     return challenger < champion if mode == "min" else challenger > champion
 
 
-def check(register: Register, label_col: str, input_cols: Sequence[str]) -> None:
+def check_holdout(register: Register, label_col: str, input_cols: Sequence[str]) -> None:
     """Refuse a holdout that cannot judge, before hours of training.
 
     Args:

@@ -72,9 +72,7 @@ class SpreadScalingConfig(Config):
     )
 
 
-def spread(
-    *, gpus: int = 0, num_workers: int | None = None, num_cpus: int = 1, gpu_type: str | None = None
-) -> SpreadScalingConfig:
+def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
     """The workers of a decorated function.
 
     Args:

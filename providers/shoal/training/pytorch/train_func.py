@@ -22,7 +22,9 @@ def is_name(train_func: Any) -> bool:
     return isinstance(train_func, str) and _NAME.fullmatch(train_func) is not None
 
 
-def check(train_func: Any, args: Any, kwargs: Any, *, framework: str | None = None, fields: Any = None) -> None:
+def check_train_func(
+    train_func: Any, args: Any, kwargs: Any, *, framework: str | None = None, fields: Any = None
+) -> None:
     """Refuses what cannot be run, as far as it shows without looking at a file.
 
     Args:
