@@ -13,7 +13,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -24,9 +24,9 @@ from shoal.data.matrix import to_matrix
 from tests.benchmarks import peers
 from tests.benchmarks.datasets import MAKE, Data, small
 from tests.benchmarks.peers import Fit, Library, Trained
-from tests.benchmarks.process_tree import PeakMemory
 from tests.benchmarks.report import table
-from tests.benchmarks.side import Side, SideError
+from tests.benchmarks.side import Side
+from tests.benchmarks.turns import Taken, take_turns
 
 PLAIN, SHOAL, RAY_TRAIN = "plain", "shoal", "Ray Train"
 SIDES: dict[str, Callable[..., AbstractContextManager[Fit]]] = {
@@ -39,32 +39,18 @@ SIDES: dict[str, Callable[..., AbstractContextManager[Fit]]] = {
 _XGBOOST_ONLY = {"shoal, external memory"}
 
 
-@dataclass
-class Taken:
-    """What one side took.
-
-    Attributes:
-        turns: What each turn gave.
-        peak_bytes: The highest memory of its process tree.
-        failure: Why there is no more.
-    """
-
-    turns: list[Trained] = field(default_factory=list)
-    peak_bytes: int = 0
-    failure: str | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Of the fastest turn: on a shared machine, the one that was disturbed least."""
-        return min(turn.seconds for turn in self.turns)
-
-    def above_idle(self, shard_bytes: float) -> str:
-        """The workers' highest memory above their idle size, in shards; only shoal tells."""
-        grown = [each.peak_rss_bytes - each.idle_rss_bytes for turn in self.turns for each in turn.workers]
-        return f"{max(grown) / shard_bytes:.2f}" if grown else ""
+def seconds(taken: Taken[Trained]) -> float:
+    """Of the fastest turn: on a shared machine, the one that was disturbed least."""
+    return min(turn.seconds for turn in taken.turns)
 
 
-def measure(data: Data, library: Library, names: Sequence[str], workers: int, repeat: int) -> dict[str, Taken]:
+def above_idle(taken: Taken[Trained], shard_bytes: float) -> str:
+    """The workers' highest memory above their idle size, in shards; only shoal tells."""
+    grown = [each.peak_rss_bytes - each.idle_rss_bytes for turn in taken.turns for each in turn.workers]
+    return f"{max(grown) / shard_bytes:.2f}" if grown else ""
+
+
+def measure(data: Data, library: Library, names: Sequence[str], workers: int, repeat: int) -> dict[str, Taken[Trained]]:
     """Train with every side.
 
     Args:
@@ -74,28 +60,9 @@ def measure(data: Data, library: Library, names: Sequence[str], workers: int, re
         workers: One-thread workers, or threads of a side that has one process.
         repeat: Turns; Ray Train, which takes a minute and more, has one.
     """
-    taken = {name: Taken() for name in names}
+    sides = {name: partial(Side, SIDES[name], library, workers) for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        warming = small(Path(folder) / "january")
-        for turn in range(repeat):
-            for name, so_far in taken.items():
-                if so_far.failure or (turn and name == RAY_TRAIN):
-                    continue
-                try:
-                    _turn(Side(SIDES[name], library, workers), warming, data, so_far)
-                except SideError as error:
-                    so_far.failure = str(error)
-    return taken
-
-
-def _turn(side: Side, warming: Data, data: Data, taken: Taken) -> None:
-    try:
-        side.ask(warming)
-        with PeakMemory(side.pid) as peak:
-            taken.turns.append(side.ask(data))
-        taken.peak_bytes = max(taken.peak_bytes, peak.bytes)
-    finally:
-        side.close()
+        return take_turns(sides, small(Path(folder) / "january"), data, repeat, once=[RAY_TRAIN])
 
 
 def rmse(model: bytes, library: Library, data: Data) -> float:
@@ -113,7 +80,7 @@ def rmse(model: bytes, library: Library, data: Data) -> float:
     return float(np.sqrt(np.mean((predicted - label) ** 2)))
 
 
-def show(data: Data, library: Library, taken: dict[str, Taken], workers: int) -> str:
+def show(data: Data, library: Library, taken: dict[str, Taken[Trained]], workers: int) -> str:
     """A table of one dataset and library, in Markdown."""
     plain = taken.get(PLAIN)
     rows = []
@@ -125,11 +92,11 @@ def show(data: Data, library: Library, taken: dict[str, Taken], workers: int) ->
         rows.append(
             [
                 name,
-                f"{side.seconds:.1f}",
-                f"{side.seconds / against.seconds:.2f}" if against else "",
+                f"{seconds(side):.1f}",
+                f"{seconds(side) / seconds(against):.2f}" if against else "",
                 f"{side.peak_bytes >> 20:,}",
                 f"{side.peak_bytes / against.peak_bytes:.2f}" if against else "",
-                side.above_idle(data.shard_bytes / workers),
+                above_idle(side, data.shard_bytes / workers),
                 f"{rmse(side.turns[-1].model, library, data):.4f}",
             ]
         )

@@ -13,16 +13,16 @@ import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.benchmarks import launchers, torch_rows
 from tests.benchmarks.datasets import Data, synthetic
 from tests.benchmarks.ddp import BATCH_ROWS, FEATURES
 from tests.benchmarks.launchers import Ran, Run
-from tests.benchmarks.process_tree import PeakMemory
 from tests.benchmarks.report import table
-from tests.benchmarks.side import Side, SideError
+from tests.benchmarks.side import Side
+from tests.benchmarks.turns import Taken, take_turns
 
 TORCHRUN = "torchrun"
 SIDES: dict[str, Callable[[int], AbstractContextManager[Run]]] = {
@@ -38,27 +38,12 @@ _IN_TURNS = (TORCHRUN, "shoal")
 _WARMING_STEPS = 1
 
 
-@dataclass
-class Taken:
-    """What one side took.
-
-    Attributes:
-        turns: What each turn gave.
-        peak_bytes: The highest memory of its process tree.
-        failure: Why there is no more.
-    """
-
-    turns: list[Ran] = field(default_factory=list)
-    peak_bytes: int = 0
-    failure: str | None = None
-
-    @property
-    def rates(self) -> list[float]:
-        """Steps per second of each turn."""
-        return [turn.steps_per_second for turn in self.turns]
+def rates(taken: Taken[Ran]) -> list[float]:
+    """Steps per second of each turn."""
+    return [turn.steps_per_second for turn in taken.turns]
 
 
-def measure(names: Sequence[str], workers: int, steps: int, repeat: int) -> dict[str, Taken]:
+def measure(names: Sequence[str], workers: int, steps: int, repeat: int) -> dict[str, Taken[Ran]]:
     """Train with every side, in turns.
 
     Args:
@@ -67,32 +52,14 @@ def measure(names: Sequence[str], workers: int, steps: int, repeat: int) -> dict
         steps: Steps that are timed.
         repeat: Turns of torchrun and shoal; the others have one.
     """
-    taken = {name: Taken() for name in names}
-    for turn in range(repeat):
-        for name, so_far in taken.items():
-            if so_far.failure or (turn and name not in _IN_TURNS):
-                continue
-            try:
-                _turn(Side(SIDES[name], workers), steps, so_far)
-            except SideError as error:
-                so_far.failure = str(error)
-    return taken
+    sides = {name: partial(Side, SIDES[name], workers) for name in names}
+    return take_turns(sides, _WARMING_STEPS, steps, repeat, once=set(SIDES) - set(_IN_TURNS))
 
 
-def _turn(side: Side, steps: int, taken: Taken) -> None:
-    try:
-        side.ask(_WARMING_STEPS)
-        with PeakMemory(side.pid) as peak:
-            taken.turns.append(side.ask(steps))
-        taken.peak_bytes = max(taken.peak_bytes, peak.bytes)
-    finally:
-        side.close()
-
-
-def show(taken: dict[str, Taken], workers: int, steps: int) -> str:
+def show(taken: dict[str, Taken[Ran]], workers: int, steps: int) -> str:
     """A table of all sides, in Markdown."""
     torchrun = taken.get(TORCHRUN)
-    against = max(torchrun.rates) if torchrun and torchrun.failure is None else None
+    against = max(rates(torchrun)) if torchrun and torchrun.failure is None else None
     rows = []
     for name, side in taken.items():
         if side.failure is not None:
@@ -104,9 +71,9 @@ def show(taken: dict[str, Taken], workers: int, steps: int) -> str:
                 name,
                 f"{best.first_step:.1f}",
                 f"{best.function:.1f}",
-                f"{max(side.rates):.1f}",
-                f"{min(side.rates):.1f}",
-                f"{max(side.rates) / against:.2f}" if against else "",
+                f"{max(rates(side)):.1f}",
+                f"{min(rates(side)):.1f}",
+                f"{max(rates(side)) / against:.2f}" if against else "",
                 f"{min(turn.seconds for turn in side.turns):.1f}",
                 f"{side.peak_bytes >> 20:,}",
             ]

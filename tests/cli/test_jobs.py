@@ -101,6 +101,8 @@ def test_options_go_into_the_spec_and_relative_paths_start_here():
     spec = _parse(SPEC, pool_name="retrain", job_id="mine", detach=True)
     assert spec.dataset.paths == (str(Path("flights/2013-01.parquet").absolute()), "s3://bucket/2013-02.parquet")
     assert spec.params["paths"] == ["left/alone"]
+    function = {"framework": "pytorch", "train_func": "pkg.module:train", "kwargs": {"from": {"paths": ["left/alone"]}}}
+    assert _parse(function, pool_name=None, job_id=None, detach=False).kwargs == function["kwargs"]
     config = spec.run_config
     assert (config.pool_name, config.job_id, config.orphan_after, config.seed) == ("retrain", "mine", None, 7)
 
