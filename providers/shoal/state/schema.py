@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, Enum, ForeignKey, String
+from sqlalchemy import JSON, Enum, ForeignKey, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -81,6 +81,10 @@ def _state(enum: type[StrEnum]) -> Enum:
     return Enum(enum, native_enum=False, length=20, values_callable=lambda e: [member.value for member in e])
 
 
+_HOLDER = String(255).with_variant(Text(), "postgresql")
+"""A holder's name has no limit (an Airflow DAG id and a run id may have 250 characters each), nor does SQLite enforce one."""
+
+
 class Base(DeclarativeBase):
     """What the tables share."""
 
@@ -95,7 +99,8 @@ class Pool(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     spec: Mapped[dict[str, Any]]
     state: Mapped[PoolState] = mapped_column(_state(PoolState))
-    host: Mapped[str]
+    host: Mapped[str]  # name of the host that it is bound to; empty for a pool that any host can act on
+    host_id: Mapped[str | None]  # identity of that host, which outlives a change of its name; None in rows of 0.1
     min_nodes: Mapped[int]
     max_nodes: Mapped[int]
     epoch: Mapped[int]  # counts its lives, one an `up()`: nodes of an older one have no right to exist
@@ -131,7 +136,7 @@ class Lease(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
-    holder: Mapped[str]
+    holder: Mapped[str] = mapped_column(_HOLDER)
     size: Mapped[int]
     epoch: Mapped[int]
     ttl: Mapped[float]  # what a renewal adds, whoever renews it
@@ -148,7 +153,7 @@ class Operation(Base):
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
     kind: Mapped[OperationKind] = mapped_column(_state(OperationKind))
     state: Mapped[OperationState] = mapped_column(_state(OperationState), index=True)
-    holder: Mapped[str]
+    holder: Mapped[str] = mapped_column(_HOLDER)
     size: Mapped[int]
     min_size: Mapped[int | None]  # `block_until_min_cluster_size`
     replaced_size: Mapped[int | None]  # the base demand it took the place of: what its rollback restores
@@ -195,15 +200,18 @@ class Job(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(index=True)  # no foreign key: a job's record outlives its pool
-    holder: Mapped[str]
+    holder: Mapped[str] = mapped_column(_HOLDER)
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
     endpoint: Mapped[dict[str, str]]  # the head it was submitted to
     driver: Mapped[dict[str, Any] | None]  # process identity of its driver
+    submitter: Mapped[dict[str, Any] | None]  # process identity of the process that sends it to the head
+    heartbeat_at: Mapped[float | None]  # last sign of life of its driver; None where the driver is of 0.1
     orphan_after: Mapped[float | None]  # seconds without anybody asking, after which it ends itself
     asked_at: Mapped[float]  # last time somebody asked about it
     collected_at: Mapped[float | None]  # when its result was handed out
     result: Mapped[dict[str, Any] | None]
+    results_digest: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of `results.pkl`
     error: Mapped[str | None] = mapped_column(String)
     mlflow_run_id: Mapped[str | None]
     created_at: Mapped[float]
@@ -217,5 +225,5 @@ class Lock(Base):
     __tablename__ = "locks"
 
     name: Mapped[str] = mapped_column(primary_key=True)
-    holder: Mapped[str]
+    holder: Mapped[str] = mapped_column(_HOLDER)
     expires_at: Mapped[float]
