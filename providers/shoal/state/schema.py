@@ -82,7 +82,7 @@ def _state(enum: type[StrEnum]) -> Enum:
 
 
 _HOLDER = String(255).with_variant(Text(), "postgresql")
-"""A holder's name has no limit (an Airflow DAG id and a run id may have 250 characters each), nor does SQLite enforce one."""
+"""Airflow DAG ids and run ids may have 250 characters each. SQLite enforces no limit: its columns stay as they are."""
 
 
 class Base(DeclarativeBase):
