@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from shoal.errors import ScaleError
-from shoal.pool import steps
 from shoal.pool.api import ComputePool, sweep
 from shoal.pool.steps import At, JournalStep
-from shoal.state import Store
+from shoal.state import Store, steps
 
 ROOT = Path(__file__).parents[2]
 HOLDER = "test:act"

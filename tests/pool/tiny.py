@@ -12,9 +12,10 @@ import socket
 import subprocess
 from pathlib import Path
 
-from shoal.pool import steps, supervisor
+from shoal.pool import supervisor
 from shoal.pool.spec import PoolSpec
 from shoal.pool.steps import At, JournalStep
+from shoal.state import steps
 from shoal.state.schema import Node
 from tests.waiting import wait_until
 

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
+from shoal.jobs.steps import JobStep, transaction
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -54,7 +55,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
     Raises:
         InvalidArgumentError: A job of this id runs, and it is not the one asked for.
     """
-    with store.transaction() as session:
+    with transaction(store, JobStep.ASK) as session:
         job = _latest(session, order.job_id)
         same = job is not None and job.spec["question"] == order.spec["question"]
         if job is not None and job.state not in JOB_ENDED:
@@ -123,7 +124,7 @@ def touch(store: Store, key: Key, now: float) -> Job:
     Raises:
         JobError: There is no such attempt.
     """
-    with store.transaction() as session:
+    with transaction(store, JobStep.TOUCH) as session:
         job = _get(session, key)
         job.asked_at = now
         return job
@@ -131,7 +132,7 @@ def touch(store: Store, key: Key, now: float) -> Job:
 
 def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | None:
     """Pending -> running, by its driver; None when it is not pending, and the driver has nothing to do."""
-    with store.transaction() as session:
+    with transaction(store, JobStep.START) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
         if job is None or job.state is not JobState.PENDING:
             return None
@@ -141,7 +142,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
 
 def note_run(store: Store, key: Key, run_id: str) -> None:
     """Write down the MLflow run of an attempt as soon as there is one."""
-    with store.transaction() as session:
+    with transaction(store, JobStep.NOTE_RUN) as session:
         _get(session, key).mlflow_run_id = run_id
 
 
@@ -156,7 +157,7 @@ def end(
 ) -> bool:
     """End an attempt; False when it had ended already, and nothing was changed."""
     assert state in JOB_ENDED
-    with store.transaction() as session:
+    with transaction(store, JobStep.END) as session:
         job = _get(session, key)
         if job.state in JOB_ENDED:
             return False
@@ -166,7 +167,7 @@ def end(
 
 def collect(store: Store, key: Key, now: float) -> None:
     """Note that a result was handed out: asking again makes a new attempt."""
-    with store.transaction() as session:
+    with transaction(store, JobStep.COLLECT) as session:
         job = _get(session, key)
         job.collected_at = job.collected_at or now
 

@@ -21,6 +21,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.logs import log_path, teed
 from shoal.jobs.spec import JobResult, JobSpec
+from shoal.jobs.steps import JobStep, act
 from shoal.jobs.tracking import Run
 from shoal.jobs.watchdog import Reason, Watchdog
 from shoal.jobs.workplace import Workplace
@@ -79,7 +80,8 @@ class Driver:
             return self._end(JobState.FAILED, _cause(error))
         finally:
             self._watchdog.stop()
-            staging.discard(self._spec.staged())
+            with act(JobStep.TIDY):
+                staging.discard(self._spec.staged())
         if not attempts.end(
             self._store, self._key, JobState.SUCCEEDED, time.time(), result=result.model_dump(mode="json")
         ):
@@ -177,7 +179,8 @@ def main() -> int:
         if job is None:
             print(f"attempt {key.attempt} of job {key.job_id} is not wanted any more, or runs already")
             return 0
-        secrets = credentials.take(key.submission_id)
+        with act(JobStep.TAKE):
+            secrets = credentials.take(key.submission_id)
         os.environ.update(secrets.environment)
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)

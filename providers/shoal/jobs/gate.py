@@ -14,6 +14,7 @@ from shoal.jobs import scoring
 from shoal.jobs.locks import store_lock
 from shoal.jobs.metrics import Mode
 from shoal.jobs.spec import ChampionResult, Register
+from shoal.jobs.steps import JobStep, act
 from shoal.jobs.tracking import Run
 from shoal.jobs.workplace import Workplace
 from shoal.state import Store
@@ -174,7 +175,8 @@ def challenge(
             against = known.get(champion) if champion is not None else None
             promoted = is_better(value, against, mode)
             if promoted:
-                client.set_registered_model_alias(register.model, register.alias, version.version)
+                with act(JobStep.PROMOTE):
+                    client.set_registered_model_alias(register.model, register.alias, version.version)
         compared = None if champion is None else ChampionResult(version=champion, value=known[champion])
         return Outcome(str(version.version), value, promoted, compared)
 

@@ -16,6 +16,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.function_spec import parse_spec
 from shoal.jobs.logs import LogFollower
 from shoal.jobs.spec import JobResult
+from shoal.jobs.steps import JobStep, act
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store
@@ -207,10 +208,11 @@ class JobHandle:
             JobError: The head does not answer or refused; the attempt has failed.
         """
         if self._secrets is not None:
-            credentials.hand_over(self._key.submission_id, self._secrets)
+            with act(JobStep.HAND_OVER):
+                credentials.hand_over(self._key.submission_id, self._secrets)
         try:
             endpoint = self._endpoint_of(self._pool)
-            with JobClient(endpoint.api, endpoint.token()) as client:
+            with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.SEND):
                 return client.submit(
                     self._entrypoint(),
                     self._key.submission_id,
@@ -297,7 +299,7 @@ class JobHandle:
     def _stop(self) -> bool:
         try:
             endpoint = self._endpoint_of(self._pool)
-            with JobClient(endpoint.api, endpoint.token()) as client:
+            with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.STOP):
                 return client.stop(self._key.submission_id)
         except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
             return False
@@ -322,5 +324,6 @@ class JobHandle:
 
     def _tidy(self, job: Job) -> None:
         """Remove what the driver would have removed."""
-        credentials.discard(self._key.submission_id)
-        staging.discard(parse_spec(job.spec).staged())
+        with act(JobStep.TIDY):
+            credentials.discard(self._key.submission_id)
+            staging.discard(parse_spec(job.spec).staged())

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from shoal.errors import JobError
+from shoal.jobs.steps import JobStep, transaction
 from shoal.state import Store
 from shoal.state.schema import Lock
 
@@ -47,14 +48,14 @@ def store_lock(
     try:
         yield
     finally:
-        with store.transaction() as session:
+        with transaction(store, JobStep.UNLOCK) as session:
             lock = session.get(Lock, name)
             if lock is not None and lock.holder == holder:
                 session.delete(lock)
 
 
 def _take(store: Store, name: str, holder: str, ttl: float, now: float) -> bool:
-    with store.transaction() as session:
+    with transaction(store, JobStep.LOCK) as session:
         lock = session.get(Lock, name)
         if lock is None:
             session.add(Lock(name=name, holder=holder, expires_at=now + ttl))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import files
 from shoal.jobs.attempts import Key
+from shoal.jobs.steps import JobStep, act
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
@@ -31,9 +32,10 @@ def save(folder: str, trained: TrainResult) -> str:
 
     The model comes last: where it is, the rest is too.
     """
-    files.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
     path = f"{folder}/{_MODELS[trained.framework]}"
-    files.write(path, trained.model)
+    with act(JobStep.PUBLISH):
+        files.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
+        files.write(path, trained.model)
     return path
 
 
@@ -55,7 +57,8 @@ def save_results(folder: str, answer: FunctionResult) -> str:
     import cloudpickle
 
     path = f"{folder}/{_RESULTS}"
-    files.write(path, cloudpickle.dumps(answer))
+    with act(JobStep.PUBLISH):
+        files.write(path, cloudpickle.dumps(answer))
     return path
 
 

@@ -6,13 +6,11 @@ here and try them all: what changes a pool and is no `JournalStep` is not covere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 
-from sqlalchemy.orm import Session
+from shoal.state.steps import At, act, transaction
 
-from shoal.state import Store
+__all__ = ["At", "JournalStep", "act", "transaction"]
 
 
 class JournalStep(StrEnum):
@@ -38,42 +36,3 @@ class JournalStep(StrEnum):
     """Transaction, with the act in it: a pool that is down loses its token, an embedded one all trace."""
     CLEAR = "clear"
     """Act, the sweep's: a node that is there and has no row is ended."""
-
-
-class At(StrEnum):
-    """Where in a step a process is."""
-
-    BEFORE = "before"
-    WRITTEN = "written"
-    """In a transaction only: everything is written, nothing committed."""
-    AFTER = "after"
-
-
-def _go_on(step: JournalStep, at: At) -> None:
-    """What everybody but a crash test does."""
-
-
-passing: Callable[[JournalStep, At], None] = _go_on
-"""Called wherever a process passes a point of a step."""
-
-
-@contextmanager
-def transaction(store: Store, step: JournalStep) -> Iterator[Session]:
-    """A step that is one write transaction.
-
-    Raises:
-        StoreError: The database refused.
-    """
-    passing(step, At.BEFORE)
-    with store.transaction() as session:
-        yield session
-        passing(step, At.WRITTEN)
-    passing(step, At.AFTER)
-
-
-@contextmanager
-def act(step: JournalStep) -> Iterator[None]:
-    """A step that changes the world and not the store."""
-    passing(step, At.BEFORE)
-    yield
-    passing(step, At.AFTER)
