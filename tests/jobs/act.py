@@ -7,6 +7,7 @@ of many times, and a process that has trained has threads, which no fork takes a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -73,6 +74,45 @@ def drive(scene: Scene) -> None:
     driver.main()
 
 
+MODEL = b"a model, as a library writes it"
+
+
+def publish(scene: Scene) -> None:
+    """Write what a training returned."""
+    from shoal.jobs import model_files
+    from shoal.training.request import TrainResult
+
+    trained = TrainResult(
+        model=MODEL,
+        eval_results={},
+        rounds=1,
+        rows=1,
+        num_workers=1,
+        threads_per_worker=1,
+        seconds=0.5,
+        workers=(),
+    )
+    model_files.save(str(scene.spec["folder"]), trained)
+
+
+_CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
+"""Events by which Python tells of a change of files, before it makes it; beside them ``open`` for writing."""
+
+
+def _die_before_change(number: int, under: str) -> None:
+    """Have this process killed before it changes files or folders for the so many-th time."""
+    changes = itertools.count(1)
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        written = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if not (written or event in _CHANGES) or under not in str(arguments[0]):
+            return
+        if next(changes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hear)
+
+
 OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "submitting": Scene.ask,
     "attaching": Scene.ask,
@@ -81,12 +121,19 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "promoting": drive,
     "collecting": lambda scene: scene.ask().wait(on_log=None),
     "cancelling": lambda scene: scene.found().cancel(),
+    "publishing": publish,
     "sweeping": lambda scene: scene.found().end_if_lost(),
 }
 
 
 def act(scene: Scene, operation: str, die_at: str) -> list[str] | None:
-    """Carry out an operation in a fork; None where it was killed, else the points that it went through."""
+    """Carry out an operation in a fork; None where it was killed, else the points that it went through.
+
+    Args:
+        scene: What the test has set up.
+        operation: One of `OPERATIONS`.
+        die_at: A point, or ``change N``: before the N-th change of a file.
+    """
     reading, writing = _FORKS.Pipe(duplex=False)
     process = _FORKS.Process(target=_carry_out, args=(scene, operation, die_at, writing))
     process.start()
@@ -110,6 +157,8 @@ def _carry_out(scene: Scene, operation: str, die_at: str, writing: Connection) -
             os.kill(os.getpid(), signal.SIGKILL)
 
     steps.passing = passing
+    if die_at.startswith("change "):
+        _die_before_change(int(die_at.removeprefix("change ")), str(scene.spec["folder"]))
     try:
         OPERATIONS[operation](scene)
     except BaseException:

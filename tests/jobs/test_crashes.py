@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +14,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sqlalchemy import select
 
 import shoal.jobs
 from shoal.data import DataConnector
-from shoal.jobs import attempts, load_training
+from shoal.jobs import load_training, parse_spec
+from shoal.jobs.attempts import Key
 from shoal.jobs.leftovers import discard_leftovers
 from shoal.jobs.spec import JobResult
 from shoal.jobs.steps import JobStep
 from shoal.state import Store, home
-from shoal.state.schema import JOB_ENDED, Job, JobState
-from tests.jobs.act import JOB_ID, Scene, act, points
+from shoal.state.schema import JOB_ENDED, Job, JobState, Lock
+from tests.jobs.act import JOB_ID, MODEL, Scene, act, points
 from tests.jobs.conftest import POOL, add_pool
-from tests.jobs.fake_head import FakeHead
+from tests.jobs.fake_head import FakeHead, FakeJob
 
 pytestmark = pytest.mark.crash
 
@@ -33,24 +38,57 @@ NOWHERE = "nowhere"
 class Stage:
     """A store with a pool, its head, and a job that may be asked for."""
 
-    def __init__(self, head: FakeHead, spec: dict[str, Any]) -> None:
+    def __init__(self, head: FakeHead, tracking: Path) -> None:
         self.head = head
-        self.scene = Scene(dict(os.environ), head.endpoint, spec)
+        self.tracking = tracking
+        self.tracked = False
 
-    def row(self) -> Job:
-        return attempts.latest(Store(), JOB_ID)
+    def scene(self) -> Scene:
+        """Ask as a task does that runs anew: it stages its data again."""
+        random = np.random.default_rng(0)
+        frame = pd.DataFrame({"a": random.random(50), "b": random.random(50)})
+        data = DataConnector.from_dataframe(frame.assign(y=frame["a"])).to_spec()
+        spec = {
+            "dataset": data.model_dump(mode="json"),
+            "input_cols": ["a", "b"],
+            "label_col": "y",
+            "n_estimators": 3,
+            "params": {"nthread": 1},
+            "run_config": {"job_id": JOB_ID, "pool_name": POOL},
+            "tracking": None,
+        }
+        if self.tracked:
+            frame.assign(y=frame["a"]).to_parquet(self.tracking / "holdout.parquet")
+            spec["tracking"] = {"uri": f"sqlite:///{self.tracking / 'mlflow.db'}"}
+            spec["register"] = {
+                "model": "crashes",
+                "metric": "rmse",
+                "holdout": {"paths": [str(self.tracking / "holdout.parquet")]},
+            }
+        return Scene(dict(os.environ), self.head.endpoint, spec)
 
-    def asked(self) -> bool:
-        return bool(shoal.jobs.list_jobs())
+    def row(self) -> Job | None:
+        with Store().reading() as session:
+            return session.scalars(select(Job).order_by(Job.attempt.desc()).limit(1)).first()
+
+    def newest(self) -> FakeJob:
+        """What the head knows of the newest attempt."""
+        row = self.row()
+        assert row is not None
+        return self.head.jobs[Key(row.id, row.attempt).submission_id]
 
     def submitted(self) -> None:
-        self.scene.ask()
+        self.scene().ask()
+
+    def submitted_tracked(self) -> None:
+        self.tracked = True
+        self.submitted()
 
     def running(self) -> None:
         """A driver has begun."""
         self.submitted()
-        assert act(self.scene, "driving", "after take") is None
-        self.head.jobs[f"{JOB_ID}-1"].status = "RUNNING"
+        assert act(self.scene(), "driving", "before publish") is None
+        self.newest().status = "RUNNING"
 
     def lost(self) -> None:
         """A driver has begun and was killed."""
@@ -63,16 +101,15 @@ class Stage:
 
     def drive(self) -> None:
         """Let the driver of the newest attempt do all its work."""
-        assert act(self.scene, "driving", NOWHERE) is not None
-        self.head.jobs[f"{JOB_ID}-{self.row().attempt}"].status = "SUCCEEDED"
+        assert act(self.scene(), "driving", NOWHERE) is not None
+        self.newest().status = "SUCCEEDED"
 
     def driver_died(self) -> None:
-        job = self.head.jobs[f"{JOB_ID}-{self.row().attempt}"]
-        job.status, job.exit_code = "FAILED", -9
+        self.newest().status, self.newest().exit_code = "FAILED", -9
 
     def settle(self) -> JobResult:
-        """Ask again as a retried task does, have drivers run where the head was told to, and collect."""
-        handle = self.scene.ask()
+        """Ask again as a retried task does, have drivers run where the head was told to, collect, and sweep."""
+        handle = self.scene().ask()
         if handle.status().state is JobState.PENDING:
             self.drive()
         result = handle.wait(on_log=None)
@@ -82,13 +119,13 @@ class Stage:
     def left_over(self) -> list[str]:
         """Everything that should not be there, a sentence each."""
         said = [f"credentials {path.name}" for path in (home() / "credentials").iterdir()]
-        said += [f"staged data {path.name}" for path in (home() / "staging").iterdir()]
-        said += [f"half a file {path.name}" for path in (home() / "jobs").rglob("*") if unfinished(path)]
+        said += [f"half a file {path}" for path in (home() / "jobs").rglob("*") if unfinished(path)]
         with Store().reading() as session:
-            said += [
-                f"attempt {job.attempt} is {job.state}" for job in session.query(Job) if job.state not in JOB_ENDED
-            ]
-        return said
+            rows = list(session.scalars(select(Job)))
+            said += [f"lock {lock.name}" for lock in session.scalars(select(Lock))]
+        said += [f"attempt {job.attempt} is {job.state}" for job in rows if job.state not in JOB_ENDED]
+        staged = {location for job in rows for location in parse_spec(job.spec).staged()}
+        return said + [f"staged data in {location}" for location in staged if Path(location).exists()]
 
 
 def unfinished(path: Path) -> bool:
@@ -132,7 +169,7 @@ CASES = {
         ("before start", "written start", "after start", "after publish", "written end", "after end"),
     ),
     "promoting": Case(
-        Stage.submitted,
+        Stage.submitted_tracked,
         (START, TAKE, NOTE_RUN, PUBLISH, LOCK, PROMOTE, UNLOCK, END, TIDY),
         ("after promote",),
         tried=(NOTE_RUN, LOCK, PROMOTE, UNLOCK, END),
@@ -144,28 +181,18 @@ CASES = {
 """Every operation that changes a job."""
 
 
-def document(tmp_path: Path) -> dict[str, Any]:
-    """A job whose data are staged and whose tracking server wants a password."""
-    random = np.random.default_rng(0)
-    frame = pd.DataFrame({"a": random.random(50), "b": random.random(50)})
-    staged = DataConnector.from_dataframe(frame.assign(y=frame["a"]))
-    return {
-        "dataset": staged.to_spec().model_dump(mode="json"),
-        "input_cols": ["a", "b"],
-        "label_col": "y",
-        "n_estimators": 3,
-        "params": {"nthread": 1},
-        "run_config": {"job_id": JOB_ID, "pool_name": POOL},
-        "tracking": None,
-    }
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one MLflow database for the module: its first migrations take seconds."""
+    return tmp_path_factory.mktemp("tracking")
 
 
 @pytest.fixture
-def stage(either_store: Path, head: FakeHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+def stage(either_store: Path, head: FakeHead, tracking: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")  # so that there is something to hand over
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     add_pool(Store())
-    return Stage(head, document(tmp_path))
+    return Stage(head, tracking)
 
 
 def matrix() -> list[Any]:
@@ -178,16 +205,80 @@ def matrix() -> list[Any]:
 
 @pytest.mark.parametrize(("operation", "point"), matrix())
 def test_killed(stage, operation, point):
-    CASES[operation].prepare(stage)
+    case = CASES[operation]
+    case.prepare(stage)
 
-    assert act(stage.scene, operation, point) is None
+    assert act(stage.scene(), operation, point) is None
 
-    if operation in ("driving", "promoting"):
+    if START in case.steps:
         stage.driver_died()
-    before = stage.row() if stage.asked() else None
+    before = stage.row()
     result = stage.settle()
 
     assert stage.left_over() == []
     assert load_training(result).booster().num_boosted_rounds() == 3
+    assert stage.head.submissions == result.attempt
     if before is not None and before.state is JobState.SUCCEEDED and before.collected_at is None:
-        assert (result.attempt, stage.head.submissions) == (before.attempt, before.attempt)
+        assert result.attempt == before.attempt
+    if stage.tracked:
+        check_champion(stage, result)
+
+
+def check_champion(stage: Stage, result: JobResult) -> None:
+    """The alias is on the newest of equal models that no other was better than: the first that got it."""
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{stage.tracking / 'mlflow.db'}")
+    champion = client.get_model_version_by_alias("crashes", "champion")
+    assert float(champion.tags["holdout.rmse"]) == result.metrics["holdout-rmse"]
+
+
+@pytest.mark.parametrize("point", [point for point in points(START) if point.startswith("after")])
+def test_an_attempt_has_one_driver(stage, point):
+    """One that comes second finds that it is not wanted, though the first is dead."""
+    stage.submitted()
+    assert act(stage.scene(), "driving", point) is None
+    first = stage.row()
+
+    seen = act(stage.scene(), "driving", NOWHERE)
+
+    assert seen is not None
+    assert not {f"after {PUBLISH}", f"after {END}"} & set(seen)
+    assert stage.row().driver == first.driver
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_every_step_of_an_operation_is_listed(stage, operation):
+    """A step that an operation goes through, and the matrix does not know of, fails here."""
+    case = CASES[operation]
+    case.prepare(stage)
+    seen = act(stage.scene(), operation, NOWHERE)
+    assert seen is not None
+    assert sorted(seen) == sorted(points(*case.steps))
+
+
+def test_every_step_is_tried():
+    assert {point for case in CASES.values() for point in case.points()} == set(points(*JobStep))
+
+
+def test_every_transaction_is_a_step():
+    """What changes a job goes through `shoal.jobs.steps`."""
+    modules = Path(shoal.jobs.__file__).parent.rglob("*.py")
+    assert [path.name for path in modules if re.search(r"tore\.transaction\(", path.read_text())] == []
+
+
+def test_a_model_is_complete_or_absent(fresh_home, tmp_path, head):
+    """Killed before every change of a file or folder, in turn, until there is none left to be killed before."""
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        scene = Scene(dict(os.environ), head.endpoint, {"folder": str(folder)})
+        survived = act(scene, "publishing", f"change {number}") is not None
+        if (folder / "model.ubj").exists():
+            assert (folder / "model.ubj").read_bytes() == MODEL
+            assert json.loads((folder / "training.json").read_text())["rows"] == 1
+        assert act(scene, "publishing", NOWHERE) is not None
+        assert (folder / "model.ubj").read_bytes() == MODEL
+        if survived:
+            break
+    assert number > 4  # two files, each opened under another name and renamed

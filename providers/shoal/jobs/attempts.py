@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
@@ -90,8 +90,8 @@ def latest(store: Store, job_id: str) -> Job:
     Raises:
         JobNotFoundError: There is no such job.
     """
-    with store.transaction() as session:
-        job = _latest(session, job_id)
+    with store.reading() as session:
+        job = session.scalars(_newest_of(job_id)).first()
     if job is None:
         raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows those that do')
     return job
@@ -103,8 +103,8 @@ def load(store: Store, key: Key) -> Job:
     Raises:
         JobError: There is none.
     """
-    with store.transaction() as session:
-        return _get(session, key)
+    with store.reading() as session:
+        return _get(session, key, lock=False)
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
@@ -114,7 +114,7 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
         query = query.where(Job.pool == pool)
     if states:
         query = query.where(Job.state.in_(states))
-    with store.transaction() as session:
+    with store.reading() as session:
         return list(session.scalars(query))
 
 
@@ -173,12 +173,15 @@ def collect(store: Store, key: Key, now: float) -> None:
 
 
 def _latest(session: Session, job_id: str) -> Job | None:
-    query = select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1).with_for_update()
-    return session.scalars(query).first()
+    return session.scalars(_newest_of(job_id).with_for_update()).first()
 
 
-def _get(session: Session, key: Key) -> Job:
-    job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
+def _newest_of(job_id: str) -> Select[Job]:
+    return select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1)
+
+
+def _get(session: Session, key: Key, *, lock: bool = True) -> Job:
+    job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
         raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist')
     return job
