@@ -233,6 +233,17 @@ def check_champion(stage: Stage, result: JobResult) -> None:
     assert float(champion.tags["holdout.rmse"]) == result.metrics["holdout-rmse"]
 
 
+def test_half_a_model_goes_with_its_attempt(stage):
+    """Killed when the model was written under another name and had not got its own yet."""
+    stage.submitted()
+    assert act(stage.scene(), "driving", "change model.ubj") is None
+    assert [path for path in (home() / "jobs").rglob("*") if unfinished(path)]
+    stage.driver_died()
+
+    assert stage.settle().attempt == 2
+    assert stage.left_over() == []
+
+
 def test_an_attempt_has_one_driver(stage):
     """One that comes second finds that it is not wanted, though the first is dead."""
     stage.submitted()
