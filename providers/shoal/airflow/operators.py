@@ -144,7 +144,7 @@ class DistributedTrainOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit or attach, and wait."""
-        return self.train(context).model_dump(mode="json")
+        return self.train(context).to_dict()
 
     def train(self, context: Context) -> JobResult:
         """Submit or attach, and wait."""

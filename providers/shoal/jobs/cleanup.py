@@ -14,6 +14,7 @@ from shoal.jobs.submission import attach, list_jobs
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.api import sweep as sweep_pools
 from shoal.state import Store
+from shoal.state.codec import storable
 from shoal.state.schema import JobState
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned 
         holder: The run.
         reason: Kept with the jobs that are cancelled.
     """
+    holder = storable(holder)
     active = list_jobs(pool_name, states=_ACTIVE)
     mine = sorted({job.job_id for job in active if job.holder == holder})
     cancelled = tuple(job_id for job_id in mine if attach(job_id).cancel(reason))
@@ -91,6 +93,7 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
         reason: Kept with the jobs that are cancelled.
     """
     done: list[str] = []
+    holder = storable(holder)
     for pool in sorted(pool for pool, of in _claims() if of == holder):
         report = clean_up(pool, holder, reason=reason)
         done += [f"{pool}: cancelled job {job_id}: {reason}" for job_id in report.cancelled]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic_core import from_json, to_json
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
@@ -338,3 +339,11 @@ class JobResult(_Strict):
     model_version: str | None = Field(description="Version in the registry; none: not registered.")
     promoted: bool | None = Field(description="Whether it has the alias now; none: not registered.")
     champion: ChampionResult | None = Field(description="What it was compared to; none: there was no champion.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for an XCom, which is strict JSON: NaN is "NaN" and infinity "Infinity".
+
+        ``JobResult.model_validate`` takes both back as floats.
+        """
+        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
+        return plain

@@ -17,6 +17,7 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.which import which_pool
 from shoal.state import Store
+from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 
@@ -47,7 +48,7 @@ def submit(
         InvalidArgumentError: A job of this id runs with another spec.
         JobError: The pool's head does not answer or refused.
     """
-    holder = holder or python_holder()
+    holder = storable(holder or python_holder())
     store = Store()
     pool = which_pool(store, spec.run_config.pool_name)
     spec = spec.completed(pool, os.environ)

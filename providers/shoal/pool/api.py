@@ -33,6 +33,7 @@ from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.pool.which import which_pool
 from shoal.state import Store
+from shoal.state.codec import storable
 from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
 
 
@@ -71,7 +72,7 @@ class ComputePool:
         self.name = (
             self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
         )
-        self.holder = holder or python_holder()
+        self.holder = storable(holder or python_holder())
 
     def __repr__(self) -> str:
         return f"ComputePool({self.name!r})"
