@@ -18,13 +18,12 @@ class MissingExtraError(ShoalError, ImportError):
 
     Args:
         package: The import name that was not found.
-        extra: The extra of shoal that brings it.
+        extra: The extra of shoal that brings it; None: it is installed by its own name.
     """
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f'{package} is not installed in this environment: install it with `pip install "shoal[{extra}]"`'
-        )
+    def __init__(self, package: str, extra: str | None) -> None:
+        command = f'pip install "shoal[{extra}]"' if extra else f"pip install {package}"
+        super().__init__(f"{package} is not installed in this environment: install it with `{command}`")
         self.package = package
         self.extra = extra
 
