@@ -57,6 +57,19 @@ class PoolDownError(ShoalError):
     """The pool exists but is down, or its host is another one; only ``up()`` starts it."""
 
 
+class PoolElsewhereError(PoolDownError):
+    """The pool is bound to another host, and what was asked can only be done there.
+
+    Args:
+        message: What was refused.
+        host: Name of that host.
+    """
+
+    def __init__(self, message: str, host: str) -> None:
+        super().__init__(message)
+        self.host = host
+
+
 class PoolUnreachableError(ShoalError):
     """What runs the pool's nodes does not answer, or refuses us: a wrong address, a wrong token, or it is down."""
 

@@ -154,7 +154,13 @@ def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, contex
         return states[run_id]
 
     context["ti"].get_dagrun_state = get_dagrun_state
-    holders = ["airflow:a_dag/over", "airflow:a_dag/goes_on", "airflow:a_dag/another_airflows", "prefect:over"]
+    holders = [
+        "airflow:a_dag/over",
+        "airflow:a_dag/goes_on",
+        "airflow:a_dag/another_airflows",
+        "airflow:by_hand",
+        "prefect:over",
+    ]
     for holder in holders:
         ComputePool("tiny", holder=holder).lease(1)
     did = SweepPoolsOperator(task_id="sweep").execute(context)

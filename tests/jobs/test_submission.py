@@ -13,7 +13,14 @@ from sqlalchemy import select
 
 from shoal import jobs
 from shoal.data import DataConnector
-from shoal.errors import JobCancelledError, JobError, JobFailedError, PoolDownError, PoolNotFoundError
+from shoal.errors import (
+    JobCancelledError,
+    JobError,
+    JobFailedError,
+    PoolDownError,
+    PoolElsewhereError,
+    PoolNotFoundError,
+)
 from shoal.jobs import JobHandle, JobResult, JobSpec, Tracking, attempts, credentials, submission
 from shoal.jobs.attempts import Key
 from shoal.jobs.handle import JobTimeoutError
@@ -384,14 +391,11 @@ class TestWait:
             handle.wait(timeout=120.0, on_log=None)
 
     def test_a_pool_on_another_host_is_no_verdict(self, store, submit, held, spec):
-        def elsewhere() -> Endpoint:
-            raise PoolDownError("local to host b")
-
-        handle = held(submit(spec), at=elsewhere)
+        handle = JobHandle(store, row(store, submit(spec)))
         with store.transaction() as session:
             session.get_one(Pool, POOL).host = "b"
 
-        with pytest.raises(PoolDownError, match="local to host b"):
+        with pytest.raises(PoolElsewhereError, match="local to host b"):
             handle.status()
         assert row(store, handle).state is JobState.PENDING
 

@@ -248,12 +248,11 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
 
 def _pool(pool: PoolStatus) -> Check:
     from shoal.cli.progress import describe_counts
-    from shoal.pool.holder import host
 
     name = f"pool {pool.name}"
     counts = describe_counts(pool)
     found = f"{pool.state}, {counts}" + (f"; {pool.reason}" if pool.reason else "")
-    if pool.host != host():
+    if not pool.is_here:
         return Check(name, "note", f"{found}; bound to host {pool.host}", f"work with it on {pool.host}")
     there = len(pool.active) + len(pool.pending) + len(pool.failed) + len(pool.leaving)
     if pool.failed or len(pool.active) != there or there != pool.target:
@@ -273,12 +272,10 @@ def _chosen_pool(pools: list[PoolStatus]) -> Check:
 
 
 def _reconciler(pools: list[PoolStatus]) -> Check:
-    from shoal.pool.holder import host
-
     pid = _reconciler_pid()
     if pid is not None:
         return Check("reconciler", "ok", f"runs, pid {pid}")
-    if any(pool.state != "down" and pool.host == host() for pool in pools):
+    if any(pool.state != "down" and pool.is_here for pool in pools):
         return Check("reconciler", "note", "does not run though a pool is up", "`shoal sweep` starts it")
     return Check("reconciler", "ok", "does not run: no pool is up")
 

@@ -134,9 +134,12 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
         cancelled = handle.cancel("cancelled with `shoal jobs cancel`")
     state = handle.status().state.value
     if as_json:
-        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state})
+        done = {"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state}
+        print_json({**done, "left": handle.left})
     else:
         show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had ended already: {state}")
+        if handle.left:
+            show(handle.left)
 
 
 def _follow(handle: JobHandle) -> JobResult:

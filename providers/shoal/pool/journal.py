@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from shoal.errors import PoolDownError, PoolNotFoundError
+from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.pool.backends import BACKENDS, NodeRef, Seen
-from shoal.pool.holder import host, is_here
+from shoal.pool.holder import ANYWHERE, bind_here, host, is_here
 from shoal.pool.plan import (
     Snapshot,
     Verdict,
@@ -75,19 +75,28 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
 
 def _works(job: Job) -> bool:
     """Whether an unfinished job is really there: its driver may have died with nobody to say so in its row."""
-    return job.driver is None or ProcessId.from_json(job.driver).alive()
+    return job.driver is None or not ProcessId.from_json(job.driver).known_dead()
 
 
 def require_here(pool: Pool) -> None:
     """Refuse to act on a pool that is bound to another machine.
 
     Raises:
-        PoolDownError: It is.
+        PoolElsewhereError: It is bound to another machine.
     """
-    if not is_here(pool.host):
-        raise PoolDownError(
-            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {host()}: call from there'
+    if not is_here(pool):
+        here = "another of the same name" if pool.host == host() else host()
+        raise PoolElsewhereError(
+            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: call from there; '
+            f"if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
+            pool.host,
         )
+
+
+def adopt(pool: Pool) -> None:
+    """Complete the host's identity in a row of shoal 0.1, and its name after the host was renamed."""
+    if pool.host != ANYWHERE:
+        bind_here(pool)
 
 
 def require_up(pool: Pool) -> None:

@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from shoal.state.host import boot_id, host_id
 
 NODE_TAG = "SHOAL_NODE_ID"
 """Environment variable that every process of a node inherits, whatever session it moves to."""
@@ -28,12 +29,13 @@ class ProcessId:
     boot: str
     pid: int
     start: int  # clock ticks after boot
+    host: str = field(default="", compare=False)  # identity of its host; empty in what shoal 0.1 wrote
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
         """The identity of a process that runs now; None where there is none (a zombie has ended)."""
         stat = _stat(pid)
-        return None if stat is None else cls(boot_id(), pid, stat.start)
+        return None if stat is None else cls(boot_id(), pid, stat.start, host_id())
 
     @classmethod
     def mine(cls) -> ProcessId:
@@ -45,7 +47,7 @@ class ProcessId:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ProcessId:
         """The reverse of :meth:`to_json`."""
-        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]))
+        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]), str(fields.get("host", "")))
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept in the store."""
@@ -54,6 +56,10 @@ class ProcessId:
     def alive(self) -> bool:
         """Whether this very process still runs."""
         return self.of(self.pid) == self
+
+    def known_dead(self) -> bool:
+        """Whether it has certainly ended; False for a process of another host, which cannot be seen from here."""
+        return self.host in ("", host_id()) and not self.alive()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
@@ -66,12 +72,6 @@ class ProcessId:
 class _Stat:
     session: int
     start: int
-
-
-@lru_cache(maxsize=1)
-def boot_id() -> str:
-    """Changes with every boot: no process of an older one is alive."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _stat(pid: int) -> _Stat | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from hashlib import sha256
 from pathlib import Path
 
 from shoal.errors import StoreError
 from shoal.state.engines import parsed, sqlite_file
+from shoal.state.host import host_id
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
 
@@ -44,7 +44,7 @@ def subfolder(*parts: str) -> Path:
 
 def lock_file(name: str) -> Path:
     """A file to lock for what there is one of for a host and store: hosts (on NFS) and stores may share a home."""
-    return home() / f"{name}-{socket.gethostname()}{_store_tag()}.lock"
+    return home() / f"{name}-{host_id()}{store_tag()}.lock"
 
 
 def runtime_root() -> Path:
@@ -56,11 +56,11 @@ def runtime_root() -> Path:
     """
     if told := os.environ.get(ROOT_VARIABLE):
         return Path(told)
-    digest = sha256(os.fsencode(home()) + _store_tag().encode()).hexdigest()[:6]
+    digest = sha256(os.fsencode(home()) + store_tag().encode()).hexdigest()[:6]
     return Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}" / digest
 
 
-def _store_tag() -> str:
+def store_tag() -> str:
     """Tells the stores of one home apart; empty for its own. User and password are no part of which store it is."""
     url = os.environ.get("SHOAL_STATE_URL")
     if not url or sqlite_file(url) == home() / "state.db":
