@@ -198,6 +198,10 @@ def test_a_sweep_does_not_follow_a_symlink_at_the_place_of_the_former_root(fresh
 def test_nodes_of_the_release_before_are_cleared_from_its_root(fresh_home, temp):
     root = earlier_root(temp)
     (root / NODE / "session").mkdir(parents=True)
+    root.chmod(0o775)  # what a umask of 002 makes
+    root.parent.chmod(0o775)
+    assert node_ids() == [NODE]
+    assert root.parent.stat().st_mode & 0o777 == root.stat().st_mode & 0o777 == 0o700
     assert sweep(Store()) == [f"left-over node {NODE}: ended"]
     assert not root.exists()
 

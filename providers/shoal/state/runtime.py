@@ -218,13 +218,32 @@ def _earlier_root() -> Path:
     return temp_folder() / f"shoal-{os.getuid()}" / digest
 
 
+def _close_earlier_root() -> None:
+    """Keep other users out of it from now on: it was made with whatever mode the umask gave, and nodes may run there."""
+    root = _earlier_root()
+    for folder in (root.parent, root):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return
+            os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
+
+
 def _all_roots() -> list[Path]:
     def candidates() -> Iterator[Path]:
         yield from filter(None, [_told()])
         yield from _recorded()
         yield _earlier_root()
 
-    return [root for root in dict.fromkeys(candidates()) if os.path.lexists(root)]
+    roots = [root for root in dict.fromkeys(candidates()) if os.path.lexists(root)]
+    if _earlier_root() in roots:
+        _close_earlier_root()
+    return roots
 
 
 def _drop_unused() -> None:
