@@ -11,7 +11,6 @@ import importlib.metadata
 import os
 import platform
 import random
-import shutil
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,8 @@ from pathlib import Path
 def soak(rounds: int, seed: int) -> int:
     """Returns how many rounds failed."""
     from shoal.pool.api import ComputePool
-    from tests.pool.leftovers import Watch
+    from tests.conftest import remove_home
+from tests.pool.leftovers import Watch
     from tests.soak import rounds as rounds_
     from tests.soak.actor import HOLDER, URI
 
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if failed:
         print(f"\n{failed} FAILED; the home is kept for a look: {folder}")
         return 1
-    shutil.rmtree(folder)
+    remove_home(folder)
     return 0
 
 
