@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.conftest import remove_home
+
 
 def soak(rounds: int, seed: int) -> int:
     """Returns how many rounds failed."""
     from shoal.pool.api import ComputePool
-    from tests.conftest import remove_home
-from tests.pool.leftovers import Watch
+    from tests.pool.leftovers import Watch
     from tests.soak import rounds as rounds_
     from tests.soak.actor import HOLDER, URI
 

@@ -219,7 +219,7 @@ def _earlier_root() -> Path:
 
 
 def _close_earlier_root() -> None:
-    """Keep other users out of it from now on: it was made with the mode that the umask gave, and nodes may run there."""
+    """Keep other users out of it from now on: the umask of then gave it its mode, and nodes may still run there."""
     root = _earlier_root()
     for folder in (root.parent, root):
         try:
