@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import StoreError
+from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
 from shoal.state.home import home, lock_file
@@ -159,7 +160,8 @@ def test_a_temp_folder_whose_path_is_too_long_for_sockets_is_refused(fresh_home,
     (temp / "x").mkdir(mode=0o700)
     monkeypatch.setattr("tempfile.tempdir", str(temp / "x"))
     with pytest.raises(StoreError, match=r"109 bytes, 107 are allowed. Set TMPDIR"):
-        runtime_root()
+        ComputePool("local://long").up()
+    assert list_pools() == []
     assert list((temp / "x").iterdir()) == []
 
 
