@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,8 +78,8 @@ def _stat(pid: int) -> _Stat | None:
     try:
         # The name in the second field may hold spaces and parentheses: read on after the last one.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # ended, or of another user on a host that hides those (hidepid=1)
     if fields[0] in (b"Z", b"X"):
         return None
     return _Stat(session=int(fields[3]), start=int(fields[19]))
@@ -116,20 +116,21 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
 
-def of_node(node_id: str, folder: Path, supervisor: ProcessId | None) -> list[ProcessId]:
+def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | None) -> list[ProcessId]:
     """Every process that belongs to a node, the caller left out.
 
     Three signs, because each misses some: the environment tag (Ray's agents overwrite theirs with their title), files
-    open for writing under the node's folder, and the supervisor's session (job drivers have their own).
+    open for writing under one of the node's folders, and the supervisor's session (job drivers have their own).
     """
     session = supervisor.pid if supervisor and supervisor.boot == boot_id() and _owns_session(supervisor) else None
     tag = f"{NODE_TAG}={node_id}".encode()
+    prefixes = tuple(f"{folder.resolve()}/" for folder in folders)
     found = []
     for pid in _pids():
         stat = _stat(pid)
         if stat is None or pid == os.getpid():
             continue
-        if (session is not None and stat.session == session) or _has_tag(pid, tag) or _has_open(pid, folder):
+        if (session is not None and stat.session == session) or _has_tag(pid, tag) or _has_open(pid, prefixes):
             found.append(ProcessId(boot_id(), pid, stat.start))
     return found
 
@@ -171,12 +172,11 @@ def _has_tag(pid: int, tag: bytes) -> bool:
         return False
 
 
-def _has_open(pid: int, folder: Path) -> bool:
-    """Whether a process writes below a folder; somebody who reads a log there, or removes it, is none of the node's."""
-    prefix = f"{folder}/"
+def _has_open(pid: int, prefixes: tuple[str, ...]) -> bool:
+    """Whether a process writes below one of some folders; one that reads a log there, or removes it, does not."""
     try:
         return any(
-            os.readlink(entry.path).startswith(prefix) and _writes(pid, entry.name)
+            os.readlink(entry.path).startswith(prefixes) and _writes(pid, entry.name)
             for entry in os.scandir(f"/proc/{pid}/fd")
         )
     except OSError:
