@@ -116,7 +116,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     except PoolNotFoundError:
         return View(silence=Silence.POOL_GONE)
     except PoolDownError:
-        with store.transaction() as session:
+        with store.reading() as session:
             pool = session.get(Pool, job.pool)
         if pool is not None and not is_here(pool.host):
             raise
