@@ -83,7 +83,7 @@ def leftovers(store: Store) -> list[str]:
     from shoal.state.schema import Node
 
     found = LocalBackend().existing()  # before the rows: a node's row exists before the node does
-    with store.transaction() as session:
+    with store.reading() as session:
         known = set(session.scalars(select(Node.id)))
     return [node for node in found if node not in known]
 

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session, defer
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
@@ -90,8 +90,8 @@ def latest(store: Store, job_id: str) -> Job:
     Raises:
         JobNotFoundError: There is no such job.
     """
-    with store.transaction() as session:
-        job = _latest(session, job_id)
+    with store.reading() as session:
+        job = session.scalars(_newest_of(job_id)).first()
     if job is None:
         raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows those that do')
     return job
@@ -103,18 +103,18 @@ def load(store: Store, key: Key) -> Job:
     Raises:
         JobError: There is none.
     """
-    with store.transaction() as session:
-        return _get(session, key)
+    with store.reading() as session:
+        return _get(session, key, lock=False)
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
-    """Attempts, the newest first, of one pool or of all, in some states or (none given) in any."""
-    query = select(Job).order_by(Job.created_at.desc()).limit(limit)
+    """Attempts without their specs, the newest first, of one pool or of all, in some states or (none given) in any."""
+    query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
     if pool is not None:
         query = query.where(Job.pool == pool)
     if states:
         query = query.where(Job.state.in_(states))
-    with store.transaction() as session:
+    with store.reading() as session:
         return list(session.scalars(query))
 
 
@@ -173,12 +173,15 @@ def collect(store: Store, key: Key, now: float) -> None:
 
 
 def _latest(session: Session, job_id: str) -> Job | None:
-    query = select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1).with_for_update()
-    return session.scalars(query).first()
+    return session.scalars(_newest_of(job_id).with_for_update()).first()
 
 
-def _get(session: Session, key: Key) -> Job:
-    job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
+def _newest_of(job_id: str) -> Select[Job]:
+    return select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1)
+
+
+def _get(session: Session, key: Key, *, lock: bool = True) -> Job:
+    job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
         raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist')
     return job

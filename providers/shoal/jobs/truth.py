@@ -118,7 +118,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     except PoolElsewhereError:
         raise
     except PoolDownError:
-        with store.transaction() as session:
+        with store.reading() as session:
             pool = session.get(Pool, job.pool)
         # Up without a head that answers: it is being replaced.
         gone = pool is None or pool.state is not PoolState.UP

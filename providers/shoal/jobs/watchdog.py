@@ -91,7 +91,7 @@ class Watchdog:
     def _run(self) -> None:
         while not self._done.wait(_PERIOD_S):
             try:
-                with self._store.transaction() as session:
+                with self._store.reading() as session:
                     job = session.get(Job, (self._key.job_id, self._key.attempt))
             except StoreError:
                 continue  # a store that cannot be reached is no reason to throw hours of training away

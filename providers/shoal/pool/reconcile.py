@@ -1,7 +1,8 @@
 """Closing the difference between demand and nodes: one routine, safe to run at any time, by anyone, at once, again.
 
-Four steps: look at the processes; in one transaction write what was seen and what shall be (intents); act; in another
-transaction confirm. A process killed between any two of them leaves rows that the next run goes on from.
+Four steps: look at the rows and the processes, without a lock, and stop there if nothing has to change; in one
+transaction write what was seen and what shall be (intents); act; in another transaction confirm. A process killed
+between any two of them leaves rows that the next run goes on from.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from shoal.errors import PoolNotFoundError
 from shoal.pool import journal, requests
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.holder import is_here
-from shoal.pool.plan import wanted
 from shoal.pool.processes import ProcessId
 from shoal.pool.retention import retain
 from shoal.pool.spec import PoolSpec
@@ -77,16 +77,18 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     seen = backend.look(spec, refs)
     orphaned = snapshot.pool.owner is not None and ProcessId.from_json(snapshot.pool.owner).known_dead()
+    orphaned = orphaned and snapshot.pool.state is PoolState.UP
+    if not orphaned and not journal.is_due(snapshot, refs, seen, clock()):
+        return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
-        if orphaned and snapshot.pool.state is PoolState.UP:
+        if orphaned:
             requests.down(session, name, now)
         snapshot = journal.load(session, name)
         journal.adopt(snapshot.pool)
         journal.record_seen(session, snapshot, refs, seen)
         intents = journal.advance(session, snapshot, now)
-        snapshot = journal.load(session, name)
-        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), wanted(snapshot, now), now)
+        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), intents.size, now)
     if intents.start:
         with act(JournalStep.START):
             backend.start(ref, intents.start)

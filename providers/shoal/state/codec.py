@@ -1,8 +1,8 @@
 """How values are written to the store, so that SQLite and PostgreSQL take the same ones and give back the same.
 
-JSON has no NaN and no infinity. PostgreSQL refuses them where Python writes them nevertheless; SQLite keeps whatever text
-it is given. So they are written as ``{"$float": "nan"}``. PostgreSQL also refuses NUL in a text, and neither database takes
-a surrogate without its partner.
+JSON has no NaN and no infinity. Python writes them nevertheless; PostgreSQL refuses them, and SQLite keeps any text. So
+they are written as ``{"$float": "nan"}``. PostgreSQL also refuses NUL in a text, and neither database takes a surrogate
+without its partner.
 """
 
 from __future__ import annotations
