@@ -63,6 +63,7 @@ def test_example(name, flights, fresh_home, tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(600)  # Airflow's own start, a database, a pool and a training
 def test_the_readmes_dag_trains_on_the_month_before_its_run(flights, fresh_home, tmp_path):
     (tmp_path / "flights").symlink_to(flights)
     (tmp_path / "dags").mkdir()

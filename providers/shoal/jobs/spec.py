@@ -24,8 +24,32 @@ _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
 _SQLITE = "sqlite:///"
 
 
+_DEEPEST = 100
+"""Levels of lists and objects in a spec. Python gives up at about 1,000, and several programs walk a spec."""
+
+_LONGEST_INTEGER_BITS = 14_000
+"""Of more than 4300 digits Python writes and reads no text."""
+
+
+def check_json(fields: Any) -> None:
+    """Refuse what no JSON document of a job can hold, before anything walks it.
+
+    Raises:
+        InvalidArgumentError: Nested too deeply, or with an integer that is too long.
+    """
+    left = [(fields, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > _DEEPEST:
+            raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: make it flatter")
+        if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
+            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: give it as text")
+        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        left += [(item, depth + 1) for item in items]
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _as_dataset(value: Any) -> Any:
@@ -97,6 +121,7 @@ class AnySpec(_Strict, ABC):
         Raises:
             InvalidArgumentError: Naming each field that is wrong.
         """
+        check_json(fields)
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -232,6 +257,13 @@ class JobSpec(AnySpec):
             run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
             tracking=Tracking() if tracked else None,
         )
+
+    @field_validator("n_estimators", "early_stopping_rounds", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(f"a number is needed, not {str(value).lower()}")
+        return value
 
     @field_validator("dataset", mode="before")
     @classmethod
