@@ -18,12 +18,8 @@ from tests.jobs.fake_head import FakeHead
 POOL = "retrain"
 
 
-@pytest.fixture
-def store(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store with one pool that is up."""
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    store = Store()
+def add_pool(store: Store) -> None:
+    """A pool that is up."""
     with store.transaction() as session:
         session.add(
             Pool(
@@ -39,6 +35,15 @@ def store(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
                 touched_at=0.0,
             )
         )
+
+
+@pytest.fixture
+def store(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store with one pool that is up."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    store = Store()
+    add_pool(store)
     return store
 
 

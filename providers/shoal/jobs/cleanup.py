@@ -12,6 +12,7 @@ from sqlalchemy import select
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.jobs import attempts
 from shoal.jobs.attempts import Key
+from shoal.jobs.leftovers import discard_leftovers
 from shoal.jobs.submission import attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
@@ -97,7 +98,7 @@ def sweep() -> list[str]:
         if lost:
             ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
             did.append(f"job {job.job_id}, attempt {handle.attempt}: {ended.state.value}, {ended.error}")
-    return [*did, *sweep_pools()]
+    return [*did, *discard_leftovers(Store()), *sweep_pools()]
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:

@@ -140,5 +140,17 @@ def discard(submission_id: str) -> None:
         _path(submission_id).unlink()
 
 
+def left() -> set[str]:
+    """Ids of the submissions that have a file here, be it half written."""
+    return {path.name.rpartition(".")[0] for path in subfolder("credentials").iterdir()}
+
+
+def discard_all(submission_id: str) -> None:
+    """Delete the files of a submission that has ended, those too that a killed process has half written."""
+    for path in subfolder("credentials").iterdir():
+        if path.name.rpartition(".")[0] == submission_id:
+            path.unlink(missing_ok=True)
+
+
 def _path(submission_id: str) -> Path:
     return subfolder("credentials") / f"{submission_id}.json"

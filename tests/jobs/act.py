@@ -1,0 +1,168 @@
+"""A process that does something with a job and dies by SIGKILL at one point of one step.
+
+It is forked from a server that has imported what drivers need and has used none of it: imports would take seconds each
+of many times, and a process that has trained has threads, which no fork takes along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing.connection import Connection
+
+from shoal import jobs
+from shoal.jobs import attempts, submission
+from shoal.jobs.handle import JobHandle
+from shoal.jobs.steps import At, JobStep
+from shoal.pool.endpoint import Endpoint
+from shoal.state import Store, steps
+
+HOLDER = "airflow:dag/run"
+JOB_ID = "killed"
+
+ACTS = frozenset(
+    {JobStep.HAND_OVER, JobStep.SEND, JobStep.TAKE, JobStep.PUBLISH, JobStep.PROMOTE, JobStep.STOP, JobStep.TIDY}
+)
+"""Steps that are no transaction, and have no point in the middle."""
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["pytest", "shoal.jobs.driver", "shoal.data", "psycopg", "mlflow", "xgboost", "sklearn"])
+
+
+def points(*of: JobStep) -> list[str]:
+    """All points of some steps, as ``"written ask"``."""
+    return [f"{at} {step}" for step in of for at in At if not (step in ACTS and at is At.WRITTEN)]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the acting process is given: everything that a test sets up in its own."""
+
+    environment: dict[str, str]
+    endpoint: Endpoint
+    spec: dict[str, object]
+
+    def ask(self) -> JobHandle:
+        """Submit the job, or find it."""
+        return submission.submit(jobs.parse_spec(self.spec), holder=HOLDER, endpoint_of=lambda _: self.endpoint)
+
+    def found(self) -> JobHandle:
+        """The job's newest attempt."""
+        store = Store()
+        return JobHandle(store, attempts.latest(store, JOB_ID), endpoint_of=lambda _: self.endpoint)
+
+
+def drive(scene: Scene) -> None:
+    """Be the driver of the newest attempt, with everything real but the gang."""
+    from shoal.jobs import driver, gate
+    from shoal.training import boosting
+    from tests.jobs.test_driver import plain_xgboost
+
+    driver.connect = lambda gcs: None
+    boosting.train = plain_xgboost
+    gate._LOCK_TTL_S = 1.0  # what a killed driver leaves locked is free again soon
+    key = attempts.Key(JOB_ID, attempts.latest(Store(), JOB_ID).attempt)
+    sys.argv = ["driver", key.job_id, str(key.attempt)]
+    driver.main()
+
+
+MODEL = b"a model, as a library writes it"
+
+
+def publish(scene: Scene) -> None:
+    """Write what a training returned."""
+    from shoal.jobs import model_files
+    from shoal.training.request import TrainResult
+
+    trained = TrainResult(
+        model=MODEL,
+        eval_results={},
+        rounds=1,
+        rows=1,
+        num_workers=1,
+        threads_per_worker=1,
+        seconds=0.5,
+        workers=(),
+    )
+    model_files.save(str(scene.spec["folder"]), trained)
+
+
+_CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
+"""Events by which Python tells of a change of files, before it makes it; beside them ``open`` for writing."""
+
+
+def _die_before_change(number: int, under: str) -> None:
+    """Have this process killed before it changes files or folders for the so many-th time."""
+    changes = itertools.count(1)
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        written = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if not (written or event in _CHANGES) or under not in str(arguments[0]):
+            return
+        if next(changes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hear)
+
+
+OPERATIONS: dict[str, Callable[[Scene], object]] = {
+    "submitting": Scene.ask,
+    "attaching": Scene.ask,
+    "retrying": Scene.ask,
+    "driving": drive,
+    "promoting": drive,
+    "collecting": lambda scene: scene.ask().wait(on_log=None),
+    "cancelling": lambda scene: scene.found().cancel(),
+    "publishing": publish,
+    "sweeping": lambda scene: scene.found().end_if_lost(),
+}
+
+
+def act(scene: Scene, operation: str, die_at: str) -> list[str] | None:
+    """Carry out an operation in a fork; None where it was killed, else the points that it went through.
+
+    Args:
+        scene: What the test has set up.
+        operation: One of `OPERATIONS`.
+        die_at: A point, or ``change N``: before the N-th change of a file.
+    """
+    reading, writing = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_carry_out, args=(scene, operation, die_at, writing))
+    process.start()
+    writing.close()
+    seen: list[str] | None = None
+    with reading, contextlib.suppress(EOFError):
+        seen = reading.recv()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), f"{operation} ended with {process.exitcode}"
+    return seen if process.exitcode == 0 else None
+
+
+def _carry_out(scene: Scene, operation: str, die_at: str, writing: Connection) -> None:
+    os.environ.clear()
+    os.environ.update(scene.environment)
+    seen: dict[str, None] = {}
+
+    def passing(step: StrEnum, at: At) -> None:
+        seen[point := f"{at} {step}"] = None
+        if point == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    steps.passing = passing
+    if die_at.startswith("change "):
+        _die_before_change(int(die_at.removeprefix("change ")), str(scene.spec["folder"]))
+    try:
+        OPERATIONS[operation](scene)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    writing.send(list(seen))
+    os._exit(0)  # threads of MLflow's may hang at the interpreter's exit

@@ -1,0 +1,284 @@
+"""SIGKILL of whoever acts on a job at every point of every step; then the job is asked for again, and swept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sqlalchemy import select
+
+import shoal.jobs
+from shoal.data import DataConnector
+from shoal.jobs import load_training, parse_spec
+from shoal.jobs.attempts import Key
+from shoal.jobs.leftovers import discard_leftovers
+from shoal.jobs.spec import JobResult
+from shoal.jobs.steps import JobStep
+from shoal.state import Store, home
+from shoal.state.schema import JOB_ENDED, Job, JobState, Lock
+from tests.jobs.act import JOB_ID, MODEL, Scene, act, points
+from tests.jobs.conftest import POOL, add_pool
+from tests.jobs.fake_head import FakeHead, FakeJob
+
+pytestmark = pytest.mark.crash
+
+ASK, HAND_OVER, SEND, TOUCH, START, TAKE, NOTE_RUN, PUBLISH, LOCK, PROMOTE, UNLOCK, END, STOP, TIDY, COLLECT = JobStep
+NOWHERE = "nowhere"
+
+
+class Stage:
+    """A store with a pool, its head, and a job that may be asked for."""
+
+    def __init__(self, head: FakeHead, tracking: Path) -> None:
+        self.head = head
+        self.tracking = tracking
+        self.tracked = False
+
+    def scene(self) -> Scene:
+        """Ask as a task does that runs anew: it stages its data again."""
+        random = np.random.default_rng(0)
+        frame = pd.DataFrame({"a": random.random(50), "b": random.random(50)})
+        data = DataConnector.from_dataframe(frame.assign(y=frame["a"])).to_spec()
+        spec = {
+            "dataset": data.model_dump(mode="json"),
+            "input_cols": ["a", "b"],
+            "label_col": "y",
+            "n_estimators": 3,
+            "params": {"nthread": 1},
+            "run_config": {"job_id": JOB_ID, "pool_name": POOL},
+            "tracking": None,
+        }
+        if self.tracked:
+            frame.assign(y=frame["a"]).to_parquet(self.tracking / "holdout.parquet")
+            spec["tracking"] = {"uri": f"sqlite:///{self.tracking / 'mlflow.db'}"}
+            spec["register"] = {
+                "model": "crashes",
+                "metric": "rmse",
+                "holdout": {"paths": [str(self.tracking / "holdout.parquet")]},
+            }
+        return Scene(dict(os.environ), self.head.endpoint, spec)
+
+    def row(self) -> Job | None:
+        with Store().reading() as session:
+            return session.scalars(select(Job).order_by(Job.attempt.desc()).limit(1)).first()
+
+    def newest(self) -> FakeJob:
+        """What the head knows of the newest attempt."""
+        row = self.row()
+        assert row is not None
+        return self.head.jobs[Key(row.id, row.attempt).submission_id]
+
+    def submitted(self) -> None:
+        self.scene().ask()
+
+    def submitted_tracked(self) -> None:
+        self.tracked = True
+        self.submitted()
+
+    def running(self) -> None:
+        """A driver has begun."""
+        self.submitted()
+        assert act(self.scene(), "driving", "before publish") is None
+        self.newest().status = "RUNNING"
+
+    def lost(self) -> None:
+        """A driver has begun and was killed."""
+        self.running()
+        self.driver_died()
+
+    def succeeded(self) -> None:
+        self.submitted()
+        self.drive()
+
+    def drive(self) -> None:
+        """Let the driver of the newest attempt do all its work."""
+        assert act(self.scene(), "driving", NOWHERE) is not None
+        self.newest().status = "SUCCEEDED"
+
+    def driver_died(self) -> None:
+        self.newest().status, self.newest().exit_code = "FAILED", -9
+
+    def settle(self) -> JobResult:
+        """Ask again as a retried task does, have drivers run where the head was told to, collect, and sweep."""
+        handle = self.scene().ask()
+        if handle.status().state is JobState.PENDING:
+            self.drive()
+        result = handle.wait(on_log=None)
+        discard_leftovers(Store())
+        return result
+
+    def left_over(self) -> list[str]:
+        """Everything that should not be there, a sentence each."""
+        said = [f"credentials {path.name}" for path in (home() / "credentials").iterdir()]
+        said += [f"half a file {path}" for path in (home() / "jobs").rglob("*") if unfinished(path)]
+        with Store().reading() as session:
+            rows = list(session.scalars(select(Job)))
+            said += [f"lock {lock.name}" for lock in session.scalars(select(Lock))]
+        said += [f"attempt {job.attempt} is {job.state}" for job in rows if job.state not in JOB_ENDED]
+        staged = {location for job in rows for location in parse_spec(job.spec).staged()}
+        return said + [f"staged data in {location}" for location in staged if Path(location).exists()]
+
+
+def unfinished(path: Path) -> bool:
+    """Whether a file was being written under another name than its own."""
+    return path.is_file() and path.name not in ("model.ubj", "training.json", "driver.log")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation, and what the job is like before it.
+
+    Attributes:
+        prepare: Makes the job.
+        steps: All that the operation goes through.
+        tried: Steps that are tried; the others are those of another operation.
+        thin: Points that `make test` tries.
+    """
+
+    prepare: Callable[[Stage], None]
+    steps: tuple[JobStep, ...]
+    thin: tuple[str, ...]
+    tried: tuple[JobStep, ...] | None = None
+
+    def points(self) -> list[str]:
+        return points(*(self.tried or self.steps))
+
+
+def nothing(_: Stage) -> None:
+    pass
+
+
+CASES = {
+    "submitting": Case(nothing, (ASK, HAND_OVER, SEND), ("written ask", "after ask", "before send", "after send")),
+    "attaching": Case(Stage.running, (ASK, TOUCH), ("written touch",)),
+    "retrying": Case(
+        Stage.lost, (ASK, TOUCH, END, TIDY, HAND_OVER, SEND), ("written end", "after end"), tried=(END, TIDY, SEND)
+    ),
+    "driving": Case(
+        Stage.submitted,
+        (START, TAKE, PUBLISH, END, TIDY),
+        ("before start", "written start", "after start", "after publish", "written end", "after end"),
+    ),
+    "promoting": Case(
+        Stage.submitted_tracked,
+        (START, TAKE, NOTE_RUN, PUBLISH, LOCK, PROMOTE, UNLOCK, END, TIDY),
+        ("after promote",),
+        tried=(NOTE_RUN, LOCK, PROMOTE, UNLOCK, END),
+    ),
+    "collecting": Case(Stage.succeeded, (ASK, TOUCH, COLLECT), ("written collect",), tried=(TOUCH, COLLECT)),
+    "cancelling": Case(Stage.submitted, (END, STOP, TIDY), ("written end", "after end", "before tidy")),
+    "sweeping": Case(Stage.lost, (END, TIDY), ("after end",)),
+}
+"""Every operation that changes a job."""
+
+
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one MLflow database for the module: its first migrations take seconds."""
+    return tmp_path_factory.mktemp("tracking")
+
+
+@pytest.fixture
+def stage(either_store: Path, head: FakeHead, tracking: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")  # so that there is something to hand over
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    add_pool(Store())
+    return Stage(head, tracking)
+
+
+def matrix() -> list[Any]:
+    return [
+        pytest.param(operation, point, marks=[] if point in case.thin else [pytest.mark.long])
+        for operation, case in CASES.items()
+        for point in case.points()
+    ]
+
+
+@pytest.mark.parametrize(("operation", "point"), matrix())
+def test_killed(stage, operation, point):
+    case = CASES[operation]
+    case.prepare(stage)
+
+    assert act(stage.scene(), operation, point) is None
+
+    if START in case.steps:
+        stage.driver_died()
+    before = stage.row()
+    result = stage.settle()
+
+    assert stage.left_over() == []
+    assert load_training(result).booster().num_boosted_rounds() == 3
+    assert stage.head.submissions == result.attempt
+    if before is not None and before.state is JobState.SUCCEEDED and before.collected_at is None:
+        assert result.attempt == before.attempt
+    if stage.tracked:
+        check_champion(stage, result)
+
+
+def check_champion(stage: Stage, result: JobResult) -> None:
+    """The alias is on the newest of equal models that no other was better than: the first that got it."""
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{stage.tracking / 'mlflow.db'}")
+    champion = client.get_model_version_by_alias("crashes", "champion")
+    assert float(champion.tags["holdout.rmse"]) == result.metrics["holdout-rmse"]
+
+
+@pytest.mark.parametrize("point", [point for point in points(START) if point.startswith("after")])
+def test_an_attempt_has_one_driver(stage, point):
+    """One that comes second finds that it is not wanted, though the first is dead."""
+    stage.submitted()
+    assert act(stage.scene(), "driving", point) is None
+    first = stage.row()
+
+    seen = act(stage.scene(), "driving", NOWHERE)
+
+    assert seen is not None
+    assert not {f"after {PUBLISH}", f"after {END}"} & set(seen)
+    assert stage.row().driver == first.driver
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_every_step_of_an_operation_is_listed(stage, operation):
+    """A step that an operation goes through, and the matrix does not know of, fails here."""
+    case = CASES[operation]
+    case.prepare(stage)
+    seen = act(stage.scene(), operation, NOWHERE)
+    assert seen is not None
+    assert sorted(seen) == sorted(points(*case.steps))
+
+
+def test_every_step_is_tried():
+    assert {point for case in CASES.values() for point in case.points()} == set(points(*JobStep))
+
+
+def test_every_transaction_is_a_step():
+    """What changes a job goes through `shoal.jobs.steps`."""
+    modules = Path(shoal.jobs.__file__).parent.rglob("*.py")
+    assert [path.name for path in modules if re.search(r"tore\.transaction\(", path.read_text())] == []
+
+
+def test_a_model_is_complete_or_absent(fresh_home, tmp_path, head):
+    """Killed before every change of a file or folder, in turn, until there is none left to be killed before."""
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        scene = Scene(dict(os.environ), head.endpoint, {"folder": str(folder)})
+        survived = act(scene, "publishing", f"change {number}") is not None
+        if (folder / "model.ubj").exists():
+            assert (folder / "model.ubj").read_bytes() == MODEL
+            assert json.loads((folder / "training.json").read_text())["rows"] == 1
+        assert act(scene, "publishing", NOWHERE) is not None
+        assert (folder / "model.ubj").read_bytes() == MODEL
+        if survived:
+            break
+    assert number > 4  # two files, each opened under another name and renamed
