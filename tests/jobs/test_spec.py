@@ -10,6 +10,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
+from shoal.jobs.function_spec import FunctionJobSpec
 from shoal.jobs.ids import checked, is_interactive, job_id
 from shoal.jobs.staging import question
 from shoal.training.run_config import RunConfig
@@ -65,6 +66,23 @@ def test_an_estimators_request_and_back():
 
     assert request.categorical_cols == ("b",)
     assert JobSpec.of_request(request, pool_name="p", tracked=True).to_request().columns == request.columns
+
+
+def test_fingerprints_are_those_of_the_versions_before():
+    """A task that is retried after an upgrade of shoal finds its job by them."""
+    fields = TRAIN | {
+        "params": {"objective": "reg:squarederror", "eta": 0.1, "names": ["ä", None, True]},
+        "eval_set": {"eval": {"paths": ["/data/eval"]}},
+    }
+    asked = question(JobSpec.parse(fields).completed("retrain", {}))
+    assert asked == "32671c0ca63003309e6b01b4638bb688c3b042d58e705560ccf5a129576f2f9a"
+    assert job_id("xgboost", "airflow:d/r", asked, "task/-1") == "xgboost-44426d8f76ec"
+
+    odd = question(JobSpec.parse(TRAIN | {"params": {"missing": float("nan")}}).completed("retrain", {}))
+    assert job_id("xgboost", "airflow:d/r", odd, "task/-1") == "xgboost-cfe0294bbc39"
+
+    function = FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3}).completed("retrain", {})
+    assert job_id("pytorch", "airflow:d/r", question(function), "task/-1") == "pytorch-9e696d35c9c4"
 
 
 def test_a_spec_does_not_change():

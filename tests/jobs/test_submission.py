@@ -9,18 +9,27 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from sqlalchemy import select
 
 from shoal import jobs
 from shoal.data import DataConnector
-from shoal.errors import JobCancelledError, JobError, JobFailedError, PoolDownError, PoolNotFoundError
+from shoal.errors import (
+    JobCancelledError,
+    JobError,
+    JobFailedError,
+    PoolDownError,
+    PoolElsewhereError,
+    PoolNotFoundError,
+)
 from shoal.jobs import JobHandle, JobResult, JobSpec, Tracking, attempts, credentials, submission
 from shoal.jobs.attempts import Key
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.logs import log_path
+from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.processes import ProcessId
 from shoal.state import Store
-from shoal.state.schema import Job, JobState, Pool, PoolState
+from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.run_config import RunConfig
 from tests.jobs.conftest import POOL
 from tests.jobs.fake_head import FakeHead
@@ -226,6 +235,56 @@ class TestSubmit:
         assert not staged_second.exists()
 
 
+def test_values_that_json_does_not_know_are_stored_and_given_back(either_store, store, head, submit, held, spec):
+    """A NaN in params could not be submitted on PostgreSQL, and one in a metric left the finished job in RUNNING."""
+    handle = submit(spec.model_copy(update={"params": {"missing": float("nan"), "scale": float("inf")}}))
+    run(store, head, handle)
+    params = JobSpec.parse(row(store, handle).spec).params
+    assert repr(params) == "{'missing': nan, 'scale': inf}"
+
+    result = RESULT.model_copy(update={"metrics": {"eval-auc": float("nan"), "eval-loss": float("-inf")}})
+    attempts.end(store, key(handle), JobState.SUCCEEDED, 1000.0, result=result.model_dump(mode="json"))
+
+    assert repr(held(handle).wait(on_log=None).metrics) == "{'eval-auc': nan, 'eval-loss': -inf}"
+    assert [repr(job.result.metrics) for job in jobs.list_jobs() if job.result] == [
+        "{'eval-auc': nan, 'eval-loss': -inf}"
+    ]
+
+
+def test_an_error_with_characters_that_no_database_takes_is_stored(either_store, store, head, submit, held, spec):
+    handle = submit(spec)
+    run(store, head, handle)
+    attempts.end(store, key(handle), JobState.FAILED, 1000.0, error="ValueError: \0 in b'\udcff'")
+
+    with pytest.raises(JobFailedError, match=r"ValueError: \\x00 in b'\\udcff'$"):
+        held(handle).wait(on_log=None)
+
+
+@pytest.mark.parametrize("holder", [f"airflow:{'d' * 250}/{'r' * 261}", "service:odd\0name\udc80"])
+def test_a_holder_of_any_length_and_any_characters_owns_what_it_asked_for(
+    either_store, store, head, submit, held, spec, monkeypatch, holder
+):
+    """A DAG id and a run id may have 250 characters each; the columns had 255, which only PostgreSQL enforces."""
+    monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
+    pool = ComputePool(POOL, holder=holder, store=store)
+    pool.lease(2, is_async=True)
+    pool.lease(1, is_async=True)
+    assert [(lease.holder, lease.size) for lease in pool.describe().leases] == [(pool.holder, 1)]
+    assert pool.renew()
+    handle = submit(spec, holder=holder)
+    assert submit(spec, holder=holder).job_id == handle.job_id
+    assert len(log_path(key(handle)).name) < 255
+    with store.transaction() as session:
+        session.add(Lock(name="any", holder=holder, expires_at=0))
+        operations = session.scalars(select(Operation.id).where(Operation.holder == holder)).all()
+        assert session.scalars(select(Lock.name).where(Lock.holder == holder)).all() == ["any"]
+    assert len(operations) == 2
+
+    assert [job.holder for job in jobs.list_jobs()] == [pool.holder]
+    assert held(handle).cancel()
+    assert jobs.clean_up(POOL, holder).released
+
+
 class TestWait:
     def test_the_log_and_the_result(self, store, head, submit, held, spec, clock):
         handle = held(submit(spec))
@@ -332,14 +391,11 @@ class TestWait:
             handle.wait(timeout=120.0, on_log=None)
 
     def test_a_pool_on_another_host_is_no_verdict(self, store, submit, held, spec):
-        def elsewhere() -> Endpoint:
-            raise PoolDownError("local to host b")
-
-        handle = held(submit(spec), at=elsewhere)
+        handle = JobHandle(store, row(store, submit(spec)))
         with store.transaction() as session:
             session.get_one(Pool, POOL).host = "b"
 
-        with pytest.raises(PoolDownError, match="local to host b"):
+        with pytest.raises(PoolElsewhereError, match="local to host b"):
             handle.status()
         assert row(store, handle).state is JobState.PENDING
 

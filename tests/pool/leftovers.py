@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from shoal.pool.processes import NODE_TAG, ProcessId
 from shoal.state import Store, home
-from shoal.state.home import runtime_root
+from shoal.state.runtime import runtime_root
 from shoal.state.schema import Node, Operation, OperationState
 from tests.pool.looking import folders, node_processes, rows
 

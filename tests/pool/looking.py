@@ -11,7 +11,7 @@ from sqlalchemy import select
 from shoal.pool import processes
 from shoal.pool.processes import NODE_TAG, ProcessId
 from shoal.state import Store, home
-from shoal.state.home import runtime_root
+from shoal.state.runtime import node_folders, node_ids, runtime_root
 from shoal.state.schema import Node
 
 
@@ -37,13 +37,12 @@ def tagged() -> list[int]:
 
 
 def folders() -> list[str]:
-    root = runtime_root()
-    return sorted(entry.name for entry in root.iterdir()) if root.exists() else []
+    return node_ids()
 
 
 def node_processes(node: Node) -> list[ProcessId]:
     supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
-    return processes.of_node(node.id, runtime_root() / node.id, supervisor)
+    return processes.of_node(node.id, node_folders(node.id), supervisor)
 
 
 def a_worker() -> psutil.Process | None:

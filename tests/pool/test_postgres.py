@@ -62,8 +62,9 @@ def test_a_sweep_leaves_the_pools_of_other_hosts_alone(up, monkeypatch):
     """They share the store, and each host ends what is its own."""
     before = [node.supervisor for node in rows()]
     with Store().transaction() as session:
-        mine = session.get_one(Pool, "tiny").host
-        session.get_one(Pool, "tiny").host = "elsewhere"
+        pool = session.get_one(Pool, "tiny")
+        mine = pool.host, pool.host_id
+        pool.host, pool.host_id = "elsewhere", "0" * 16
     assert sweep(Store()) == []
     assert [node.supervisor for node in rows()] == before
     assert ProcessId.from_json(before[0]).alive()
@@ -71,7 +72,8 @@ def test_a_sweep_leaves_the_pools_of_other_hosts_alone(up, monkeypatch):
     with pytest.raises(PoolDownError, match="local to host elsewhere"):
         up.down()
     with Store().transaction() as session:
-        session.get_one(Pool, "tiny").host = mine
+        pool = session.get_one(Pool, "tiny")
+        pool.host, pool.host_id = mine
 
 
 def test_a_shell_without_the_url_sweeps_nothing_of_it(up, monkeypatch):

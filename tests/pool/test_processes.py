@@ -37,9 +37,9 @@ def test_what_belongs_to_a_node(tmp_path):
         reader = subprocess.Popen(["sleep", "1000"], stdin=source)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        found = wait_until(lambda: processes.of_node("abc", folder, None), "what belongs to it")
+        found = wait_until(lambda: processes.of_node("abc", [folder], None), "what belongs to it")
         assert {process.pid for process in found} == {tagged.pid, writer.pid}
-        assert processes.end_all(lambda: processes.of_node("abc", folder, None), patience=10) == []
+        assert processes.end_all(lambda: processes.of_node("abc", [folder], None), patience=10) == []
         assert other.poll() is None
         assert reader.poll() is None
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -14,9 +13,10 @@ from shoal.pool.api import ComputePool
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
-from shoal.state.home import lock_file, runtime_root
+from shoal.state.home import lock_file
 from shoal.state.locks import file_lock
 from shoal.state.schema import NodeState
+from tests.conftest import remove_home
 from tests.pool.act import HOLDER, run
 from tests.pool.leftovers import Watch
 from tests.pool.looking import nothing_left, rows
@@ -40,8 +40,7 @@ def alone() -> Iterator[ComputePool]:
             yield pool
             pool.down()
             nothing_left()
-        shutil.rmtree(runtime_root(), ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_home(folder)
 
 
 def a_dead_supervisor() -> None:

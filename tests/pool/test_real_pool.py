@@ -6,8 +6,10 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 import ray
 
@@ -45,7 +47,7 @@ def test_grows_and_shrinks(real_pool):
     leaving = [node for node in rows() if not node.is_head]
     assert real_pool.scale(1) is True
     for node in leaving:
-        assert processes.of_node(node.id, node_folder(node.id), ProcessId.from_json(node.supervisor)) == []
+        assert processes.of_node(node.id, [node_folder(node.id)], ProcessId.from_json(node.supervisor)) == []
         assert not node_folder(node.id).exists()
 
 
@@ -60,6 +62,25 @@ def test_every_listener_is_on_loopback_and_the_token_is_asked_for(pool):
     wrong = {"Authorization": "Bearer wrong"}
     assert httpx.post(f"{endpoint.api}/api/jobs/", json=body, headers=wrong, timeout=30).status_code in (401, 403)
     assert endpoint.token_path.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_listener_gives_metrics_without_the_token(pool):
+    pids = {process.pid for node in rows() for process in node_processes(node)}
+    ports = {
+        listener.laddr.port
+        for listener in psutil.net_connections("tcp")
+        if listener.pid in pids and listener.status == psutil.CONN_LISTEN
+    }
+    assert len(ports) > 5
+
+    def said(port: int) -> str:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        except httpx.HTTPError:  # speaks something else than HTTP
+            return ""
+
+    with ThreadPoolExecutor(len(ports)) as threads:
+        assert [page[:80] for page in threads.map(said, ports) if "# TYPE" in page] == []
 
 
 def test_a_driver_connects_and_a_busy_node_is_reported(pool):
@@ -99,7 +120,7 @@ def test_a_killed_node_is_replaced_by_the_detached_reconciler(pool):
     ProcessId.from_json(victim.supervisor).signal(signal.SIGKILL)
     wait_until(lambda: victim.name not in {node["name"] for node in pool.get_nodes()}, "the loss")
     wait_until(lambda: len(pool.get_nodes()) == 3, "the replacement", seconds=120)
-    assert processes.of_node(victim.id, node_folder(victim.id), ProcessId.from_json(victim.supervisor)) == []
+    assert processes.of_node(victim.id, [node_folder(victim.id)], ProcessId.from_json(victim.supervisor)) == []
 
 
 def test_a_refused_size_changes_nothing(pool):

@@ -11,13 +11,14 @@ import importlib.metadata
 import os
 import platform
 import random
-import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tests.conftest import remove_home
 
 
 def soak(rounds: int, seed: int) -> int:
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if failed:
         print(f"\n{failed} FAILED; the home is kept for a look: {folder}")
         return 1
-    shutil.rmtree(folder)
+    remove_home(folder)
     return 0
 
 

@@ -13,7 +13,8 @@ from sqlalchemy import text
 
 from shoal.errors import StoreError
 from shoal.state import Store, engines
-from shoal.state.home import lock_file, runtime_root
+from shoal.state.home import lock_file
+from shoal.state.runtime import runtime_root
 from shoal.state.schema import Lock
 from tests.postgres import PASSWORD, Postgres
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from shoal.errors import StoreError
 from shoal.state import Store
-from shoal.state.home import home, runtime_root
+from shoal.state.home import home
 from shoal.state.schema import Lock
 from shoal.state.store import SCHEMA_VERSION
 
@@ -99,16 +99,6 @@ def test_a_home_that_cannot_be_made_is_named(monkeypatch, tmp_path):
 def test_the_home_is_private(monkeypatch, tmp_path):
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "new"))
     assert home().stat().st_mode & 0o777 == 0o700
-
-
-def test_two_homes_never_share_a_runtime_root(monkeypatch, tmp_path):
-    roots = set()
-    for name in ("a", "b"):
-        monkeypatch.setenv("SHOAL_HOME", str(tmp_path / name))
-        roots.add(runtime_root())
-    assert len(roots) == 2
-    longest = runtime_root() / "0123456789" / "session_2026-11-21_07-26-59_012376_4194304" / "sockets" / "plasma_store"
-    assert len(os.fsencode(longest)) <= 107  # AF_UNIX
 
 
 def test_the_schema_is_what_the_migrations_make(either_store):

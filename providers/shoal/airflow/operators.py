@@ -144,7 +144,7 @@ class DistributedTrainOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit or attach, and wait."""
-        return self.train(context).model_dump(mode="json")
+        return self.train(context).to_dict()
 
     def train(self, context: Context) -> JobResult:
         """Submit or attach, and wait."""
@@ -192,7 +192,7 @@ class CleanupPoolOperator(PoolOperator):
 
         report = clean_up(self.hook.pool().name, self.holder or holder_of(context))
         self.log.info("cancelled %s, lease released: %s", list(report.cancelled) or "nothing", report.released)
-        for line in report.swept:
+        for line in (*report.swept, *report.left):
             self.log.info(line)
         return report.to_dict()
 
@@ -208,7 +208,9 @@ class SweepPoolsOperator(BaseOperator):
         from shoal.jobs.cleanup import clean_up_ended_runs, sweep
 
         def why_ended(run: str) -> str | None:
-            dag_id, run_id = run.split("/", maxsplit=1)
+            dag_id, slash, run_id = run.partition("/")
+            if not slash:  # somebody's own holder, not `holder_of` a DAG run
+                return None
             try:
                 state = context["ti"].get_dagrun_state(dag_id, run_id)
             except AirflowRuntimeError:

@@ -32,11 +32,6 @@ _DISK_WANTED = 5 * _GB
 _RAY_DISK_LIMIT = 0.95
 """Ray takes a disk fuller than this for full, and stops spilling."""
 
-_SOCKET_LIMIT = 107
-"""Bytes of an AF_UNIX path, its final zero left out."""
-_LONGEST_SOCKET = "/0123456789/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead"
-"""The longest of a head's sockets, under the runtime root."""
-
 _FILES_NEEDED = 1024
 _FILES_WANTED = 4096
 """A raylet keeps some descriptors for each worker and connection; Ray raises its soft limit to the hard one."""
@@ -88,7 +83,7 @@ def leftovers(store: Store) -> list[str]:
     from shoal.state.schema import Node
 
     found = LocalBackend().existing()  # before the rows: a node's row exists before the node does
-    with store.transaction() as session:
+    with store.reading() as session:
         known = set(session.scalars(select(Node.id)))
     return [node for node in found if node not in known]
 
@@ -165,7 +160,7 @@ def _open_files() -> Check:
 
 
 def _home() -> Iterator[Check]:
-    from shoal.state.home import home, runtime_root
+    from shoal.state.home import home
 
     try:
         folder = home()
@@ -175,7 +170,7 @@ def _home() -> Iterator[Check]:
     yield Check("SHOAL_HOME", "ok", f"{folder} is writable")
     yield _disk("disk of SHOAL_HOME", folder)
     yield _temp(Path(tempfile.gettempdir()))
-    yield _sockets(runtime_root())
+    yield _runtime_root()
     yield from _store()
 
 
@@ -197,12 +192,14 @@ def _temp(folder: Path) -> Check:
     return _disk(name, folder)
 
 
-def _sockets(root: Path) -> Check:
-    longest = len(os.fsencode(root)) + len(_LONGEST_SOCKET)
-    found = f"{longest} of {_SOCKET_LIMIT} bytes under {root}"
-    if longest > _SOCKET_LIMIT:
-        return Check("socket paths", "broken", found, "set TMPDIR to a shorter path, such as /tmp")
-    return Check("socket paths", "ok", found)
+def _runtime_root() -> Check:
+    from shoal.state.runtime import runtime_root
+
+    name = "folder of running nodes"
+    try:
+        return Check(name, "ok", f"{runtime_root()}, closed to other users")
+    except StoreError as error:
+        return Check(name, "broken", str(error), "set TMPDIR to a short path, such as /tmp")
 
 
 def _store() -> Iterator[Check]:
@@ -248,12 +245,11 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
 
 def _pool(pool: PoolStatus) -> Check:
     from shoal.cli.progress import describe_counts
-    from shoal.pool.holder import host
 
     name = f"pool {pool.name}"
     counts = describe_counts(pool)
     found = f"{pool.state}, {counts}" + (f"; {pool.reason}" if pool.reason else "")
-    if pool.host != host():
+    if not pool.is_here:
         return Check(name, "note", f"{found}; bound to host {pool.host}", f"work with it on {pool.host}")
     there = len(pool.active) + len(pool.pending) + len(pool.failed) + len(pool.leaving)
     if pool.failed or len(pool.active) != there or there != pool.target:
@@ -273,12 +269,10 @@ def _chosen_pool(pools: list[PoolStatus]) -> Check:
 
 
 def _reconciler(pools: list[PoolStatus]) -> Check:
-    from shoal.pool.holder import host
-
     pid = _reconciler_pid()
     if pid is not None:
         return Check("reconciler", "ok", f"runs, pid {pid}")
-    if any(pool.state != "down" and pool.host == host() for pool in pools):
+    if any(pool.state != "down" and pool.is_here for pool in pools):
         return Check("reconciler", "note", "does not run though a pool is up", "`shoal sweep` starts it")
     return Check("reconciler", "ok", "does not run: no pool is up")
 

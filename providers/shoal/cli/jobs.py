@@ -134,9 +134,12 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
         cancelled = handle.cancel("cancelled with `shoal jobs cancel`")
     state = handle.status().state.value
     if as_json:
-        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state})
+        done = {"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state}
+        print_json({**done, "left": handle.left})
     else:
         show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had ended already: {state}")
+        if handle.left:
+            show(handle.left)
 
 
 def _follow(handle: JobHandle) -> JobResult:
@@ -163,13 +166,18 @@ def _require_pool(name: str) -> None:
 
 def _read(source: str) -> dict[str, Any]:
     """The JSON object in a file, or on stdin."""
+    from shoal.jobs.spec import check_json
+
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
     try:
         document = json.loads(sys.stdin.read() if source == "-" else Path(source).read_text())
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
-    except json.JSONDecodeError as error:
+    except RecursionError:
+        raise InvalidArgumentError(f"{what} is nested too deeply: make it flatter") from None
+    except ValueError as error:  # no JSON, an integer of more than 4300 digits, or a path with a NUL
         raise InvalidArgumentError(f"{what} is no JSON: {error}") from None
+    check_json(document)
     if not isinstance(document, dict):
         raise InvalidArgumentError(f'{what} is no JSON object: it looks like {{"dataset": {{"paths": [...]}}, …}}')
     return document

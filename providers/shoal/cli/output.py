@@ -51,6 +51,8 @@ def print_json(document: Any) -> None:
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:
     """Print an error: one ``error: …`` on stderr, or ``{"error": {…}}`` on stdout."""
     text = "\n".join([message or str(error), *getattr(error, "__notes__", [])])
+    # An argument that is no UTF-8 reaches Python as lone surrogates, which no stream takes.
+    text = text.encode(errors="backslashreplace").decode()
     if not as_json:
         label = "" if isinstance(error, InterruptedCommandError) else "error: "
         console(stderr=True).print(Text.assemble((label, "bold red"), text), soft_wrap=True)

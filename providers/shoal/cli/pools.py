@@ -141,6 +141,25 @@ def down(
     _show(pool.describe(), as_json)
 
 
+@app.command()
+def delete(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The pool.")],
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Remove a pool whose host, or whose foreign cluster, never returns.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Take a pool down and remove it, with its token and logs. Its jobs stay listed."""
+    pool = _pool(name)
+    stays = f"interrupted: pool {pool.name} is going down and was not removed; the same command does the rest"
+    with on_interrupt("no longer waiting", stays), PoolProgress(f"deleting {pool.name}") as progress:
+        pool.delete(abandon=abandon, on_progress=progress)
+    if as_json:
+        print_json({"pool": pool.name, "deleted": True})
+    else:
+        show(f"pool {pool.name} was deleted")
+
+
 def sweep(as_json: Json = False) -> None:
     """End what nobody owns on this machine. Safe at any time."""
     from shoal import jobs

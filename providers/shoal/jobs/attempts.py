@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Select, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
@@ -108,8 +108,8 @@ def load(store: Store, key: Key) -> Job:
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
-    """Attempts, the newest first, of one pool or of all, in some states or (none given) in any."""
-    query = select(Job).order_by(Job.created_at.desc()).limit(limit)
+    """Attempts without their specs, the newest first, of one pool or of all, in some states or (none given) in any."""
+    query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
     if pool is not None:
         query = query.where(Job.pool == pool)
     if states:

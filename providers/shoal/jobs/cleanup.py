@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sqlalchemy import select
+
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.jobs import attempts
 from shoal.jobs.attempts import Key
 from shoal.jobs.leftovers import discard_leftovers
 from shoal.jobs.submission import attach, list_jobs
-from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
 from shoal.state import Store
-from shoal.state.schema import JobState
+from shoal.state.codec import storable
+from shoal.state.schema import JobState, Lease
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +36,13 @@ class CleanupReport:
         cancelled: Ids of the holder's jobs that still ran.
         released: Whether the holder had a lease.
         swept: What else nobody owned on this host, a sentence each.
+        left: What only another host can do, and does by itself, a sentence each.
     """
 
     cancelled: tuple[str, ...]
     released: bool
     swept: tuple[str, ...]
+    left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for an XCom or an artifact."""
@@ -47,19 +52,27 @@ class CleanupReport:
 def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned up") -> CleanupReport:
     """End what a run still has on a pool: its jobs, its lease, and whatever nobody owns. Safe at any time, and twice.
 
+    From another host than the pool's the jobs are cancelled and the lease is released; the pool's host ends drivers and
+    nodes, and the report says so.
+
     Args:
         pool_name: The pool; one that is gone or down has nothing to clean.
         holder: The run.
         reason: Kept with the jobs that are cancelled.
     """
-    active = list_jobs(pool_name, states=_ACTIVE)
-    mine = sorted({job.job_id for job in active if job.holder == holder})
-    cancelled = tuple(job_id for job_id in mine if attach(job_id).cancel(reason))
+    holder = storable(holder)
+    active = list_jobs(pool_name, states=_ACTIVE, limit=_AT_ONCE)
+    mine = [attach(job_id) for job_id in sorted({job.job_id for job in active if job.holder == holder})]
+    cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
+    left = [handle.left for handle in mine if handle.left]
     try:
-        released = ComputePool(pool_name, holder=holder).release()
+        pool = ComputePool(pool_name, holder=holder)
+        released = pool.release()
+        if released and not (status := pool.describe()).is_here:
+            left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that no other demand needs')
     except (PoolNotFoundError, PoolDownError):
         released = False
-    return CleanupReport(cancelled, released, tuple(sweep()))
+    return CleanupReport(cancelled, released, tuple(sweep()), tuple(left))
 
 
 def sweep() -> list[str]:
@@ -72,11 +85,15 @@ def sweep() -> list[str]:
     """
     did = []
     for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE):
-        handle = attach(job.job_id)
         try:
+            handle = attach(job.job_id)
             lost = handle.end_if_lost()
         except ShoalError as error:  # of a pool on another machine nothing can be said from here
             log.info("job %s is left alone: %s", job.job_id, error)
+            continue
+        except Exception as error:  # one job that cannot be judged must not keep the others from their turn
+            log.exception("job %s could not be judged", job.job_id)
+            did.append(f"job {job.job_id}: could not be judged: {type(error).__name__}: {error}")
             continue
         if lost:
             ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
@@ -85,18 +102,26 @@ def sweep() -> list[str]:
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
-    """`clean_up` on every pool where a run has something. Returns what was done, a sentence each.
+    """`clean_up` on every pool where a run has something; a pool that raises is reported and keeps no other waiting.
+
+    Returns what was done, a sentence each.
 
     Args:
         holder: The run.
         reason: Kept with the jobs that are cancelled.
     """
     done: list[str] = []
+    holder = storable(holder)
     for pool in sorted(pool for pool, of in _claims() if of == holder):
-        report = clean_up(pool, holder, reason=reason)
+        try:
+            report = clean_up(pool, holder, reason=reason)
+        except Exception as error:
+            log.exception("pool %s could not be cleaned up after %s", pool, holder)
+            done.append(f"{pool}: could not be cleaned up after {holder}: {type(error).__name__}: {error}")
+            continue
         done += [f"{pool}: cancelled job {job_id}: {reason}" for job_id in report.cancelled]
         done += [f"{pool}: released the lease of {holder}: {reason}"] if report.released else []
-        done += report.swept
+        done += [*report.swept, *report.left]
     return done
 
 
@@ -121,5 +146,6 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
 
 def _claims() -> set[tuple[str, str]]:
     """(pool, holder) of every lease and of every job that has not ended."""
-    leases = {(pool.name, lease.holder) for pool in list_pools() for lease in pool.leases}
-    return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE)}
+    with Store().reading() as session:
+        leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}
+    return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE)}

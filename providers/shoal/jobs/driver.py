@@ -27,7 +27,7 @@ from shoal.jobs.watchdog import Reason, Watchdog
 from shoal.jobs.workplace import Workplace
 from shoal.pool.processes import ProcessId
 from shoal.state import Store
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.lean import import_lean
 
 _STOPPED = Reason(JobState.CANCELLED, "it was stopped through Ray (SIGTERM)")
@@ -178,6 +178,8 @@ def main() -> int:
         job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
         if job is None:
             print(f"attempt {key.attempt} of job {key.job_id} is not wanted any more, or runs already")
+            if attempts.load(store, key).state in JOB_ENDED:  # cancelled from a host that cannot remove the file
+                credentials.discard(key.submission_id)
             return 0
         with act(JobStep.TAKE):
             secrets = credentials.take(key.submission_id)

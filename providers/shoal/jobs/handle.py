@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.errors import JobCancelledError, JobError, JobFailedError, PoolDownError, PoolNotFoundError
+from shoal.errors import (
+    JobCancelledError,
+    JobError,
+    JobFailedError,
+    PoolDownError,
+    PoolElsewhereError,
+    PoolNotFoundError,
+)
 from shoal.jobs import attempts, credentials, files, model_files, staging
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
@@ -127,6 +134,7 @@ class JobHandle:
         self._clock = clock
         self._sleep = sleep
         self._silent_since: float | None = None
+        self._left: str | None = None
 
     @property
     def job_id(self) -> str:
@@ -142,6 +150,11 @@ class JobHandle:
     def pool(self) -> str:
         """Where it runs."""
         return self._pool
+
+    @property
+    def left(self) -> str | None:
+        """What :meth:`cancel` had to leave to another host, in a sentence; None where nothing is left."""
+        return self._left
 
     def status(self) -> JobStatus:
         """How far it is; asking keeps a job alive that has `orphan_after`."""
@@ -178,11 +191,27 @@ class JobHandle:
         return self._log().lines(ended=True)
 
     def cancel(self, reason: str = "cancelled on request") -> bool:
-        """End the job, its gang and its driver; False when it had ended already."""
+        """End the job, its gang and its driver; False when it had ended already.
+
+        A driver on another host's pool is told by its row, and its end is not waited for; :attr:`left` says so.
+        """
         job = attempts.load(self._store, self._key)
         if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), error=reason):
             return False
-        # From here on the driver's own watchdog ends it; the signal only makes it sooner.
+        try:
+            self._see_driver_end(job)
+        except PoolElsewhereError as error:
+            self._left = f"the driver of job {self.job_id} ends itself on host {error.host} within seconds"
+            return True
+        self._tidy(job)
+        return True
+
+    def _see_driver_end(self, job: Job) -> None:
+        """Stop the driver through Ray and wait for its end; without that its own watchdog ends it a little later.
+
+        Raises:
+            PoolElsewhereError: The pool is bound to another machine.
+        """
         until = self._clock() + _STOP_PATIENCE_S
         stopped = False
         while self._clock() < until:
@@ -194,8 +223,6 @@ class JobHandle:
             if not stopped:
                 stopped = self._stop()
             self._sleep(_POLL_S)
-        self._tidy(job)
-        return True
 
     def send(self) -> bool:
         """Submit the attempt to its pool's head, unless that was done already.

@@ -41,13 +41,18 @@ def is_interactive(holder: str) -> bool:
     return holder.startswith(_INTERACTIVE)
 
 
+def is_legal(given: str) -> bool:
+    """Whether a job can have this id."""
+    return _JOB_ID.fullmatch(given) is not None
+
+
 def checked(given: str) -> str:
     """A job id that was given; it becomes a part of paths and URLs.
 
     Raises:
         InvalidArgumentError: It is not fit for that.
     """
-    if not _JOB_ID.fullmatch(given):
+    if not is_legal(given):
         raise InvalidArgumentError(
             f'run_config.job_id "{given}" is not legal: 1 to 100 letters, digits, ".", "_" and "-", '
             "the first a letter or digit"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic_core import from_json, to_json
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
@@ -23,8 +24,32 @@ _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
 _SQLITE = "sqlite:///"
 
 
+_DEEPEST = 100
+"""Levels of lists and objects in a spec. Python gives up at about 1,000, and several programs walk a spec."""
+
+_LONGEST_INTEGER_BITS = 14_000
+"""Of more than 4300 digits Python writes and reads no text."""
+
+
+def check_json(fields: Any) -> None:
+    """Refuse what no JSON document of a job can hold, before anything walks it.
+
+    Raises:
+        InvalidArgumentError: Nested too deeply, or with an integer that is too long.
+    """
+    left = [(fields, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > _DEEPEST:
+            raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: make it flatter")
+        if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
+            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: give it as text")
+        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        left += [(item, depth + 1) for item in items]
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _as_dataset(value: Any) -> Any:
@@ -96,6 +121,7 @@ class AnySpec(_Strict, ABC):
         Raises:
             InvalidArgumentError: Naming each field that is wrong.
         """
+        check_json(fields)
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -232,6 +258,13 @@ class JobSpec(AnySpec):
             tracking=Tracking() if tracked else None,
         )
 
+    @field_validator("n_estimators", "early_stopping_rounds", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(f"a number is needed, not {str(value).lower()}")
+        return value
+
     @field_validator("dataset", mode="before")
     @classmethod
     def _dataset(cls, value: Any) -> Any:
@@ -338,3 +371,11 @@ class JobResult(_Strict):
     model_version: str | None = Field(description="Version in the registry; none: not registered.")
     promoted: bool | None = Field(description="Whether it has the alias now; none: not registered.")
     champion: ChampionResult | None = Field(description="What it was compared to; none: there was no champion.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for an XCom, which is strict JSON: NaN is "NaN" and infinity "Infinity".
+
+        ``JobResult.model_validate`` takes both back as floats.
+        """
+        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
+        return plain

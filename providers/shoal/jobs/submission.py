@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection
 
+from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import attempts, credentials, ids, staging
 from shoal.jobs.attempts import Order
 from shoal.jobs.credentials import Secrets
@@ -15,9 +16,14 @@ from shoal.jobs.spec import JobSpec
 from shoal.jobs.truth import address, pool_endpoint
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
+from shoal.pool.spec import is_pool_name
 from shoal.pool.which import which_pool
 from shoal.state import Store
+from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
+
+_MOST_LISTED = 1_000_000
+"""Attempts that one call of `list_jobs` returns; SQLite takes no limit of more than 63 bits."""
 
 
 def submit(
@@ -47,7 +53,7 @@ def submit(
         InvalidArgumentError: A job of this id runs with another spec.
         JobError: The pool's head does not answer or refused.
     """
-    holder = holder or python_holder()
+    holder = storable(holder or python_holder())
     store = Store()
     pool = which_pool(store, spec.run_config.pool_name)
     spec = spec.completed(pool, os.environ)
@@ -89,6 +95,8 @@ def attach(job_id: str) -> JobHandle:
     Raises:
         JobError: There is no such job.
     """
+    if not ids.is_legal(job_id):  # some texts no database takes
+        raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows those that do")
     store = Store()
     return JobHandle(store, attempts.latest(store, job_id))
 
@@ -108,6 +116,13 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     Args:
         pool_name: Of this pool only.
         states: In one of these states only.
-        limit: At most so many.
+        limit: At most so many, 1 to 1,000,000.
+
+    Raises:
+        InvalidArgumentError: A limit out of range.
     """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
+        raise InvalidArgumentError(f"limit={shown(limit)}: it has to be a whole number, 1 to {_MOST_LISTED}")
+    if pool_name is not None and not is_pool_name(pool_name):  # some texts no database takes
+        return []
     return [JobStatus.of(job) for job in attempts.newest(Store(), pool=pool_name, states=states, limit=limit)]

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from shoal.errors import PoolDownError, PoolNotFoundError
+from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient, RayJob
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import is_here
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
@@ -93,7 +92,8 @@ def pool_endpoint(name: str) -> Endpoint:
 
     Raises:
         PoolNotFoundError: There is no such pool.
-        PoolDownError: It is down, between two heads, or bound to another machine.
+        PoolElsewhereError: It is bound to another machine.
+        PoolDownError: It is down, or between two heads.
     """
     from shoal.pool.api import ComputePool
 
@@ -109,17 +109,17 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     """Ask the head about an attempt.
 
     Raises:
-        PoolDownError: The pool is bound to another machine, and nothing can be said from here.
+        PoolElsewhereError: The pool is bound to another machine, and nothing can be said from here.
     """
     try:
         endpoint = endpoint_of(job.pool)
     except PoolNotFoundError:
         return View(silence=Silence.POOL_GONE)
+    except PoolElsewhereError:
+        raise
     except PoolDownError:
         with store.reading() as session:
             pool = session.get(Pool, job.pool)
-        if pool is not None and not is_here(pool.host):
-            raise
         # Up without a head that answers: it is being replaced.
         gone = pool is None or pool.state is not PoolState.UP
         return View(silence=Silence.POOL_GONE if gone else Silence.NO_ANSWER)

@@ -19,7 +19,7 @@ from shoal.pool import journal, requests, view
 from shoal.pool import reconcile as _reconcile
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import ANYWHERE, host, python_holder
+from shoal.pool.holder import is_here, python_holder
 from shoal.pool.leases import PoolLease
 from shoal.pool.options import ScaleOptions, checked_size
 from shoal.pool.plan import Snapshot
@@ -33,6 +33,7 @@ from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.pool.which import which_pool
 from shoal.state import Store
+from shoal.state.codec import storable
 from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
 
 
@@ -71,7 +72,7 @@ class ComputePool:
         self.name = (
             self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
         )
-        self.holder = holder or python_holder()
+        self.holder = storable(holder or python_holder())
 
     def __repr__(self) -> str:
         return f"ComputePool({self.name!r})"
@@ -136,6 +137,26 @@ class ComputePool:
             requests.down(session, self.name, self._clock())
         ensure_running()
         self._waiting.until_down(on_progress)
+
+    def delete(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
+        """Take the pool down and remove it from the store, with its token and logs. Its jobs stay listed.
+
+        Args:
+            abandon: Remove a pool whose host, or whose foreign cluster, never returns. Should the host return after
+                all, its nodes end themselves.
+            on_progress: Called now and then.
+
+        Raises:
+            PoolElsewhereError: It is bound to another host; `abandon` removes it where that host never returns.
+            ScaleError: Some node could not be ended; the message says which processes are left.
+            InvalidArgumentError: It is to be abandoned, but bound to this host.
+        """
+        if not abandon:
+            self.down(on_progress=on_progress)
+        with transaction(self._store, JournalStep.TIDY) as session:
+            backend = BACKENDS[PoolSpec.model_validate(journal.load(session, self.name).pool.spec).backend]()
+            requests.remove(session, self.name, abandon=abandon)
+            backend.discard(self.name, everything=True)
 
     def scale(
         self,
@@ -231,10 +252,14 @@ class ComputePool:
     def release(self) -> bool:
         """Give up what this holder claims; False where it claims nothing. Its nodes go unless others need them.
 
-        A pool that was brought up by a lease, and that nobody else wants anything of, is down afterwards.
+        A pool that was brought up by a lease, and that nobody else wants anything of, is down afterwards. The nodes of
+        one that is bound to another host go when that host's reconciler sees the lease gone, which is not waited for.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
             released = requests.release(session, self.name, self.holder, self._clock())
+            here = is_here(session.get_one(Pool, self.name))
+        if not here:
+            return released > 0
         _reconcile.reconcile(self._store, self.name, clock=self._clock)
         ensure_running()
         self._waiting.until_down()
@@ -481,9 +506,7 @@ def sweep(store: Store | None = None) -> list[str]:
     store = store or Store()
     did = _reconcile.sweep(store)
     with store.reading() as session:
-        alive = session.scalars(
-            select(Pool).where(Pool.state != PoolState.DOWN, Pool.host.in_((host(), ANYWHERE)))
-        ).first()
+        alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:
         ensure_running()
     return did

@@ -61,6 +61,10 @@ def ray_environment(token: Path) -> dict[str, str]:
         # Without it `ray.init("127.0.0.1:…")` is rewritten to the host's address, where nothing listens.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's metrics ports ask for no token. The nodes' are turned off; the dashboard's has no switch, and is missing
+        # where its number is no port.
+        "RAY_enable_metrics_collection": "0",
+        "DASHBOARD_METRIC_PORT": "-1",
         # A node whose GCS died while it came up gives up, and its turn to start, after this time instead of 60 s.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
         # A killed raylet is declared dead after 5 missed checks: 5 s instead of 15.

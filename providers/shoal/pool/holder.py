@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import getpass
 import os
-import socket
+
+from shoal.state.host import host_id, hostname
+from shoal.state.schema import Pool
 
 
 def host() -> str:
-    """Name of this machine, as pools that are bound to it carry it."""
-    return socket.gethostname()
+    """Name of this machine, for messages; `shoal.state.host.host_id` tells machines apart."""
+    return hostname()
 
 
 ANYWHERE = ""
 """Instead of a host's name: what a pool carries that any host can act on."""
 
 
-def is_here(pool_host: str) -> bool:
-    """Whether a pool that carries this host can be acted on from this machine."""
-    return pool_host in (ANYWHERE, host())
+def is_here(pool: Pool) -> bool:
+    """Whether a pool can be acted on from this machine.
+
+    A row of shoal 0.1 holds no identity: it belongs to the machine that has the hostname in it.
+    """
+    if pool.host == ANYWHERE:
+        return True
+    return pool.host == hostname() if pool.host_id is None else pool.host_id == host_id()
+
+
+def bind_here(pool: Pool) -> None:
+    """Note in a pool's row that it is bound to this machine."""
+    pool.host, pool.host_id = hostname(), host_id()
 
 
 def python_holder() -> str:

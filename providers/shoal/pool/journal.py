@@ -6,29 +6,31 @@ Two processes never act on half of what the other wrote: demand, operation and i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import delete, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
-from shoal.errors import PoolDownError, PoolNotFoundError
-from shoal.pool.backends import BACKENDS, NodeRef, Seen
-from shoal.pool.holder import host, is_here
+from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
+from shoal.pool import plan
+from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
+from shoal.pool.holder import ANYWHERE, bind_here, host, is_here
 from shoal.pool.plan import (
     Snapshot,
     Verdict,
     cooldown,
-    has_settled,
-    idle_timeout,
-    in_use,
     judge,
     plan_nodes,
+    should_forgive,
+    should_touch,
+    unclaimed,
+    wanted,
     why_down,
 )
 from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import DRAIN_GRACE, SPAWN_GRACE, START_TIMEOUT
+from shoal.pool.tunables import DRAIN_GRACE, START_TIMEOUT
 from shoal.state.schema import (
     JOB_ENDED,
     Demand,
@@ -69,25 +71,39 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
             session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
         ),
         nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
-        works=any(_works(job) for job in session.scalars(select(Job).where(Job.pool == name, _UNFINISHED))),
+        works=any(
+            _works(job)
+            for job in session.scalars(
+                select(Job).where(Job.pool == name, _UNFINISHED).options(defer(Job.spec), defer(Job.result))
+            )
+        ),
     )
 
 
 def _works(job: Job) -> bool:
     """Whether an unfinished job is really there: its driver may have died with nobody to say so in its row."""
-    return job.driver is None or ProcessId.from_json(job.driver).alive()
+    return job.driver is None or not ProcessId.from_json(job.driver).known_dead()
 
 
 def require_here(pool: Pool) -> None:
     """Refuse to act on a pool that is bound to another machine.
 
     Raises:
-        PoolDownError: It is.
+        PoolElsewhereError: It is bound to another machine.
     """
-    if not is_here(pool.host):
-        raise PoolDownError(
-            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {host()}: call from there'
+    if not is_here(pool):
+        here = "another of the same name" if pool.host == host() else host()
+        raise PoolElsewhereError(
+            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: call from there; '
+            f"if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
+            pool.host,
         )
+
+
+def adopt(pool: Pool) -> None:
+    """Complete the host's identity in a row of shoal 0.1, and its name after the host was renamed."""
+    if pool.host != ANYWHERE:
+        bind_here(pool)
 
 
 def require_up(pool: Pool) -> None:
@@ -113,19 +129,33 @@ def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bo
 
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
     """Mark nodes failed that were seen dead, and ready that were seen to have come, unless their row has moved on."""
+    for node, seen_as in list(_news(snapshot, looked_at, seen)):
+        if isinstance(seen_as, str):
+            node.state, node.error = NodeState.FAILED, seen_as
+        else:
+            node.state, node.endpoint = NodeState.READY, dict(seen_as.endpoint)
+            node.cpus, node.gpus = seen_as.cpus, seen_as.gpus
+
+
+def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float) -> bool:
+    """Whether there is anything to write or to do; False means that reconciling would change nothing."""
+    return any(_news(snapshot, looked_at, seen)) or plan.is_due(snapshot, now)
+
+
+def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
+    """Nodes of which more was seen than their rows say: why one is lost, or how it arrived."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
         if NodeRef.of(node) != refs.get(node.id):
             continue
-        if (reason := seen.lost.get(node.id)) and node.state not in (NodeState.FAILED, NodeState.ENDING):
-            node.state, node.error = NodeState.FAILED, reason
-        arrival = seen.arrived.get(node.id)
+        reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id)
+        if reason and node.state not in (NodeState.FAILED, NodeState.ENDING):
+            yield node, reason
         # Two that look at once may each see the same newcomer behind another row: it is the first one's.
-        if arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
-            node.state, node.endpoint = NodeState.READY, dict(arrival.endpoint)
-            node.cpus, node.gpus = arrival.cpus, arrival.gpus
+        elif arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
             taken.add(arrival.endpoint["ray_node_id"])
+            yield node, arrival
 
 
 @dataclass(frozen=True)
@@ -136,6 +166,8 @@ class Intents:
     end: list[NodeRef]
     decided: list[str]
     """A sentence for each operation that ended, lease that expired, and for the pool going down."""
+    size: int
+    """How many nodes the pool is to have from here on."""
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
@@ -145,38 +177,40 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         if lease.expires_at <= now:
             session.delete(lease)
             decided.append(f"the lease of {lease.holder} expired")
-    session.flush()
-    snapshot = load(session, snapshot.pool.name)
+    if decided:
+        session.flush()
+        snapshot = load(session, snapshot.pool.name)
     if why := why_down(snapshot, now):
         stop(session, snapshot.pool, now)
         decided.append(f"it goes down, because {why}")
         snapshot = load(session, snapshot.pool.name)
-    elif in_use(snapshot, now):
-        _touch(snapshot.pool, now)
-    if has_settled(snapshot, now):
+    elif should_touch(snapshot, now):
+        snapshot.pool.touched_at = now
+    if should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
-    plan = plan_nodes(snapshot, now)
+    # From here on no row goes, and those of the snapshot are changed in place: it stays true.
+    wish = plan_nodes(snapshot, now)
     by_id = {node.id: node for node in snapshot.nodes}
-    for node_id, reason in plan.end:
+    for node_id, reason in wish.end:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
-    for node_id in plan.drain:
+    for node_id in wish.drain:
         node = by_id[node_id]
         node.state, node.drain_deadline = NodeState.DRAINING, now + DRAIN_GRACE
-    session.flush()
-    snapshot = load(session, snapshot.pool.name)
-    plan = plan_nodes(snapshot, now)  # once more, because nodes that failed may have begun a cooldown
+    wish = plan_nodes(snapshot, now)  # once more, because nodes that failed may have begun a cooldown
     head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
-    if plan.start_head:
-        _intend_start(session, snapshot, is_head=True, head_id=None, queue=1, now=now)
-    for number in range(plan.start_workers):
-        _intend_start(session, snapshot, is_head=False, head_id=head.id if head else None, queue=number + 1, now=now)
-    session.flush()
+    nodes = list(snapshot.nodes)
+    if wish.start_head:
+        nodes.append(_intend_start(session, snapshot, is_head=True, head_id=None, queue=1, now=now))
+    head_id = head.id if head else None
+    nodes += [
+        _intend_start(session, snapshot, is_head=False, head_id=head_id, queue=number + 1, now=now)
+        for number in range(wish.start_workers)
+    ]
     pool = snapshot.pool
-    nodes = load(session, pool.name).nodes
     if pool.state is PoolState.STOPPING and not nodes:
         pool.state = PoolState.DOWN
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
-    return Intents(_claim_starts(nodes, now), ending, decided)
+    return Intents(_claim_starts(nodes, now), ending, decided, wanted(snapshot, now))
 
 
 def keep_newest_operations(session: Session, name: str, keep: int) -> None:
@@ -199,12 +233,6 @@ def forget(session: Session, gone: Sequence[str]) -> None:
 def note_stuck(session: Session, node_id: str, problem: str) -> None:
     """Say on a node's row why it cannot be ended."""
     session.execute(update(Node).where(Node.id == node_id).values(error=problem))
-
-
-def _touch(pool: Pool, now: float) -> None:
-    """Note that the pool is in use; not at every look, because that would be a write each."""
-    if now - pool.touched_at > (idle_timeout(pool) or 0.0) / 10:
-        pool.touched_at = now
 
 
 def _carry_out(session: Session, snapshot: Snapshot, verdict: Verdict, now: float) -> str:
@@ -271,7 +299,7 @@ def stop(session: Session, pool: Pool, now: float) -> None:
 
 def _intend_start(
     session: Session, snapshot: Snapshot, *, is_head: bool, head_id: str | None, queue: int, now: float
-) -> None:
+) -> Node:
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     cause = max(
@@ -281,24 +309,24 @@ def _intend_start(
     )
     backend = BACKENDS[spec.backend]()
     deadline = now + backend.start_timeout + queue * backend.start_timeout_per_node
-    session.add(
-        Node(
-            id=uuid.uuid4().hex[:10],
-            pool=pool.name,
-            name=f"{pool.name}-{pool.next_node}",
-            is_head=is_head,
-            state=NodeState.PLANNED,
-            epoch=pool.epoch,
-            head_id=head_id,
-            operation_id=cause.id if cause else None,
-            cpus=spec.cpus_per_node,
-            gpus=spec.gpus_per_node,
-            busy=False,
-            start_deadline=min(deadline, cause.deadline) if cause else deadline,
-            created_at=now,
-        )
+    node = Node(
+        id=uuid.uuid4().hex[:10],
+        pool=pool.name,
+        name=f"{pool.name}-{pool.next_node}",
+        is_head=is_head,
+        state=NodeState.PLANNED,
+        epoch=pool.epoch,
+        head_id=head_id,
+        operation_id=cause.id if cause else None,
+        cpus=spec.cpus_per_node,
+        gpus=spec.gpus_per_node,
+        busy=False,
+        start_deadline=min(deadline, cause.deadline) if cause else deadline,
+        created_at=now,
     )
+    session.add(node)
     pool.next_node += 1
+    return node
 
 
 def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, now: float) -> None:
@@ -318,12 +346,8 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
 
 
 def _claim_starts(nodes: Sequence[Node], now: float) -> list[NodeRef]:
-    """Planned nodes for which no supervisor was spawned, or none that has claimed its row in good time."""
-    due = [
-        node
-        for node in nodes
-        if node.state is NodeState.PLANNED and (node.spawned_at is None or now - node.spawned_at > SPAWN_GRACE)
-    ]
+    """Note for which nodes a supervisor is spawned now."""
+    due = unclaimed(nodes, now)
     for node in due:
         node.spawned_at = now
     return [NodeRef.of(node) for node in due]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.tunables import ROLLBACK_AFTER
 
 
@@ -40,9 +40,11 @@ class ScaleOptions(BaseModel):
 
     @classmethod
     def _say(cls, problem: Any) -> str:
+        if not problem["loc"]:  # a key that is no text, or no Unicode
+            return f"name of an option: {problem['msg']}"
         name = str(problem["loc"][0])
         if problem["type"] != "extra_forbidden":
-            return f"option {name}={problem['input']!r}: {problem['msg']}"
+            return f"option {name}={shown(problem['input'])}: {problem['msg']}"
         near = difflib.get_close_matches(name, cls.model_fields, n=1)
         return f'unknown option "{name}"' + (
             f": did you mean {near[0]}?" if near else f"; there are: {', '.join(cls.model_fields)}"
@@ -56,5 +58,5 @@ def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
         InvalidArgumentError: It is none.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name}={value!r}: it has to be a whole number of nodes, 1 or more")
+        raise InvalidArgumentError(f"{name}={shown(value)}: it has to be a whole number of nodes, 1 or more")
     return value

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import MAX_START_FAILURES, REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST, START_TIMEOUT
+from shoal.pool.tunables import (
+    MAX_START_FAILURES,
+    REPLACE_COOLDOWN,
+    REPLACE_COOLDOWN_MOST,
+    SPAWN_GRACE,
+    START_TIMEOUT,
+)
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 _COMING = frozenset({NodeState.PLANNED, NodeState.STARTING})
@@ -151,6 +158,43 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
     if timeout is not None and now - pool.touched_at > timeout and not in_use(snapshot, now):
         return f"nobody wanted anything of it for {timeout:.0f} s"
     return None
+
+
+def should_touch(snapshot: Snapshot, now: float) -> bool:
+    """Whether to note that the pool is in use; not at every look, because that would be a write each."""
+    pool = snapshot.pool
+    return in_use(snapshot, now) and now - pool.touched_at > (idle_timeout(pool) or 0.0) / 10
+
+
+def should_forgive(snapshot: Snapshot, now: float) -> bool:
+    """Whether the pool has earlier failures to forget, because all its nodes have been up for long."""
+    return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
+
+
+def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
+    """Planned nodes for which no supervisor was spawned, or none that has claimed its row in good time."""
+    return [
+        node
+        for node in nodes
+        if node.state is NodeState.PLANNED and (node.spawned_at is None or now - node.spawned_at > SPAWN_GRACE)
+    ]
+
+
+def is_due(snapshot: Snapshot, now: float) -> bool:
+    """Whether there is anything to decide, start, end or tidy up; False means that reconciling would change nothing."""
+    pool = snapshot.pool
+    return (
+        bool(judge(snapshot, now))
+        or any(lease.expires_at <= now for lease in snapshot.leases)
+        or why_down(snapshot, now) is not None
+        or should_touch(snapshot, now)
+        or should_forgive(snapshot, now)
+        or plan_nodes(snapshot, now) != NodePlan()
+        or bool(unclaimed(snapshot.nodes, now))
+        or any(node.state is NodeState.ENDING for node in snapshot.nodes)
+        or (pool.state is PoolState.STOPPING and not snapshot.nodes)
+        or pool.state is PoolState.DOWN
+    )
 
 
 def cooldown(failures: int) -> float:

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from shoal.state.host import boot_id, host_id
 
 NODE_TAG = "SHOAL_NODE_ID"
 """Environment variable that every process of a node inherits, whatever session it moves to."""
@@ -28,12 +29,13 @@ class ProcessId:
     boot: str
     pid: int
     start: int  # clock ticks after boot
+    host: str = field(default="", compare=False)  # identity of its host; empty in what shoal 0.1 wrote
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
         """The identity of a process that runs now; None where there is none (a zombie has ended)."""
         stat = _stat(pid)
-        return None if stat is None else cls(boot_id(), pid, stat.start)
+        return None if stat is None else cls(boot_id(), pid, stat.start, host_id())
 
     @classmethod
     def mine(cls) -> ProcessId:
@@ -45,7 +47,7 @@ class ProcessId:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ProcessId:
         """The reverse of :meth:`to_json`."""
-        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]))
+        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]), str(fields.get("host", "")))
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept in the store."""
@@ -54,6 +56,10 @@ class ProcessId:
     def alive(self) -> bool:
         """Whether this very process still runs."""
         return self.of(self.pid) == self
+
+    def known_dead(self) -> bool:
+        """Whether it has certainly ended; False for a process of another host, which cannot be seen from here."""
+        return self.host in ("", host_id()) and not self.alive()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
@@ -68,18 +74,12 @@ class _Stat:
     start: int
 
 
-@lru_cache(maxsize=1)
-def boot_id() -> str:
-    """Changes with every boot: no process of an older one is alive."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def _stat(pid: int) -> _Stat | None:
     try:
         # The name in the second field may hold spaces and parentheses: read on after the last one.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # ended, or of another user on a host that hides those (hidepid=1)
     if fields[0] in (b"Z", b"X"):
         return None
     return _Stat(session=int(fields[3]), start=int(fields[19]))
@@ -116,20 +116,21 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
 
-def of_node(node_id: str, folder: Path, supervisor: ProcessId | None) -> list[ProcessId]:
+def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | None) -> list[ProcessId]:
     """Every process that belongs to a node, the caller left out.
 
     Three signs, because each misses some: the environment tag (Ray's agents overwrite theirs with their title), files
-    open for writing under the node's folder, and the supervisor's session (job drivers have their own).
+    open for writing under one of the node's folders, and the supervisor's session (job drivers have their own).
     """
     session = supervisor.pid if supervisor and supervisor.boot == boot_id() and _owns_session(supervisor) else None
     tag = f"{NODE_TAG}={node_id}".encode()
+    prefixes = tuple(f"{folder.resolve()}/" for folder in folders)
     found = []
     for pid in _pids():
         stat = _stat(pid)
         if stat is None or pid == os.getpid():
             continue
-        if (session is not None and stat.session == session) or _has_tag(pid, tag) or _has_open(pid, folder):
+        if (session is not None and stat.session == session) or _has_tag(pid, tag) or _has_open(pid, prefixes):
             found.append(ProcessId(boot_id(), pid, stat.start))
     return found
 
@@ -171,12 +172,11 @@ def _has_tag(pid: int, tag: bytes) -> bool:
         return False
 
 
-def _has_open(pid: int, folder: Path) -> bool:
-    """Whether a process writes below a folder; somebody who reads a log there, or removes it, is none of the node's."""
-    prefix = f"{folder}/"
+def _has_open(pid: int, prefixes: tuple[str, ...]) -> bool:
+    """Whether a process writes below one of some folders; one that reads a log there, or removes it, does not."""
     try:
         return any(
-            os.readlink(entry.path).startswith(prefix) and _writes(pid, entry.name)
+            os.readlink(entry.path).startswith(prefixes) and _writes(pid, entry.name)
             for entry in os.scandir(f"/proc/{pid}/fd")
         )
     except OSError:

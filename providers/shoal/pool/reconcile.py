@@ -1,13 +1,15 @@
 """Closing the difference between demand and nodes: one routine, safe to run at any time, by anyone, at once, again.
 
-Four steps: look at the processes; in one transaction write what was seen and what shall be (intents); act; in another
-transaction confirm. A process killed between any two of them leaves rows that the next run goes on from.
+Four steps: look at the rows and the processes, without a lock, and stop there if nothing has to change; in one
+transaction write what was seen and what shall be (intents); act; in another transaction confirm. A process killed
+between any two of them leaves rows that the next run goes on from.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,13 +19,14 @@ from shoal.errors import PoolNotFoundError
 from shoal.pool import journal, requests
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.holder import is_here
-from shoal.pool.plan import wanted
 from shoal.pool.processes import ProcessId
 from shoal.pool.retention import retain
 from shoal.pool.spec import PoolSpec
 from shoal.pool.steps import JournalStep, act, transaction
 from shoal.state import Store
 from shoal.state.schema import Node, NodeState, PoolState
+
+log = logging.getLogger("shoal.pool")
 
 _SWEEP_PASSES = 5
 """Ending a node may ask for another pass (a head that is gone takes its workers along); more never helped."""
@@ -67,22 +70,25 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     """
     with store.reading() as session:
         snapshot = journal.load(session, name, lock=False)
-    if not is_here(snapshot.pool.host):
+    if not is_here(snapshot.pool):
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
     backend = BACKENDS[spec.backend]()
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     seen = backend.look(spec, refs)
-    orphaned = snapshot.pool.owner is not None and not ProcessId.from_json(snapshot.pool.owner).alive()
+    orphaned = snapshot.pool.owner is not None and ProcessId.from_json(snapshot.pool.owner).known_dead()
+    orphaned = orphaned and snapshot.pool.state is PoolState.UP
+    if not orphaned and not journal.is_due(snapshot, refs, seen, clock()):
+        return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
-        if orphaned and snapshot.pool.state is PoolState.UP:
+        if orphaned:
             requests.down(session, name, now)
         snapshot = journal.load(session, name)
+        journal.adopt(snapshot.pool)
         journal.record_seen(session, snapshot, refs, seen)
         intents = journal.advance(session, snapshot, now)
-        snapshot = journal.load(session, name)
-        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), wanted(snapshot, now), now)
+        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), intents.size, now)
     if intents.start:
         with act(JournalStep.START):
             backend.start(ref, intents.start)
@@ -111,7 +117,7 @@ def _tidy(store: Store, backend: Backend, name: str) -> None:
         pool = journal.load(session, name).pool
         if pool.state is not PoolState.DOWN:
             return
-        forgotten = pool.owner is not None and not ProcessId.from_json(pool.owner).alive()
+        forgotten = pool.owner is not None and ProcessId.from_json(pool.owner).known_dead()
         backend.discard(name, everything=forgotten)
         if forgotten:
             session.delete(pool)
@@ -120,23 +126,20 @@ def _tidy(store: Store, backend: Backend, name: str) -> None:
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
     """End what no live demand or operation owns, on this host. Safe at any time, concurrently, twice.
 
+    A pool that raises does not keep the others from their turn.
+
     Returns:
-        What it did, a sentence each.
+        What it did, and which pools raised, a sentence each.
     """
     did: list[str] = []
     with store.reading() as session:
         names = journal.pool_names(session, embedded=True)
     for name in names:
-        for _ in range(_SWEEP_PASSES):
-            try:
-                changes = reconcile(store, name, clock=clock)
-            except PoolNotFoundError:
-                break  # an embedded pool, gone with its process
-            did += [f"{name}: {sentence}" for sentence in changes.sentences()]
-            if changes == Changes():
-                with suppress(PoolNotFoundError):
-                    retain(store, name, clock())
-                break
+        try:
+            did.extend(f"{name}: {sentence}" for sentence in _sweep_one(store, name, clock))
+        except Exception as error:
+            log.exception("pool %s could not be swept", name)
+            did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
     # Folders first, rows second: a node that is there and has no row by then had one before, and lost it.
     backends = [make() for make in BACKENDS.values()]
     found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
@@ -148,3 +151,16 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
                 problem = backend.clear(node_id)
             did.append(f"left-over node {node_id}: {problem or 'ended'}")
     return did
+
+
+def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
+    for _ in range(_SWEEP_PASSES):
+        try:
+            changes = reconcile(store, name, clock=clock)
+        except PoolNotFoundError:
+            return  # an embedded pool, gone with its process
+        yield from changes.sentences()
+        if changes == Changes():
+            with suppress(PoolNotFoundError):
+                retain(store, name, clock())
+            return

@@ -12,19 +12,20 @@ import os
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool.backends.local import inherited_environment
-from shoal.pool.holder import ANYWHERE, host
+from shoal.pool.holder import host, is_here
 from shoal.pool.processes import spawn_detached
 from shoal.pool.reconcile import reconcile
 from shoal.pool.retention import retain
 from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
 from shoal.state import Store
-from shoal.state.home import lock_file, subfolder
+from shoal.state.home import home, lock_file, store_tag, subfolder
 from shoal.state.locks import open_locked
 from shoal.state.schema import Pool, PoolState
 
@@ -50,15 +51,21 @@ def _lock_path() -> Path:
     return lock_file("reconciler")
 
 
+def _lock_path_of_0_1() -> Path:
+    """Where supervisors of shoal 0.1 look whether a reconciler runs: without it each would spawn one every 5 s."""
+    return home() / f"reconciler-{host()}{store_tag()}.lock"
+
+
 def run() -> None:
     """Reconcile until there is nothing to look after."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
         return  # removed while this process came up: to make it anew would leave a folder that nobody asked for
     store = Store(migrate=False)
     while True:
-        with open_locked(_lock_path(), wait=False) as mine:
+        with ExitStack() as old, open_locked(_lock_path(), wait=False) as mine:
             if not mine:
                 return
+            old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
             _look_after_all(store)
         # A write between the last look and letting go of the lock saw it held and started nobody: look once more.
         if not store.exists() or not _to_look_after(store):
@@ -102,9 +109,9 @@ def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
 def _to_look_after(store: Store) -> list[str]:
     try:
         with store.reading() as session:
-            rows = session.scalars(select(Pool).where(Pool.host.in_((host(), ANYWHERE))))
+            rows = session.scalars(select(Pool).order_by(Pool.name))
             # One embedded in a process is looked after until that process ends: its row goes last.
-            return [pool.name for pool in rows if pool.state is not PoolState.DOWN or pool.owner]
+            return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
         return [] if not store.exists() else ["?"]  # unreachable for a moment is no reason to leave

@@ -13,10 +13,10 @@ from typing import Any
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from shoal.errors import FencedError, InvalidArgumentError, PoolStoppingError
+from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolStoppingError
 from shoal.pool import journal
 from shoal.pool.backends import BACKENDS
-from shoal.pool.holder import ANYWHERE, host
+from shoal.pool.holder import ANYWHERE, bind_here, is_here
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
 
@@ -28,10 +28,9 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
         PoolStoppingError: It is still going down.
         PoolDownError: It is bound to another machine.
     """
-    where = host() if BACKENDS[spec.backend]().bound_to_host else ANYWHERE
     pool = session.get(Pool, spec.name, with_for_update=True)
     if pool is None:
-        pool = Pool(name=spec.name, epoch=0, created_at=now, state=PoolState.DOWN, host=where)
+        pool = Pool(name=spec.name, epoch=0, created_at=now, state=PoolState.DOWN, host=ANYWHERE)
         session.add(pool)
     if pool.state is PoolState.STOPPING:
         raise PoolStoppingError(f'pool "{spec.name}" is still going down')
@@ -40,7 +39,10 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
         return False
     pool.spec = json.loads(spec.model_dump_json())
     pool.state = PoolState.UP
-    pool.host = where
+    if BACKENDS[spec.backend]().bound_to_host:
+        bind_here(pool)
+    else:
+        pool.host, pool.host_id = ANYWHERE, None
     pool.min_nodes = spec.min_nodes
     pool.max_nodes = spec.max_nodes
     pool.epoch += 1
@@ -224,6 +226,35 @@ def abandon(session: Session, name: str, now: float) -> None:
     journal.stop(session, pool, now)
     session.execute(delete(Node).where(Node.pool == name))
     pool.state = PoolState.DOWN
+
+
+def remove(session: Session, name: str, *, abandon: bool) -> None:
+    """Remove all rows of a pool but those of its jobs.
+
+    Args:
+        session: A write transaction.
+        name: The pool.
+        abandon: Whatever its host or cluster may still run for it. Supervisors that find their rows gone end their
+            nodes.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+        PoolElsewhereError: It is bound to another machine, and not to be abandoned.
+        PoolDownError: It is not down, and not to be abandoned.
+        InvalidArgumentError: It is to be abandoned, and this machine can end what runs for it.
+    """
+    pool = journal.load(session, name).pool
+    bound = BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host
+    if abandon:
+        if bound and is_here(pool):
+            raise InvalidArgumentError(
+                f'pool "{name}" is on this host, which can end its nodes: `shoal pool delete {name}` without --abandon'
+            )
+    else:
+        journal.require_here(pool)
+        if pool.state is not PoolState.DOWN:
+            raise PoolDownError(f'pool "{name}" is {pool.state.value}: `shoal pool down {name}` ends its nodes first')
+    session.delete(pool)
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:

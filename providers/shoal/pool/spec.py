@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, shown
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
@@ -25,7 +26,7 @@ class PoolSpec(BaseModel):
         InvalidArgumentError: From :meth:`parse`, naming the field that is wrong.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
     backend: Annotated[
@@ -39,7 +40,11 @@ class PoolSpec(BaseModel):
     object_store_mb: Annotated[int, Field(ge=80, description="Shared memory of a node's object store, in MB.")] = 128
     idle_timeout: Annotated[
         float | None,
-        Field(gt=0, description="Seconds without job, lease or request after which the pool goes down; none: never."),
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Seconds without job, lease or request after which the pool goes down; none: never.",
+        ),
     ] = 24 * 3600.0  # a day: a daily pipeline keeps its pool, one forgotten over the weekend goes
 
     address: Annotated[
@@ -54,20 +59,37 @@ class PoolSpec(BaseModel):
         Field(description="0600 file with the cluster's bearer token, where it asks for one; of ray:// pools only."),
     ] = None
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _not_bool(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("true and false are no values of a pool option")
+        return value
+
+    @field_validator("idle_timeout", *_OF_RAY, mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        return None if isinstance(value, str) and value.lower() == "none" else value
+
+    @field_validator("idle_timeout", mode="before")
+    @classmethod
+    def _never(cls, value: Any) -> Any:
+        return None if value == math.inf or (isinstance(value, str) and value.strip().lower() == "inf") else value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f'"{self.name}" is no legal pool name: {_NAME_RULE}')
+        if not is_pool_name(self.name):
+            raise ValueError(f"{_quoted(self.name)} is no legal pool name: {_NAME_RULE}")
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
         given = [name for name in _OF_RAY if getattr(self, name) is not None]
         if self.backend != "ray" and given:
             raise ValueError(f"{', '.join(given)}: only ray:// pools have {'it' if len(given) == 1 else 'them'}")
         if self.backend == "ray":
-            parts = urlsplit(self.address or "")
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            parts = _split(self.address or "")
+            if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(
-                    f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
+                    f"address={shown(self.address)}: a ray:// pool needs the URL of the cluster's Job API, "
                     f"as in ray://{self.name}?address=http://10.0.0.5:8265"
                 )
             if parts.username or parts.password or parts.query:
@@ -99,23 +121,48 @@ class PoolSpec(BaseModel):
         return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
 
 
+def is_pool_name(text: str) -> bool:
+    """Whether a pool can have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def is_uri(source: str) -> bool:
     """True for ``local://name…``, False for a bare pool name."""
     return "://" in source
 
 
 def _fields_of_uri(uri: str) -> dict[str, Any]:
-    parts = urlsplit(uri)
-    if not parts.scheme or "://" not in uri:
-        raise InvalidArgumentError(f'"{uri}" is no pool URI; one looks like local://retrain?max_nodes=4')
+    parts = _split(uri)
+    if parts is None or not parts.scheme or "://" not in uri:
+        raise InvalidArgumentError(f"{_quoted(uri)} is no pool URI; one looks like local://retrain?max_nodes=4")
     if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
-        raise InvalidArgumentError(f'"{uri}": a pool is {parts.scheme}://NAME?option=value and nothing else')
+        raise InvalidArgumentError(f"{_quoted(uri)}: a pool is {parts.scheme}://NAME?option=value and nothing else")
     fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
-    for key, value in parse_qsl(parts.query, keep_blank_values=True):
+    try:
+        options = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{_quoted(uri)}: its options cannot be read: {error}") from None
+    for key, value in options:
         if key in fields:
-            raise InvalidArgumentError(f'"{uri}" gives {key} twice')
-        fields[key] = None if value.lower() == "none" else value
+            raise InvalidArgumentError(f"{_quoted(uri)} gives {key} twice")
+        fields[key] = value
     return fields
+
+
+def _split(url: str) -> SplitResult | None:
+    """The parts of a URL; None where it is none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # checked only when it is read
+    except ValueError:
+        return None
+    return parts
+
+
+def _quoted(text: str) -> str:
+    """In double quotes, unless it may hold a password."""
+    as_repr = shown(text)
+    return f'"{as_repr[1:-1]}"' if as_repr[:1] in "'\"" else as_repr
 
 
 def _readable(error: ValidationError) -> str:
@@ -128,8 +175,8 @@ def _readable(error: ValidationError) -> str:
             hint = f"did you mean {near[0]}?" if near else f"legal: {', '.join(sorted(legal))}"
             said.append(f"unknown pool option {field}: {hint}")
         elif field == "backend":
-            said.append(f'unknown backend "{problem["input"]}": there are local and ray')
+            said.append(f"unknown backend {_quoted(str(problem['input']))}: there are local and ray")
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            said.append(f"{field}={problem['input']!r}: {message}" if field else message)
+            said.append(f"{field}={shown(problem['input'])}: {message}" if field else message)
     return "; ".join(said)

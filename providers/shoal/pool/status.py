@@ -73,6 +73,7 @@ class PoolStatus:
         uri: What it was made from.
         state: ``up``, ``stopping`` or ``down``.
         host: The machine it is bound to; empty where any can act on it.
+        is_here: Whether this machine can act on it.
         min_nodes: Nodes that it holds while it is up.
         max_nodes: The most it may have.
         target: Nodes that it should have now: the largest live demand within the limits; 0 when it is not up.
@@ -89,6 +90,7 @@ class PoolStatus:
     uri: str
     state: str
     host: str
+    is_here: bool
     min_nodes: int
     max_nodes: int
     target: int

@@ -26,8 +26,8 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.steps import JournalStep, transaction
 from shoal.pool.tunables import DRAIN_GRACE, KILL_PATIENCE, REVIVE_PERIOD, STORE_PATIENCE, SUPERVISOR_PERIOD
 from shoal.state import Store
-from shoal.state.home import runtime_root
 from shoal.state.locks import open_locked
+from shoal.state.runtime import remove_own_folder, turn_lock
 from shoal.state.schema import Node, NodeState, Pool
 
 log = logging.getLogger("shoal.supervisor")
@@ -95,7 +95,8 @@ class Supervisor:
             log.info("node %s is not mine to start", self._id)
             return 0
         node, spec, gcs = claimed
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = str(self._folder)  # its starter may have named one in a root that has gone since
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
@@ -141,7 +142,7 @@ class Supervisor:
                 self._right_to_exist()
                 looked = time.monotonic()
             for turn in range(_TURNS):
-                with open_locked(runtime_root().parent / f"start{turn}.lock", wait=False) as mine:
+                with open_locked(turn_lock(turn), wait=False) as mine:
                     if mine:
                         self._right_to_exist()
                         return start(node, spec, gcs, self._folder)
@@ -226,7 +227,8 @@ class Supervisor:
                 member.stop()
             except Exception:
                 log.exception("could not be stopped in an orderly way")
-        processes.end_all(lambda: processes.of_node(self._id, self._folder, self._me), patience=KILL_PATIENCE)
+        if not processes.end_all(lambda: processes.of_node(self._id, [self._folder], self._me), patience=KILL_PATIENCE):
+            remove_own_folder(self._folder)
 
     def _on_sigterm(self, *_: object) -> None:
         self._stopping = True

@@ -65,7 +65,14 @@ RECONCILE_PERIOD = 1.0
 """How often the reconciler looks at every pool: within seconds is what `describe_pool` and the sensors promise."""
 
 WAIT_PERIOD = 0.25
-"""How often a blocking call looks at its operation."""
+"""How often a blocking call looks at its operation at first."""
+
+WAIT_PERIOD_MOST = 1.0
+"""How often it looks after 10 s: hundreds of waiters shall not keep the host busy."""
+
+TURN_PATIENCE = 1.0
+"""After how long a waiter takes over the reconciling from another that was killed, is paused, or takes long to act: so
+all who wait for a pool on one host write once a second at most while nobody makes progress."""
 
 CLUSTER_PATIENCE = 5.0
 """For one request to a foreign cluster's head: it answers in milliseconds, and `describe_pool` waits for it."""

@@ -37,6 +37,7 @@ def describe(snapshot: Snapshot, now: float) -> PoolStatus:
         uri=spec.uri,
         state=pool.state.value,
         host=pool.host,
+        is_here=is_here(pool),
         min_nodes=pool.min_nodes,
         max_nodes=pool.max_nodes,
         target=wanted(snapshot, now),
@@ -73,7 +74,7 @@ def endpoint(snapshot: Snapshot) -> Endpoint:
 
 def _look(snapshot: Snapshot) -> Seen:
     """What has become of a pool's nodes since their rows were written, as far as it shows from here."""
-    if not snapshot.nodes or not is_here(snapshot.pool.host):
+    if not snapshot.nodes or not is_here(snapshot.pool):
         return Seen()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
     return BACKENDS[spec.backend]().look(spec, [NodeRef.of(node) for node in snapshot.nodes])

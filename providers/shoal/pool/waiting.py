@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from shoal.errors import ScaleError, StoreUnreachableError
 from shoal.pool import journal, view
 from shoal.pool.reconcile import Clock, reconcile
 from shoal.pool.status import PoolStatus
-from shoal.pool.tunables import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD
+from shoal.pool.tunables import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD, WAIT_PERIOD_MOST
+from shoal.pool.turns import Turn
 from shoal.state import Store
 from shoal.state.schema import Operation, OperationKind, OperationState, PoolState
 
@@ -33,6 +35,7 @@ class Waiting:
         self._store = store
         self._name = name
         self._clock = clock
+        self._turn = Turn(name)
 
     def for_operation(
         self, operation_id: str, deadline: float, *, least: int | None, on_progress: OnProgress | None
@@ -49,24 +52,9 @@ class Waiting:
             ScaleError: It was rolled back, which is seen to the end, or another took its place.
             StoreUnreachableError: The store stayed away until the deadline.
         """
-        while True:
-            try:
-                self._reconcile()
-                operation = self._operation(operation_id)
-                if operation.state is not OperationState.OPEN:
-                    break
-                status = self._status()
-            except StoreUnreachableError as error:  # the nodes go on meanwhile, and so does this when it is back
-                if self._clock() >= deadline:
-                    raise
-                log.warning("waiting for the store: %s", error)
-                time.sleep(STORE_PERIOD)
-                continue
-            if least is not None and len(status.active) >= least:
-                return
-            if on_progress:
-                on_progress(status)
-            time.sleep(WAIT_PERIOD)
+        operation = self._ended(operation_id, deadline, least=least, on_progress=on_progress)
+        if operation is None:
+            return
         if operation.state is OperationState.SUCCEEDED:
             return
         if operation.state is OperationState.ROLLED_BACK:
@@ -76,38 +64,74 @@ class Waiting:
             f'pool "{self._name}" did not reach {operation.size} nodes: {operation.error}{back}', operation.node_errors
         )
 
+    def _ended(
+        self, operation_id: str, deadline: float, *, least: int | None, on_progress: OnProgress | None
+    ) -> Operation | None:
+        """Wait for an operation's end; None where enough nodes are there before."""
+        began = time.monotonic()
+        with self._turns():
+            while True:
+                try:
+                    self._reconcile()
+                    operation = self._operation(operation_id)
+                    if operation.state is not OperationState.OPEN:
+                        return operation
+                    status = self._status() if least is not None or on_progress else None
+                except StoreUnreachableError as error:  # the nodes go on meanwhile, and so does this when it is back
+                    if self._clock() >= deadline:
+                        raise
+                    log.warning("waiting for the store: %s", error)
+                    time.sleep(STORE_PERIOD)
+                    continue
+                if status and least is not None and len(status.active) >= least:
+                    return None
+                if status and on_progress:
+                    on_progress(status)
+                _pause(began)
+
     def until_down(self, on_progress: OnProgress | None = None) -> None:
         """Where the pool is going down, wait until it is.
 
         Raises:
             ScaleError: Some node could not be ended; the message says which processes are left.
         """
-        until = time.monotonic() + DOWN_PATIENCE
-        while (status := self._status()).state == PoolState.STOPPING.value:
-            self._reconcile()
-            if on_progress:
-                on_progress(status)
-            if time.monotonic() > until:
-                raise ScaleError(
-                    f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s; `shoal sweep` tries again',
-                    {node.name: node.error or node.state for node in status.leaving},
-                )
-            time.sleep(WAIT_PERIOD)
+        began = time.monotonic()
+        with self._turns():
+            while (status := self._status()).state == PoolState.STOPPING.value:
+                self._reconcile()
+                if on_progress:
+                    on_progress(status)
+                if time.monotonic() - began > DOWN_PATIENCE:
+                    raise ScaleError(
+                        f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s; `shoal sweep` tries again',
+                        {node.name: node.error or node.state for node in status.leaving},
+                    )
+                _pause(began)
 
     def until_settled(self) -> None:
         """After a rollback: see the nodes gone that it started, so that nothing is left when the caller goes on."""
-        until = time.monotonic() + DOWN_PATIENCE
-        while time.monotonic() < until:
-            self._reconcile()
-            status = self._status()
-            stopping = status.state == PoolState.STOPPING.value
-            left = status.failed or status.leaving or len(status.active) + len(status.pending) > status.target
-            if not left and not stopping:
-                return
-            time.sleep(WAIT_PERIOD)
+        began = time.monotonic()
+        with self._turns():
+            while time.monotonic() - began < DOWN_PATIENCE:
+                self._reconcile()
+                status = self._status()
+                stopping = status.state == PoolState.STOPPING.value
+                left = status.failed or status.leaving or len(status.active) + len(status.pending) > status.target
+                if not left and not stopping:
+                    return
+                _pause(began)
+
+    @contextmanager
+    def _turns(self) -> Iterator[None]:
+        """Reconcile meanwhile whenever no other waiter does."""
+        try:
+            yield
+        finally:
+            self._turn.give_up()
 
     def _reconcile(self) -> None:
-        reconcile(self._store, self._name, clock=self._clock)
+        if self._turn.take():
+            reconcile(self._store, self._name, clock=self._clock)
 
     def _status(self) -> PoolStatus:
         with self._store.reading() as session:
@@ -116,6 +140,11 @@ class Waiting:
     def _operation(self, operation_id: str) -> Operation:
         with self._store.reading() as session:
             return session.get_one(Operation, operation_id)
+
+
+def _pause(began: float) -> None:
+    """Sleep for a tenth of the time waited so far, within limits: a long wait may end a little later."""
+    time.sleep(min(max(WAIT_PERIOD, (time.monotonic() - began) / 10), WAIT_PERIOD_MOST))
 
 
 def _rolled_back_to(operation: Operation) -> str:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from shoal.errors import MissingExtraError, StoreError
+from shoal.state import codec
 
 LOCK_WAIT_S = 30
 """How long a write waits for others: far above any transaction of ours, far below an operation's deadline."""
@@ -48,6 +49,8 @@ _CONNECT = {
     "tcp_user_timeout": "20000",
 }
 """What a URL may say otherwise (`?connect_timeout=3`)."""
+
+_JSON: dict[str, Any] = {"json_serializer": codec.dumps, "json_deserializer": codec.loads}
 
 _READ_ONLY = "shoal_reads"
 
@@ -106,7 +109,7 @@ def reading(writing: Engine) -> Engine:
 
 def _sqlite(url: URL) -> Engine:
     # NullPool: a connection kept open would go on reading a database file that was removed or replaced.
-    made = create_engine(url, poolclass=NullPool, connect_args={"timeout": float(LOCK_WAIT_S)})
+    made = create_engine(url, poolclass=NullPool, connect_args={"timeout": float(LOCK_WAIT_S)}, **_JSON)
 
     @event.listens_for(made, "connect")
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
@@ -137,6 +140,7 @@ def _postgresql(url: URL) -> Engine:
             pool_pre_ping=True,
             # Nothing prepared: a pooler between may give each transaction another server.
             connect_args={**said, "prepare_threshold": None},
+            **_JSON,
         )
     except ModuleNotFoundError as error:
         raise StoreError(str(MissingExtraError(error.name or "psycopg", "postgres"))) from None

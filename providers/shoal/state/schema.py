@@ -5,8 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, Enum, ForeignKey, String, Text
+from sqlalchemy import JSON, Dialect, Enum, ForeignKey, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+from shoal.state.codec import storable
 
 
 class PoolState(StrEnum):
@@ -81,14 +84,28 @@ def _state(enum: type[StrEnum]) -> Enum:
     return Enum(enum, native_enum=False, length=20, values_callable=lambda e: [member.value for member in e])
 
 
-_HOLDER = String(255).with_variant(Text(), "postgresql")
+class _Text(TypeDecorator[str]):
+    """A text column, escaped where a database would refuse a character (`codec.storable`), in comparisons too."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else storable(value)
+
+
+class _LongText(_Text):
+    impl = Text
+
+
+_HOLDER = _Text(255).with_variant(_LongText(), "postgresql")
 """Airflow DAG ids and run ids may have 250 characters each. SQLite enforces no limit: its columns stay as they are."""
 
 
 class Base(DeclarativeBase):
     """What the tables share."""
 
-    type_annotation_map = {dict[str, Any]: JSON, dict[str, str]: JSON, str: String(255)}  # noqa: RUF012
+    type_annotation_map = {dict[str, Any]: JSON, dict[str, str]: JSON, str: _Text(255)}  # noqa: RUF012
 
 
 class Pool(Base):
@@ -109,7 +126,7 @@ class Pool(Base):
     start_failures: Mapped[int] = mapped_column(
         default=0
     )  # nodes in a row that failed to start, or died young, with no operation open
-    last_failure: Mapped[str | None] = mapped_column(String)  # what the last of them said
+    last_failure: Mapped[str | None] = mapped_column(_Text)  # what the last of them said
     cooldown_until: Mapped[float | None]  # no replacement is started before
     created_at: Mapped[float]
     touched_at: Mapped[float]  # last time somebody wanted something of it; `idle_timeout` counts from here
@@ -162,7 +179,7 @@ class Operation(Base):
     deadline: Mapped[float]
     failures: Mapped[int]  # nodes that failed to start under it
     node_errors: Mapped[dict[str, str]]  # node name -> what went wrong
-    error: Mapped[str | None] = mapped_column(String)
+    error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 
@@ -188,7 +205,7 @@ class Node(Base):
     spawned_at: Mapped[float | None]  # when a supervisor was last spawned for it
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]
-    error: Mapped[str | None] = mapped_column(String)
+    error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
 
 
@@ -212,7 +229,7 @@ class Job(Base):
     collected_at: Mapped[float | None]  # when its result was handed out
     result: Mapped[dict[str, Any] | None]
     results_digest: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of `results.pkl`
-    error: Mapped[str | None] = mapped_column(String)
+    error: Mapped[str | None] = mapped_column(_Text)
     mlflow_run_id: Mapped[str | None]
     created_at: Mapped[float]
     started_at: Mapped[float | None]

@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, shown
 
 
 def describe(exc: ValidationError) -> str:
     """What pydantic found, on one line, each field by name."""
     return "; ".join(
-        f"{'.'.join(map(str, error['loc'])) or 'value'}={error['input']!r}: {error['msg']}" for error in exc.errors()
+        f"{'.'.join(map(str, error['loc'])) or 'value'}={shown(error['input'])}: {error['msg']}"
+        for error in exc.errors()
     )
 
 
 class Config(BaseModel):
     """A frozen set of options; an unknown one or a wrong value raises `InvalidArgumentError`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # Hidden from type checkers, which would take it for the signature and lose the fields.
     if not TYPE_CHECKING:

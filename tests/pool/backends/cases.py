@@ -53,7 +53,7 @@ class Local:
 
     def trace(self, node: Node) -> object:
         folder = node_folder(node.id)
-        return processes.of_node(node.id, folder, ProcessId.from_json(node.supervisor)) or folder.exists()
+        return processes.of_node(node.id, [folder], ProcessId.from_json(node.supervisor)) or folder.exists()
 
     def leave_behind(self, node_id: str) -> bool:
         node_folder(node_id).mkdir(parents=True)

@@ -107,7 +107,7 @@ class ForeignCluster:
             self._process.wait(timeout=60)
         finally:
             self._process.kill()
-            left = processes.end_all(lambda: processes.of_node(self.tag, self.folder, None), patience=30)
+            left = processes.end_all(lambda: processes.of_node(self.tag, [self.folder], None), patience=30)
             self._process.stdout.close()
             self._log.close()
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -53,6 +53,12 @@ def test_ranks_follow_the_nodes_and_results_the_ranks(driver: TwoNodes) -> None:
     assert gang.host == "127.0.0.1"
 
 
+def test_lifelines_stay_on_loopback_where_the_gang_is_on_the_drivers_node() -> None:
+    assert gangs._listen_on("10.0.0.1", "a", ["a", "a"]) == "127.0.0.1"
+    assert gangs._listen_on("10.0.0.1", "a", ["a", "b"]) == "10.0.0.1"
+    assert gangs._listen_on("10.0.0.1", "a", ["b"]) == "10.0.0.1"
+
+
 def test_a_gang_is_reused_by_the_next_run_of_its_shape(driver: TwoNodes) -> None:
     with shared_gang(TWO) as first:
         pass

@@ -22,9 +22,15 @@ line = Lifeline(host, int(port), token, int(rank))
 for text in sys.argv[5:]:
     line.log(text)
 line.done()
+for text in sys.stdin:
+    line.log(text.strip())
 import threading
 threading.Event().wait()
 """
+
+
+SIZE = 4
+UNPRINTABLE = "unprintable"
 
 
 class Heard:
@@ -32,8 +38,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.events: queue.Queue = queue.Queue()
-        self.board = Switchboard("127.0.0.1", lambda *event: self.events.put(event))
+        self.board = Switchboard("127.0.0.1", SIZE, self.listen)
         self.workers: list[subprocess.Popen] = []
+
+    def listen(self, rank: int, kind: EventKind, text: str) -> None:
+        if text == UNPRINTABLE:
+            raise UnicodeError("as a terminal raises it")
+        self.events.put((rank, kind, text))
 
     def worker(self, rank: int, *lines: str) -> subprocess.Popen:
         command = [
@@ -46,8 +57,16 @@ class Heard:
             str(rank),
             *lines,
         ]
-        self.workers.append(subprocess.Popen(command))
+        self.workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True))
         return self.workers[-1]
+
+    def tell(self, worker: subprocess.Popen, text: str) -> None:
+        """Have a worker log a line."""
+        assert worker.stdin is not None
+        print(text, file=worker.stdin, flush=True)
+
+    def stranger(self) -> socket.socket:
+        return socket.create_connection((self.board.host, self.board.port), timeout=30)
 
     def next(self) -> tuple[int, EventKind, str]:
         return self.events.get(timeout=30)
@@ -60,7 +79,7 @@ def heard() -> Iterator[Heard]:
     heard.board.close()
     for worker in heard.workers:
         worker.kill()
-        worker.wait()
+        worker.communicate()
 
 
 def test_lines_come_in_order_and_before_the_end_of_the_call(heard: Heard) -> None:
@@ -116,16 +135,95 @@ def test_a_worker_ends_with_its_raylet(heard: Heard) -> None:
     assert heard.board.wait_all_gone(30)
 
 
-@pytest.mark.parametrize("hello", [b'{"token": "guess", "rank": 0}\n', b"GET / HTTP/1.1\n", b'{"rank": 0}\n', b"[]\n"])
-def test_strangers_are_hung_up_on(heard: Heard, hello: bytes) -> None:
-    with socket.create_connection((heard.board.host, heard.board.port)) as stranger:
-        stranger.sendall(hello)
-        stranger.settimeout(30)
-        assert stranger.recv(1) == b""
-    assert heard.events.empty()
+def is_hung_up(stranger: socket.socket) -> bool:
+    """Wait for the end of a connection; what was sent and not read turns it into a reset."""
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+HELLOS = [
+    b'{"token": "", "rank": Infinity}\n',
+    b"[" * 20_000 + b"\n",
+    b'{"token": "guess", "rank": 0}\n',
+    b"guess 0\n",
+    "gueß 0\n".encode(),
+    b"GET / HTTP/1.1\n",
+    b"\0" * 1000 + b"\n",
+    b"\n\n",
+    b"x" * 300,  # without an end
+]
+WRONG_RANKS = [str(SIZE), "-1", "Infinity", "\u0663", "0" * 5000]
+
+
+def test_strangers_are_hung_up_on_and_the_workers_go_on(heard: Heard) -> None:
+    workers = [heard.worker(rank) for rank in (0, 1)]
+    assert {heard.next()[:2] for _ in workers} == {(0, EventKind.DONE), (1, EventKind.DONE)}
+    for hello in [*HELLOS, *(f"{heard.board.token} {rank}\n".encode() for rank in WRONG_RANKS)]:
+        with heard.stranger() as stranger:
+            stranger.sendall(hello)
+            assert is_hung_up(stranger), hello
+        for rank, worker in enumerate(workers):
+            heard.tell(worker, "still here")
+            assert heard.next() == (rank, EventKind.LINE, "still here"), hello
+    assert heard.board.connected() == {0, 1}
+
+
+def test_an_endless_line_is_cut_off(heard: Heard) -> None:
+    worker = heard.worker(0)
+    assert heard.next()[1] is EventKind.DONE
+    with heard.stranger() as stranger, pytest.raises(ConnectionError):
+        while True:
+            stranger.sendall(b"x" * 65_536)
+    heard.tell(worker, "still here")
+    assert heard.next() == (0, EventKind.LINE, "still here")
+
+
+def test_whoever_says_no_hello_is_hung_up_on_after_a_while(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifeline, "_HELLO_SECONDS", 0.5)
+    with heard.stranger() as stranger:
+        assert is_hung_up(stranger)
+
+
+def test_many_half_open_connections_keep_no_worker_out(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifeline, "_SPARE_CONNECTIONS", 3)
+    strangers = [heard.stranger() for _ in range(3 * (SIZE + 3))]
+    try:
+        for number, stranger in enumerate(strangers[: -(SIZE + 3)]):  # the newest have their time to say hello
+            assert is_hung_up(stranger), number
+        assert len(heard.board._lines) <= SIZE + 3
+        worker = heard.worker(2, "hello")
+        assert heard.next() == (2, EventKind.LINE, "hello")
+        assert worker.poll() is None
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+FRAMES = [b"l[", b"l" + b"[" * 20_000, b"l\xff", b"n\xff", b"x{", b'l"' + UNPRINTABLE.encode() + b'"']
+
+
+def test_a_malformed_frame_loses_its_worker_alone(heard: Heard) -> None:
+    sound = heard.worker(0)
+    assert heard.next()[1] is EventKind.DONE
+    for frame in FRAMES:
+        with heard.stranger() as worker:
+            worker.sendall(f"{heard.board.token} 1\n".encode() + frame + b"\n")
+            rank, kind, why = heard.next()
+            assert (rank, kind) == (1, EventKind.GONE), frame
+            assert "cannot take" in why
+            assert is_hung_up(worker)
+        heard.tell(sound, "still here")
+        assert heard.next() == (0, EventKind.LINE, "still here"), frame
+
+
+def test_a_line_with_lone_surrogates_can_be_printed(heard: Heard) -> None:
+    heard.worker(0, "a file named \udcff")
+    assert heard.next() == (0, EventKind.LINE, "a file named \\udcff")
 
 
 def test_a_silent_stranger_is_not_waited_for(heard: Heard) -> None:
-    with socket.create_connection((heard.board.host, heard.board.port)):
+    with heard.stranger():
         wait_until(lambda: heard.board._lines, "the connection")
         assert heard.board.wait_all_gone(0)

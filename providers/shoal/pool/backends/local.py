@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import StoreError
@@ -19,7 +17,16 @@ from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.processes import NODE_TAG, ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
-from shoal.state.home import ROOT_VARIABLE, home, runtime_root, subfolder
+from shoal.state.home import home, subfolder
+from shoal.state.private import remove_folder
+from shoal.state.runtime import (
+    ROOT_VARIABLE,
+    node_folders,
+    node_ids,
+    remove_node_folders,
+    runtime_root,
+    temp_folder,
+)
 
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
@@ -45,7 +52,12 @@ class LocalBackend:
     start_timeout_per_node = _START_TIMEOUT_PER_NODE
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Any size up to MAX_NODES: whether the machine carries it shows as the nodes start."""
+        """Any size up to MAX_NODES: whether the machine carries it shows as the nodes start.
+
+        Raises:
+            StoreError: The temp folder cannot take the nodes' sockets.
+        """
+        runtime_root()
 
     def prepare(self, spec: PoolSpec) -> None:
         """A new token: one of an earlier life opens nothing any more."""
@@ -63,7 +75,7 @@ class LocalBackend:
         """The token; with `everything` the pool's folder."""
         token_path(name).unlink(missing_ok=True)
         if everything:
-            shutil.rmtree(token_path(name).parent, ignore_errors=True)
+            remove_folder(token_path(name).parent)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """A local node is what its supervisor is."""
@@ -95,9 +107,8 @@ class LocalBackend:
         return {node.id: self._end_rest(node) for node in nodes}
 
     def existing(self) -> list[str]:
-        """The folders under this home's runtime root."""
-        root = runtime_root()
-        return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
+        """The nodes' folders in the runtime roots of this home and store."""
+        return node_ids()
 
     def clear(self, node_id: str) -> str | None:
         """By its folder and tag, which is all that is known of it."""
@@ -112,22 +123,19 @@ class LocalBackend:
         return str(log_path(node.pool, node.name))
 
     def _end_rest(self, node: NodeRef) -> str | None:
-        folder = node_folder(node.id)
+        folders = node_folders(node.id)
 
         def find() -> list[ProcessId]:
-            found = processes.of_node(node.id, folder, node.supervisor)
+            found = processes.of_node(node.id, folders, node.supervisor)
             return [*found, node.supervisor] if node.supervisor and node.supervisor.alive() else found
 
         if stuck := processes.end_all(find, patience=KILL_PATIENCE):
             return f"processes {', '.join(str(process.pid) for process in stuck)} do not end"
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):
-            folder.parent.rmdir()  # the last node of this home takes the root along
-        return f"{folder} cannot be removed" if folder.exists() else None
+        return remove_node_folders(node.id)
 
 
 def node_folder(node_id: str) -> Path:
-    """Where a node keeps its sockets, logs and spilled objects while it lives."""
+    """Where a new node keeps its sockets, logs and spilled objects while it lives."""
     return runtime_root() / node_id
 
 
@@ -145,8 +153,8 @@ def inherited_environment() -> dict[str, str]:
     """What detached processes take over from their starter's environment."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
-        kept.pop("TMPDIR", None)  # a node's own goes with the node
-    return {**kept, "SHOAL_HOME": str(home()), ROOT_VARIABLE: str(runtime_root()), "PYTHONUNBUFFERED": "1"}
+        kept["TMPDIR"] = str(temp_folder())  # a node's own goes with the node
+    return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
 
 def node_environment(node: NodeRef) -> dict[str, str]:
@@ -154,6 +162,7 @@ def node_environment(node: NodeRef) -> dict[str, str]:
     return {
         **inherited_environment(),
         NODE_TAG: node.id,
+        ROOT_VARIABLE: str(runtime_root()),
         "SHOAL_PYTHON": sys.executable,  # what a job's entry point runs; the submitter may live in another environment
         "SHOAL_POOL": node.pool,
         # Ray's dashboard leaves folders in the temp dir when it is killed: they go with the node's folder.

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
@@ -155,7 +155,7 @@ class Gang:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
         self.host = _driver_address()
-        self._switchboard = Switchboard(self.host, self._hear)
+        self._switchboard: Switchboard | None = None
 
     @classmethod
     def start(cls, shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None) -> Gang:
@@ -190,6 +190,7 @@ class Gang:
         return (
             not self.ended
             and not self._failed.is_set()
+            and self._switchboard is not None
             and len(self._switchboard.connected()) == self.shape.num_workers
         )
 
@@ -253,14 +254,18 @@ class Gang:
         with contextlib.suppress(Exception):
             # Ray may be shut down already, in which case the actors are, too.
             self._kill_actors()
-        if not self._switchboard.wait_all_gone(_KILL_SECONDS):
-            # Of a node whose raylet is dead or stopped, Ray cannot kill the workers: they do it themselves.
-            self._switchboard.hang_up()
-            if not self._switchboard.wait_all_gone(_END_SECONDS):
-                say(f"a worker of the gang of {self.shape} is out of reach: it ends itself when its host runs again")
-        self._switchboard.close()
+        if self._switchboard is not None:
+            self._hang_up(self._switchboard)
         for companion in self._companions.values():
             companion.close()
+
+    def _hang_up(self, board: Switchboard) -> None:
+        if not board.wait_all_gone(_KILL_SECONDS):
+            # Of a node whose raylet is dead or stopped, Ray cannot kill the workers: they do it themselves.
+            board.hang_up()
+            if not board.wait_all_gone(_END_SECONDS):
+                say(f"a worker of the gang of {self.shape} is out of reach: it ends itself when its host runs again")
+        board.close()
 
     # Starting
 
@@ -321,7 +326,9 @@ class Gang:
         ]
         on_node = Counter(node_of[bundle] for bundle in bundles)
         size = len(bundles)
-        board = self._switchboard
+        here = str(ray.get_runtime_context().get_node_id())
+        board = Switchboard(_listen_on(self.host, here, node_of.values()), size, self._hear)
+        self._switchboard = board
         actor_class = ray.remote(Worker)
         joins = []
         for rank, bundle in enumerate(bundles):
@@ -353,7 +360,7 @@ class Gang:
         # A worker's answer may be here before its hello, which another thread reads.
         if not board.wait_joined(size, max(0.1, deadline - time.monotonic())):
             raise WorkerLostError(
-                f"a worker of the gang of {self.shape} could not connect to the driver at {self.host}"
+                f"a worker of the gang of {self.shape} could not connect to the driver at {board.host}"
             )
 
     # Running
@@ -434,7 +441,9 @@ class Gang:
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
         """The switchboard's thread."""
         if kind is EventKind.LINE:
-            say(text)
+            # A line that this process cannot print, its output closed or in ASCII, is no reason to end a training run.
+            with contextlib.suppress(OSError, ValueError):
+                say(text)
         elif kind is EventKind.DONE:
             self._note(_Done(rank))
         elif kind is EventKind.NOTE:
@@ -475,6 +484,17 @@ def _driver_address() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
+
+
+def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
+    """The address for a gang's lifelines: loopback where all workers are on the driver's own node.
+
+    Args:
+        address: The driver's address, which the other nodes reach.
+        node: Ray's id of the driver's node.
+        workers_nodes: Those of the workers' nodes.
+    """
+    return "127.0.0.1" if set(workers_nodes) == {node} else address
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:

@@ -5,8 +5,12 @@ missed health checks, about 15 s. Here the kernel tells: a killed process closes
 answers fails the keepalive. The socket carries the workers' log lines as well, which is far cheaper than an actor call
 per round and needs no actor.
 
-Frames are lines, worker to driver only: a JSON hello, then ``h`` (a heartbeat), ``d`` (a call is done), ``l`` with a
-line of log as JSON, ``n`` with a note for the driver as JSON, and ``x`` with the reason why the worker ends itself.
+Frames are lines, worker to driver only: a hello, which is the gang's token and the worker's rank, then ``h`` (a
+heartbeat), ``d`` (a call is done), ``l`` with a line of log as JSON, ``n`` with a note for the driver as JSON, and ``x``
+with the reason why the worker ends itself.
+
+Any process of the host can connect. Nothing that a connection sends before its hello is parsed: the hello is a short
+line, due within seconds, and its token is compared in constant time.
 """
 
 from __future__ import annotations
@@ -37,8 +41,14 @@ _KEEPALIVE = (
     (socket.TCP_KEEPCNT, 3),
     (socket.TCP_USER_TIMEOUT, 4000),
 )
-# A frame is a line of log; whoever sends more without an end is no worker of ours.
+# A frame is a line of log, or a note of a few metrics.
 _MAX_FRAME_BYTES = 2**20
+# A token of 32 characters, and a rank.
+_MAX_HELLO_BYTES = 256
+# A worker says hello right after it has connected; on a busy machine it may not get its turn at once.
+_HELLO_SECONDS = 10.0
+# Connections without a hello that are kept beside one per worker; beyond that, the oldest is closed.
+_SPARE_CONNECTIONS = 64
 
 
 class EventKind(Enum):
@@ -59,9 +69,10 @@ Listener = Callable[[int, EventKind, str], None]
 
 @dataclass
 class _Line:
-    """One accepted connection; `rank` is None until it said a valid hello."""
+    """One accepted connection; `rank` is None until it has sent a valid hello."""
 
     sock: socket.socket
+    opened: float
     heard: float
     rank: int | None = None
     reported: bool = False
@@ -73,11 +84,13 @@ class Switchboard:
 
     Args:
         host: Address to listen on; the workers must reach it.
+        size: Number of workers.
         listener: Called, from the switchboard's own thread, with rank, kind and text.
     """
 
-    def __init__(self, host: str, listener: Listener) -> None:
+    def __init__(self, host: str, size: int, listener: Listener) -> None:
         self.token = secrets.token_hex(16)
+        self._size = size
         self._listener = listener
         self._server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.host = host
@@ -142,8 +155,9 @@ class Switchboard:
                 for key, _ in self._selector.select(timeout=_HEARTBEAT_SECONDS):
                     if key.fileobj is self._server:
                         self._accept()
-                    elif key.fileobj is not self._wake_out:
-                        self._read(self._lines[key.fileobj])  # type: ignore[index]
+                    # A connection may have been closed since the selector reported it, to make room for another.
+                    elif line := self._lines.get(key.fileobj):  # type: ignore[call-overload]
+                        self._read(line)
                 self._check_silence()
         finally:
             for line in list(self._lines.values()):
@@ -158,8 +172,12 @@ class Switchboard:
             sock.setblocking(False)
             _watch(sock)
             self._selector.register(sock, selectors.EVENT_READ)
+            now = time.monotonic()
             with self._changed:
-                self._lines[sock] = _Line(sock, time.monotonic())
+                self._lines[sock] = _Line(sock, opened=now, heard=now)
+        strangers = [line for line in self._lines.values() if line.rank is None]
+        if len(strangers) > self._size + _SPARE_CONNECTIONS:
+            self._drop(strangers[0])
 
     def _read(self, line: _Line) -> None:
         try:
@@ -177,45 +195,57 @@ class Switchboard:
         *frames, rest = line.buffer.split(b"\n")
         line.buffer = rest
         for frame in frames:
-            if not self._handle(line, bytes(frame)):
-                self._drop(line)
+            if line.rank is None:
+                if not self._admit(line, bytes(frame)):
+                    self._drop(line)
+                    return
+                continue
+            try:
+                self._handle(line, line.rank, bytes(frame))
+            except Exception as exc:
+                # Whatever one worker sends, the others' lifelines stay.
+                self._lost(line, f"it sent a frame that the driver cannot take ({type(exc).__name__}: {exc})")
                 return
-        if len(rest) > _MAX_FRAME_BYTES:
+        if line.rank is None and len(rest) > _MAX_HELLO_BYTES:
+            self._drop(line)
+        elif len(rest) > _MAX_FRAME_BYTES:
             self._lost(line, "it sent a line without an end")
 
-    def _handle(self, line: _Line, frame: bytes) -> bool:
-        """Takes one frame; False if it is not one of a worker of this gang."""
-        if line.rank is None:
-            try:
-                hello = json.loads(frame)
-                known = hmac.compare_digest(str(hello["token"]), self.token)
-                rank = int(hello["rank"])
-            except (ValueError, KeyError, TypeError):
-                return False
-            if known:
-                with self._changed:
-                    line.rank = rank
-                    self._joined.add(rank)
-                    self._changed.notify_all()
-            return known
+    def _admit(self, line: _Line, hello: bytes) -> bool:
+        """Take a connection's first frame; False if it is not the hello of a worker of this gang."""
+        token, _, rank = hello.partition(b" ")
+        if len(hello) > _MAX_HELLO_BYTES or not hmac.compare_digest(token, self.token.encode()):
+            return False
+        if not rank.isdigit() or int(rank) >= self._size:
+            return False
+        with self._changed:
+            line.rank = int(rank)
+            self._joined.add(line.rank)
+            self._changed.notify_all()
+        return True
+
+    def _handle(self, line: _Line, rank: int, frame: bytes) -> None:
+        """Take a frame of a worker.
+
+        Raises:
+            Exception: The frame is malformed, or the listener cannot take it.
+        """
         if frame[:1] == b"l":
-            self._listener(line.rank, EventKind.LINE, str(json.loads(frame[1:])))
+            self._listener(rank, EventKind.LINE, str(json.loads(frame[1:])))
         elif frame[:1] == b"n":
-            self._listener(line.rank, EventKind.NOTE, frame[1:].decode())
+            self._listener(rank, EventKind.NOTE, frame[1:].decode())
         elif frame[:1] == b"d":
-            self._listener(line.rank, EventKind.DONE, "")
+            self._listener(rank, EventKind.DONE, "")
         elif frame[:1] == b"x":
             self._report(line, str(json.loads(frame[1:])))
-        return True
 
     def _check_silence(self) -> None:
         now = time.monotonic()
         for line in list(self._lines.values()):
-            if now - line.heard <= _SILENCE_SECONDS:
-                continue
             if line.rank is None:
-                self._drop(line)
-            else:
+                if now - line.opened > _HELLO_SECONDS:
+                    self._drop(line)
+            elif now - line.heard > _SILENCE_SECONDS:
                 # The line stays, to see the process end.
                 self._report(
                     line, f"its process has been silent for {_SILENCE_SECONDS:.0f} s: stopped, or starved of CPU"
@@ -257,12 +287,12 @@ class Lifeline:
         # Ray's workers are children of their node's raylet, but outlive it; Ray itself notices a dead raylet after 14
         # s.
         self._raylet = os.getppid()
-        self._send(json.dumps({"token": token, "rank": rank}).encode())
+        self._send(f"{token} {rank}".encode())
         threading.Thread(target=self._live, name="shoal-lifeline", daemon=True).start()
 
     def log(self, text: str) -> None:
-        """Has the driver print a line, or several."""
-        self._send(b"l" + json.dumps(text).encode())
+        """Has the driver print a line, or several; lone surrogates, which no terminal takes, as escapes."""
+        self._send(b"l" + json.dumps(text.encode(errors="backslashreplace").decode()).encode())
 
     def note(self, note: Mapping[str, Any]) -> None:
         """Tells the driver something.

@@ -1,0 +1,141 @@
+"""Pools that are bound to another host on the same store, hosts that were renamed, and rows of shoal 0.1."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, PoolElsewhereError, PoolNotFoundError
+from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.holder import host
+from shoal.pool.processes import ProcessId
+from shoal.pool.reconcile import reconcile, sweep
+from shoal.state import Store
+from shoal.state.host import host_id
+from shoal.state.schema import Pool, PoolState
+from tests import otherhost
+from tests.pool.looking import folders, nothing_left, rows, tagged
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def up(tiny):
+    return ComputePool("local://tiny?max_nodes=4").up()
+
+
+def bound_to(name: str) -> tuple[str, str | None]:
+    with Store().reading() as session:
+        pool = session.get_one(Pool, name)
+        return pool.host, pool.host_id
+
+
+def move(name: str, *, to: str, identity: str | None) -> None:
+    with Store().transaction() as session:
+        pool = session.get_one(Pool, name)
+        pool.host, pool.host_id = to, identity
+
+
+def test_a_pool_stays_with_its_host_when_that_is_renamed(up):
+    move("tiny", to="old-name", identity=host_id())
+
+    assert up.scale(2) is True
+
+    assert bound_to("tiny") == (host(), host_id())
+
+
+def test_a_row_of_0_1_with_this_hostname_is_adopted(up):
+    move("tiny", to=host(), identity=None)
+
+    reconcile(Store(), "tiny")
+
+    assert bound_to("tiny") == (host(), host_id())
+
+
+def test_a_row_of_0_1_with_another_hostname_is_not(up):
+    move("tiny", to="elsewhere", identity=None)
+    try:
+        assert sweep(Store()) == []
+        with pytest.raises(PoolElsewhereError, match="local to host elsewhere"):
+            up.scale(2)
+        assert bound_to("tiny") == ("elsewhere", None)
+    finally:
+        move("tiny", to=host(), identity=host_id())
+
+
+def test_a_container_of_the_same_name_is_another_host(up):
+    otherhost.required()
+
+    done = otherhost.shoal("pool", "down", "tiny")
+
+    assert done.returncode == 1
+    assert f"local to host {host()} and cannot be changed from another of the same name" in done.stderr
+    assert "shoal pool delete tiny --abandon" in done.stderr
+    assert len(up.get_nodes()) == 1
+
+
+def test_a_lease_released_from_another_host_ends_the_nodes_on_this_one(tiny):
+    otherhost.required()
+    pool = ComputePool("local://tiny?max_nodes=4", holder="airflow:dag/run")
+    pool.lease(2, bring_up=True)
+
+    did = otherhost.python(
+        "import json; from shoal.jobs.cleanup import clean_up_ended_runs\n"
+        "print(json.dumps(clean_up_ended_runs('airflow', lambda run: 'its DAG run ended as failed')))"
+    )
+
+    assert did == [
+        "tiny: released the lease of airflow:dag/run: its DAG run ended as failed",
+        f'host {host()} ends the nodes of pool "tiny" that no other demand needs',
+    ]
+    wait_until(lambda: reconcile(Store(), "tiny") and pool.describe().state == "down", "this host to end them")
+
+
+def test_a_pool_whose_host_never_returns_is_deleted_from_another_one(up):
+    otherhost.required()
+    assert len(tagged()) > 0
+
+    kept = otherhost.shoal("pool", "delete", "tiny", "--json")
+    assert kept.returncode == 1
+    assert f"local to host {host()}" in json.loads(kept.stdout)["error"]["message"]
+    assert len(up.get_nodes()) == 1
+
+    gone = otherhost.shoal("pool", "delete", "tiny", "--abandon", "--json")
+    assert json.loads(gone.stdout) == {"pool": "tiny", "deleted": True}, gone.stderr
+    with pytest.raises(PoolNotFoundError):
+        up.describe()
+    wait_until(lambda: tagged() == [], "the nodes to find their rows gone")
+    sweep(Store())
+    nothing_left()
+
+
+def test_a_pool_here_is_deleted_with_its_nodes_and_not_abandoned(up, tiny):
+    with pytest.raises(InvalidArgumentError, match="without --abandon"):
+        up.delete(abandon=True)
+    assert len(up.get_nodes()) == 1
+
+    up.delete()
+
+    nothing_left()
+    assert list_pools() == []
+    assert not (tiny / "pools" / "tiny").exists()
+
+
+def test_one_pool_that_raises_does_not_end_a_sweep(up):
+    with Store().transaction() as session:
+        broken = Pool(
+            name="broken", spec={"name": "broken", "backend": "none"}, state=PoolState.UP, host=host(), min_nodes=1,
+            max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
+        )  # fmt: skip
+        session.add(broken)
+    dead = rows()[0]
+    ProcessId.from_json(dead.supervisor).signal(signal.SIGKILL)
+
+    did = sweep(Store())
+
+    assert any(sentence.startswith("broken: could not be swept: ") for sentence in did)
+    assert f"tiny: ended {dead.name}" in did
+    assert dead.id not in folders()
+    with Store().transaction() as session:
+        session.delete(session.get_one(Pool, "broken"))
