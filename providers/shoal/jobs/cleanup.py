@@ -52,8 +52,9 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned 
         reason: Kept with the jobs that are cancelled.
     """
     active = list_jobs(pool_name, states=_ACTIVE)
-    mine = sorted({job.job_id for job in active if job.holder == holder})
-    cancelled = tuple(job_id for job_id in mine if attach(job_id).cancel(reason))
+    mine = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
+    # By attempt: the next one may be another run's.
+    cancelled = tuple(job_id for job_id, attempt in mine if attach(job_id, attempt).cancel(reason))
     try:
         released = ComputePool(pool_name, holder=holder).release()
     except (PoolNotFoundError, PoolDownError):
@@ -71,7 +72,7 @@ def sweep() -> list[str]:
     """
     did = []
     for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE):
-        handle = attach(job.job_id)
+        handle = attach(job.job_id, job.attempt)
         try:
             lost = handle.end_if_lost()
         except ShoalError as error:  # of a pool on another machine nothing can be said from here
