@@ -128,11 +128,6 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
     )
 
 
-@pytest.fixture(scope="module")
-def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
-
-
 @pytest.fixture
 def spec(tmp_path: Path, mlflow_uri: str) -> JobSpec:
     random = np.random.default_rng(0)
@@ -443,7 +438,7 @@ def test_a_result_waits_for_a_store_that_is_away(on_postgresql, store, spec, mon
 
     def back_when_missed() -> None:
         try:
-            wait_until(lambda: log_path(KEY).exists() and "trying again" in log(), "the driver's patience", 120)
+            wait_until(lambda: log_path(KEY).exists() and "trying again" in log(), "the driver's patience", 240)
         finally:
             on_postgresql.run(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
 

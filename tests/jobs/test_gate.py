@@ -21,7 +21,7 @@ from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.waiting import wait_until
 
-PAUSE = 60.0  # only ends a test that hangs
+PAUSE = 240.0  # only ends a test that hangs
 
 
 class Nothing(mlflow.pyfunc.PythonModel):
@@ -42,14 +42,9 @@ class Client(mlflow.MlflowClient):
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
-
-
-@pytest.fixture(scope="module")
-def logged(uri: str) -> str:
+def logged(mlflow_uri: str) -> str:
     """A model that every version is made of: what it is worth, the test says."""
-    mlflow.set_tracking_uri(uri)
+    mlflow.set_tracking_uri(mlflow_uri)
     with mlflow.start_run():
         return mlflow.pyfunc.log_model(name="nothing", python_model=Nothing(), pip_requirements=[]).model_uri
 
@@ -129,12 +124,12 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def registry(
-    either_store: object, uri: str, logged: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    either_store: object, mlflow_uri: str, logged: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Registry:
     """A champion with a loss of 0.9, and a lock that whoever holds it loses at once to the next."""
     monkeypatch.setattr(gate, "_LOCK_TTL_S", 0.0)
-    mlflow.set_tracking_uri(uri)
-    registry = Registry(uri, logged, request.node.name)
+    mlflow.set_tracking_uri(mlflow_uri)
+    registry = Registry(mlflow_uri, logged, request.node.name)
     assert registry.challenge(0.9).promoted
     return registry
 

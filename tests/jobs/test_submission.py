@@ -231,7 +231,7 @@ class TestTwoSenders:
     """Both saw the same pending attempt, and both submit it."""
 
     @pytest.fixture(autouse=True)
-    def secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def secret(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
 
     def second(self, store: Store, first: JobHandle, endpoint: Callable[[], Endpoint]) -> JobHandle:

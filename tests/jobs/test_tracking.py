@@ -24,12 +24,9 @@ NAN = float("nan")
 COLUMNS = ["a", "b"]
 
 
-@pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
-    """One MLflow database for the module: its first migrations take seconds."""
-    return Tracking(
-        uri=f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db", experiment="test", tags={"team": "x"}
-    )
+@pytest.fixture
+def tracking(mlflow_uri: str) -> Tracking:
+    return Tracking(uri=mlflow_uri, experiment="test", tags={"team": "x"})
 
 
 @pytest.fixture
