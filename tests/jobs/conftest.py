@@ -64,3 +64,9 @@ def another_head(tmp_path: Path) -> Iterator[FakeHead]:
 @pytest.fixture
 def spec() -> JobSpec:
     return JobSpec(dataset=DatasetSpec(paths=("/data/train",)), input_cols=("a", "b"), label_col="y")
+
+
+@pytest.fixture(scope="session")
+def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow database for the session: its first migrations take seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"

@@ -79,6 +79,15 @@ def test_whoever_writes_an_end_first_has_the_last_word(store):
     assert (job.state, job.error, job.result) == (JobState.CANCELLED, "on request", None)
 
 
+def test_an_end_decided_on_an_old_look_changes_nothing(store):
+    asked(store)
+    attempts.start(store, FIRST, {}, 1.0)
+
+    assert not attempts.end(store, FIRST, JobState.FAILED, 2.0, seen={JobState.PENDING}, error="not submitted")
+    assert attempts.load(store, FIRST).state is JobState.RUNNING
+    assert attempts.end(store, FIRST, JobState.FAILED, 3.0, seen={JobState.RUNNING}, error="killed")
+
+
 def test_a_driver_that_is_not_wanted_does_not_start(store):
     asked(store)
     assert attempts.start(store, FIRST, {"pid": 1}, 1.0)

@@ -66,6 +66,16 @@ def test_the_file_is_for_its_owner_alone_and_read_once(fresh_home: Path):
     assert credentials.take("job-1") == Secrets()
 
 
+def test_of_two_that_submit_the_same_attempt_the_first_ones_file_stays(fresh_home: Path):
+    first, second = Secrets({"AWS_SECRET_ACCESS_KEY": "first"}), Secrets({"AWS_SECRET_ACCESS_KEY": "second"})
+
+    credentials.hand_over("job-1", first)
+    credentials.hand_over("job-1", second)
+
+    assert len(list((home() / "credentials").iterdir())) == 1
+    assert credentials.take("job-1") == first
+
+
 def test_nothing_to_say_leaves_no_file(fresh_home: Path):
     credentials.hand_over("job-1", Secrets())
 

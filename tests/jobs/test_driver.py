@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shoal.data import DataConnector
+from shoal.data import DataConnector, staging
 from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
 from shoal.errors import TrainingError
@@ -22,20 +22,24 @@ from shoal.jobs import (
     Register,
     Tracking,
     attempts,
+    boosting_work,
     credentials,
     driver,
     load_training,
     scoring,
     watchdog,
 )
+from shoal.jobs import staging as jobs_staging
 from shoal.jobs.attempts import Key, Order
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.logs import log_path
+from shoal.jobs.workplace import Workplace
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.run_config import RunConfig
 from shoal.training.user_code import UserCode
+from tests.waiting import wait_until
 
 KEY = Key("job", 1)
 
@@ -122,11 +126,6 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
         seconds=0.5,
         workers=(),
     )
-
-
-@pytest.fixture(scope="module")
-def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
 @pytest.fixture
@@ -341,3 +340,115 @@ class TestDriver:
         drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
 
         assert not Path(str(staged.staging)).exists()
+
+    def test_a_file_of_credentials_that_came_too_late_goes_with_the_job(self, store, spec, monkeypatch):
+        def train(request: TrainRequest, **more: object) -> TrainResult:
+            credentials.hand_over(KEY.submission_id, Secrets({"AWS_SECRET_ACCESS_KEY": "of another sender"}))
+            return plain_xgboost(request, **more)
+
+        monkeypatch.setattr("shoal.training.boosting.train", train)
+
+        drive(store, spec)
+
+        assert credentials.take(KEY.submission_id) == Secrets()
+
+
+@pytest.mark.usefixtures("environment")
+class TestResultComesFirst:
+    """Nothing that is done after the result is stored can take it away."""
+
+    def test_a_staging_folder_that_cannot_be_removed(self, store, spec, monkeypatch):
+        staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
+
+        def train(request: TrainRequest, **more: object) -> TrainResult:
+            trained = plain_xgboost(request, **more)
+            (Path(str(staged.staging)) / staging.MARKER).unlink()
+            return trained
+
+        monkeypatch.setattr("shoal.training.boosting.train", train)
+
+        code, job = drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
+
+        assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+        assert "was not staged by shoal" in log()
+        assert Path(str(staged.staging)).exists()
+
+    def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
+        import mlflow
+
+        work = boosting_work.work
+
+        def then_deleted(spec: JobSpec, place: Workplace) -> JobResult:
+            result = work(spec, place)
+            mlflow.MlflowClient(spec.tracking.uri).delete_run(result.mlflow_run_id)
+            return result
+
+        monkeypatch.setattr(boosting_work, "work", then_deleted)
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+        assert "the MLflow run could not be marked FINISHED" in log()
+
+    def test_a_signal_between_result_and_clean_up(self, store, spec, monkeypatch):
+        import mlflow
+
+        staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
+        discard = jobs_staging.discard
+        states = []
+
+        def interrupted(locations: set[str]) -> None:
+            states.append(attempts.load(store, KEY).state)
+            os.kill(os.getpid(), signal.SIGTERM)
+            discard(locations)
+
+        monkeypatch.setattr(jobs_staging, "discard", interrupted)
+
+        code, job = drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
+
+        assert states == [JobState.SUCCEEDED]
+        assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+        assert not Path(str(staged.staging)).exists()
+        assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "FINISHED"
+
+    def test_a_result_that_is_not_wanted_any_more(self, store, spec, monkeypatch):
+        import mlflow
+
+        def train(request: TrainRequest, **more: object) -> TrainResult:
+            attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
+            return plain_xgboost(request, **more)
+
+        monkeypatch.setattr("shoal.training.boosting.train", train)
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, job.error, job.result) == (1, JobState.CANCELLED, "on request", None)
+        assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_result_waits_for_a_store_that_is_away(on_postgresql, store, spec, monkeypatch):
+    database = store.url.rpartition("/")[2]
+
+    def train(request: TrainRequest, **more: object) -> TrainResult:
+        trained = plain_xgboost(request, **more)
+        on_postgresql.run(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
+        on_postgresql.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+        return trained
+
+    def back_when_missed() -> None:
+        try:
+            wait_until(lambda: log_path(KEY).exists() and "trying again" in log(), "the driver's patience", 240)
+        finally:
+            on_postgresql.run(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+
+    monkeypatch.setattr("shoal.training.boosting.train", train)
+    administrator = threading.Thread(target=back_when_missed)
+    administrator.start()
+    try:
+        code, job = drive(store, spec.model_copy(update={"tracking": None}))
+    finally:
+        administrator.join()
+
+    assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+    assert JobResult.model_validate(job.result).rows == 50

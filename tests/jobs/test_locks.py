@@ -77,3 +77,21 @@ def test_a_holder_that_was_too_slow_does_not_free_the_next_ones_lock(store):
 
     with store.transaction() as session:
         assert session.get_one(Lock, "promote").holder == "third"
+
+
+def test_a_lock_is_renewed_by_its_holder_and_by_nobody_who_lost_it(store):
+    clock = Clock()
+    with store_lock(store, "promote", 1.0, clock=clock, sleep=clock.sleep) as first:
+        clock.now = 5.0
+        with store.transaction() as session:
+            assert first.renew(session)  # it had expired, and nobody had taken it
+            assert session.get_one(Lock, "promote").expires_at == 6.0
+        clock.now = 10.0
+        with (
+            store_lock(store, "promote", 1.0, clock=clock, sleep=clock.sleep) as second,
+            store.transaction() as session,
+        ):
+            assert not first.renew(session)
+            assert second.renew(session)
+        with store.transaction() as session:
+            assert not first.renew(session)

@@ -200,7 +200,7 @@ def test_a_function_runs_as_a_job_and_what_it_logs_is_in_the_jobs_run(
     assert done.mlflow_run_id is not None
     assert [metric.value for metric in client.get_metric_history(done.mlflow_run_id, "loss")] == [1.0, 1 / 2, 1 / 3]
     run = client.get_run(done.mlflow_run_id)
-    assert run.info.status == "FINISHED"
+    wait_until(lambda: client.get_run(done.mlflow_run_id).info.status == "FINISHED", "the end of the run")
     assert run.data.metrics == {"loss": 1 / 3, "rank-1/loss": 1 / 3, "own-0": 4.0, "own-1": 4.0}
     assert run.data.params["function"] == "log_and_return"
 

@@ -23,6 +23,7 @@ from shoal.errors import (
 )
 from shoal.jobs import JobHandle, JobResult, JobSpec, Tracking, attempts, credentials, submission
 from shoal.jobs.attempts import Key
+from shoal.jobs.credentials import Secrets
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.logs import log_path
 from shoal.pool.api import ComputePool
@@ -285,6 +286,60 @@ def test_a_holder_of_any_length_and_any_characters_owns_what_it_asked_for(
     assert jobs.clean_up(POOL, holder).released
 
 
+class TestTwoSenders:
+    """Both saw the same pending attempt, and both submit it."""
+
+    @pytest.fixture(autouse=True)
+    def secret(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+
+    def second(self, store: Store, first: JobHandle, endpoint: Callable[[], Endpoint]) -> JobHandle:
+        secrets = Secrets({"AWS_SECRET_ACCESS_KEY": "of the second"})
+        return JobHandle(store, row(store, first), secrets=secrets, endpoint_of=lambda _: endpoint())
+
+    def test_the_one_that_fails_attaches_to_the_job_that_runs(self, store, head, submit, spec):
+        first = submit(spec)
+        credentials.take(key(first).submission_id)
+
+        def starts_meanwhile() -> Endpoint:
+            run(store, head, first)
+            raise PoolDownError("the head is not ready")
+
+        assert not self.second(store, first, starts_meanwhile).send()
+
+        assert (row(store, first).state, row(store, first).error) == (JobState.RUNNING, None)
+        assert credentials.take(key(first).submission_id) == Secrets()
+
+    def test_the_one_that_comes_late_leaves_no_credentials(self, store, head, submit, spec):
+        first = submit(spec)
+        credentials.take(key(first).submission_id)
+        run(store, head, first)
+
+        assert not self.second(store, first, lambda: head.endpoint).send()
+
+        assert credentials.take(key(first).submission_id) == Secrets()
+
+    def test_the_first_ones_credentials_stay_until_its_driver_takes_them(self, store, head, submit, spec):
+        first = submit(spec)
+
+        assert not self.second(store, first, lambda: head.endpoint).send()
+
+        taken = credentials.take(key(first).submission_id)
+        assert taken.environment["AWS_SECRET_ACCESS_KEY"] == "wJalrXUtnFEMI"
+
+    def test_the_one_that_fails_while_nobody_else_was_through_fails_the_attempt(self, store, head, submit, spec):
+        first = submit(spec)
+
+        def down() -> Endpoint:
+            raise PoolDownError("it is down")
+
+        with pytest.raises(PoolDownError, match="it is down"):
+            self.second(store, first, down).send()
+
+        assert row(store, first).state is JobState.FAILED
+        assert credentials.take(key(first).submission_id) == Secrets()
+
+
 class TestWait:
     def test_the_log_and_the_result(self, store, head, submit, held, spec, clock):
         handle = held(submit(spec))
@@ -372,6 +427,17 @@ class TestWait:
         assert jobs.sweep() == []
         with store.transaction() as session:
             assert session.get_one(Job, (handle.job_id, 1)).asked_at == asked
+
+    def test_a_job_that_started_while_it_was_judged_is_not_failed(self, store, head, submit, held, spec):
+        first = submit(spec)
+
+        def starts_meanwhile() -> Endpoint:
+            run(store, head, first)
+            raise PoolNotFoundError(POOL, [])
+
+        assert not held(first, at=starts_meanwhile).end_if_lost()
+
+        assert row(store, first).state is JobState.RUNNING
 
     def test_a_pool_between_two_heads_is_waited_for(self, store, head, submit, held, spec, clock):
         endpoints = [head.endpoint]
@@ -476,5 +542,6 @@ def test_attaching_finds_the_newest_attempt(store, submit, spec):
     second = submit(spec)
 
     assert jobs.attach(first.job_id).attempt == second.attempt == 2
+    assert jobs.attach(first.job_id, attempt=1).attempt == 1
     with pytest.raises(JobError, match="does not exist"):
         jobs.attach("nobody")

@@ -24,12 +24,9 @@ NAN = float("nan")
 COLUMNS = ["a", "b"]
 
 
-@pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
-    """One MLflow database for the module: its first migrations take seconds."""
-    return Tracking(
-        uri=f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db", experiment="test", tags={"team": "x"}
-    )
+@pytest.fixture
+def tracking(mlflow_uri: str) -> Tracking:
+    return Tracking(uri=mlflow_uri, experiment="test", tags={"team": "x"})
 
 
 @pytest.fixture
@@ -142,7 +139,9 @@ class TestGate:
             store,
             register,
             run.log_model("xgboost", model, frame()[COLUMNS]),
+            key=Key("job", 1),
             value=scoring.score(model, holdout, "y", "rmse"),
+            holdout_digest=holdout.digest(),
             tags={"shoal.job_id": "job"},
             score_champion=lambda uri: scoring.score(scoring.load(uri), holdout, "y", "rmse"),
         )
@@ -161,6 +160,7 @@ class TestGate:
         tags = run.client.get_model_version("flights", worse.version).tags
         assert tags["shoal.job_id"] == "job"
         assert float(tags["holdout.rmse"]) == worse.value
+        assert tags["holdout.rmse.digest"] == holdout.digest()
 
     def test_a_champion_that_changes_meanwhile_is_compared_with_anew(self, run, store, holdout):
         self.challenge(run, store, "race", 1, holdout)
@@ -182,7 +182,9 @@ class TestGate:
             store,
             register,
             run.log_model("xgboost", model, frame()[COLUMNS]),
+            key=Key("job", 1),
             value=scoring.score(model, holdout, "y", "rmse"),
+            holdout_digest=holdout.digest(),
             tags={},
             score_champion=score,
         )
@@ -204,7 +206,9 @@ class TestGate:
             store,
             Register(model="either", metric="rmse", holdout=holdout),
             uri,
+            key=Key("job", 1),
             value=scoring.score(model, holdout, "y", "rmse"),
+            holdout_digest=holdout.digest(),
             tags={},
             score_champion=lambda uri: scoring.score(scoring.load(uri), holdout, "y", "rmse"),
         )

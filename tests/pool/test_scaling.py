@@ -19,6 +19,7 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
+from shoal.state.runtime import runtime_root
 from shoal.state.schema import Demand, Node, Operation, OperationState, Pool
 from tests.pool.conftest import ROOT
 from tests.pool.looking import node_processes, nothing_left, rows, tagged
@@ -303,6 +304,18 @@ def test_a_removed_home_ends_its_nodes(up):
     os.rename(Store().url.removeprefix("sqlite:///"), f"{os.environ['SHOAL_HOME']}/moved.db")
     wait_until(lambda: not any(process and process.alive() for process in pids), "the nodes' end")
     os.rename(f"{os.environ['SHOAL_HOME']}/moved.db", Store(migrate=False).url.removeprefix("sqlite:///"))
+    assert sweep(Store())
+
+
+def test_nodes_of_a_removed_home_leave_no_folder(up, fresh_home):
+    """The record of where they are went with the home: nobody else would find them."""
+    root = runtime_root()
+    assert list(root.glob("*/"))
+    pids = [ProcessId.of(pid) for pid in tagged()]
+    away = fresh_home.rename(fresh_home.with_name(f"{fresh_home.name}-away"))
+    wait_until(lambda: not any(process and process.alive() for process in pids), "the nodes' end")
+    assert list(root.glob("*/")) == []
+    away.rename(fresh_home)
     assert sweep(Store())
 
 

@@ -1,7 +1,7 @@
 """The rows of jobs: one per attempt, and the only ways they change.
 
-An attempt goes pending -> running -> succeeded, failed or cancelled, and whoever writes an end first has the last word:
-a driver that finishes after its job was cancelled changes nothing.
+An attempt goes pending -> running -> succeeded, failed or cancelled. Every change names the attempt and the states that
+it may change: one that was decided on an old look at the row changes nothing, and the first end stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
 from shoal.jobs.steps import JobStep, transaction
 from shoal.state import Store
-from shoal.state.schema import JOB_ENDED, Job, JobState
+from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,31 @@ def end(
     state: JobState,
     now: float,
     *,
+    seen: Collection[JobState] = JOB_ACTIVE,
     error: str | None = None,
     result: dict[str, Any] | None = None,
 ) -> bool:
-    """End an attempt; False when it had ended already, and nothing was changed."""
+    """End an attempt that is in a given state.
+
+    Args:
+        store: Where its row is.
+        key: The attempt.
+        state: How it ends.
+        now: Seconds since the epoch.
+        seen: The states in which this end is right, usually the one that the decision rests on.
+        error: Why it has no result.
+        result: What it returned.
+
+    Returns:
+        False when it is in another state, and nothing was changed.
+
+    Raises:
+        JobError: There is no such attempt.
+    """
     assert state in JOB_ENDED
     with transaction(store, JobStep.END) as session:
         job = _get(session, key)
-        if job.state in JOB_ENDED:
+        if job.state not in seen or job.state in JOB_ENDED:
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
         return True

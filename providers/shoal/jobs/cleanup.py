@@ -62,7 +62,9 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned 
     """
     holder = storable(holder)
     active = list_jobs(pool_name, states=_ACTIVE, limit=_AT_ONCE)
-    mine = [attach(job_id) for job_id in sorted({job.job_id for job in active if job.holder == holder})]
+    # By attempt: the next one may be another run's.
+    attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
+    mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
     left = [handle.left for handle in mine if handle.left]
     try:
@@ -86,7 +88,7 @@ def sweep() -> list[str]:
     did = []
     for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE):
         try:
-            handle = attach(job.job_id)
+            handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
         except ShoalError as error:  # of a pool on another machine nothing can be said from here
             log.info("job %s is left alone: %s", job.job_id, error)

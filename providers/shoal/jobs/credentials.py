@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -111,16 +112,22 @@ def without_credentials(uri: str) -> str:
 
 
 def hand_over(submission_id: str, secrets: Secrets) -> None:
-    """Write what the driver of this attempt will take; nothing is written when there is nothing to say."""
+    """Write what the driver of this attempt will take; nothing is written when there is nothing to say.
+
+    Where another process submits the same attempt, the file of the first one stays.
+    """
     if not secrets.environment and not secrets.uris:
         return
     path = _path(submission_id)
-    temporary = path.with_suffix(f".{os.getpid()}")
     # Made with its mode, not changed to it: there is no instant at which others can read it.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"environment": dict(secrets.environment), "uris": dict(secrets.uris)}, file)
-    temporary.replace(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{submission_id}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"environment": dict(secrets.environment), "uris": dict(secrets.uris)}, file)
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        Path(temporary).unlink()
 
 
 def take(submission_id: str) -> Secrets:

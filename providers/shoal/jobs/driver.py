@@ -1,7 +1,7 @@
 """What runs on the pool's head for each attempt of a job: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
 
-It trains, logs, compares and writes the result into the job's row. It ends itself when its row says so, or when nobody
-has asked about the job for long.
+It trains, logs, compares and writes the result into the job's row, then cleans up. It ends itself when its row says so,
+or when nobody has asked about the job for long.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 from shoal.errors import MissingExtraError, ShoalError
@@ -20,6 +23,7 @@ from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.logs import log_path, teed
+from shoal.jobs.patience import patiently
 from shoal.jobs.spec import JobResult, JobSpec
 from shoal.jobs.steps import JobStep, act
 from shoal.jobs.tracking import Run
@@ -27,14 +31,26 @@ from shoal.jobs.watchdog import Reason, Watchdog
 from shoal.jobs.workplace import Workplace
 from shoal.pool.processes import ProcessId
 from shoal.state import Store
-from shoal.state.schema import JOB_ENDED, Job, JobState
+from shoal.state.schema import Job, JobState
 from shoal.training.lean import import_lean
 
 _STOPPED = Reason(JobState.CANCELLED, "it was stopped through Ray (SIGTERM)")
 
+_RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
+"""What MLflow calls an end."""
+
 
 class _Ended(BaseException):
     """The job is not wanted any more; no `Exception`, so that nothing on the way takes it for a failure to handle."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """How an attempt ended."""
+
+    state: JobState
+    error: str | None = None
+    result: JobResult | None = None
 
 
 class Driver:
@@ -55,39 +71,79 @@ class Driver:
         self._secrets = secrets
         self._watchdog = Watchdog(store, self._key, spec.run_config.timeout)
         self._begun = time.monotonic()
+        self._run: Run | None = None
 
     def run(self) -> int:
-        """Work until the attempt has ended; returns the exit code."""
-        run: Run | None = None
+        """Work until the attempt has ended; returns the exit code.
+
+        The end is stored first. What follows is optional: its failures are logged and change nothing.
+        """
         self._watchdog.start()
+        end = self._until_end()
+        # Nothing has to end this process any more, and a signal must not keep the end from being stored.
+        self._watchdog.stop()
+        stored = self._store_end(end)
+        with _logged("staged data could not be removed"), act(JobStep.TIDY):
+            staging.discard(self._spec.staged())
+        with _logged("credentials that came too late could not be removed"):
+            credentials.discard(self._key.submission_id)
+        status = _RUN_STATUS[end.state] if stored else "KILLED"
+        with _logged(f"the MLflow run could not be marked {status}"):
+            if self._run:
+                self._run.finish(status)
+        return 0 if stored and end.state is JobState.SUCCEEDED else 1
+
+    def _until_end(self) -> _End:
+        """Work, or be stopped; from here on SIGTERM is ignored."""
+        end: _End | None = None
+        try:
+            end = self._attempt()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        except _Ended:
+            reason = self._watchdog.reason or _STOPPED
+            end = end or _End(reason.state, error=reason.text)
+        return end
+
+    def _attempt(self) -> _End:
         try:
             connect(self._job.endpoint["gcs"])
             # Set last, because Ray has just set its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            run = self._begin_run()
-            result = self._work(run)
-            self._finish_run(run, "FINISHED")
-        except _Ended:
-            reason = self._watchdog.reason or _STOPPED
-            self._quietly_finish(run, "KILLED")
-            return self._end(reason.state, reason.text)
+            self._run = self._begin_run()
+            return _End(JobState.SUCCEEDED, result=self._work(self._run))
         except Exception as error:
             if not isinstance(error, ShoalError):  # the message of our own says it all
                 print(traceback.format_exc(), flush=True)
             elif isinstance(self._spec, FunctionJobSpec):  # but what the user's code raised they want to see
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
-            self._quietly_finish(run, "FAILED")
-            return self._end(JobState.FAILED, _cause(error))
-        finally:
-            self._watchdog.stop()
-            with act(JobStep.TIDY):
-                staging.discard(self._spec.staged())
-        if not attempts.end(
-            self._store, self._key, JobState.SUCCEEDED, time.time(), result=result.model_dump(mode="json")
-        ):
+            return _End(JobState.FAILED, error=_cause(error))
+
+    def _store_end(self, end: _End) -> bool:
+        """Write the end into the job's row; False where the row has ended already, or cannot be written."""
+        error = None if end.error is None else self._secrets.redact(end.error)
+        result = None if end.result is None else end.result.model_dump(mode="json")
+        if error is not None:
+            print(f"{end.state.value}: {error}", flush=True)
+
+        def write() -> bool:
+            return attempts.end(
+                self._store,
+                self._key,
+                end.state,
+                time.time(),
+                seen={JobState.RUNNING},
+                error=error,
+                result=result,
+            )
+
+        try:
+            stored = patiently(self._store, write)
+        except ShoalError as refused:
+            print(f"how the job ended could not be stored: {refused}", flush=True)
+            return False
+        if not stored and result is not None:
             print("the job was ended from outside before its result was written", flush=True)
-            return 1
-        return 0
+        return stored
 
     def _work(self, run: Run | None) -> JobResult:
         place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
@@ -127,23 +183,6 @@ class Driver:
             }
         return environment
 
-    def _finish_run(self, run: Run | None, status: str) -> None:
-        if run:
-            run.finish(status)
-
-    def _quietly_finish(self, run: Run | None, status: str) -> None:
-        """End the run where the job has ended badly; that MLflow cannot be reached is not its cause then."""
-        try:
-            self._finish_run(run, status)
-        except Exception as error:
-            print(f"the MLflow run could not be marked {status}: {error}", flush=True)
-
-    def _end(self, state: JobState, reason: str) -> int:
-        reason = self._secrets.redact(reason)
-        print(f"{state.value}: {reason}", flush=True)
-        attempts.end(self._store, self._key, state, time.time(), error=reason)
-        return 1
-
     def _on_sigterm(self, *_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one farewell is enough
         raise _Ended
@@ -164,6 +203,15 @@ def connect(gcs: str) -> None:
     ray.init(address=gcs, logging_level=logging.WARNING)
 
 
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Print a failure of the block instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what}: {error}", flush=True)
+
+
 def _cause(error: Exception) -> str:
     return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
 
@@ -175,14 +223,13 @@ def main() -> int:
     # The log is there before the row says that the job runs: whoever follows it finds it.
     with teed(log_path(key), lambda text: secrets.redact(text)):
         store = Store(migrate=False)
+        # Before the row leaves PENDING: from then on nobody expects the file to be of use.
+        with act(JobStep.TAKE):
+            secrets = credentials.take(key.submission_id)
         job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
         if job is None:
             print(f"attempt {key.attempt} of job {key.job_id} is not wanted any more, or runs already")
-            if attempts.load(store, key).state in JOB_ENDED:  # cancelled from a host that cannot remove the file
-                credentials.discard(key.submission_id)
             return 0
-        with act(JobStep.TAKE):
-            secrets = credentials.take(key.submission_id)
         os.environ.update(secrets.environment)
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)

@@ -5,26 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError
 from shoal.jobs import scoring
-from shoal.jobs.locks import store_lock
+from shoal.jobs.attempts import Key
+from shoal.jobs.credentials import without_credentials
+from shoal.jobs.locks import HeldLock, store_lock
 from shoal.jobs.metrics import Mode
+from shoal.jobs.patience import patiently
+from shoal.jobs.promotions import Ledger
 from shoal.jobs.spec import ChampionResult, Register
 from shoal.jobs.steps import JobStep, act
 from shoal.jobs.tracking import Run
 from shoal.jobs.workplace import Workplace
 from shoal.state import Store
+from shoal.state.schema import Promotion, PromotionState
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _LOCK_TTL_S = 120.0
-"""What is done under the lock is two requests to MLflow, each of which gives up after 120 s at the latest by default;
-one that takes longer loses the lock and with it nothing but the certainty that nobody promotes at the same moment."""
+"""What is done under the lock is two requests to MLflow, each of which gives up after 120 s at the latest by default. A
+holder that takes longer loses the lock, and repairs what it did without it."""
 
 _COLUMNS = "shoal.input_cols"
 """Tag of a version: what a model takes whose signature does not say."""
@@ -130,7 +136,9 @@ def enter(
         place.store,
         register,
         model_uri,
+        key=place.key,
         value=value,
+        holdout_digest=holdout.digest(),
         tags={**place.tags, **({_COLUMNS: json.dumps(list(input_cols))} if input_cols else {})},
         score_champion=champions,
     )
@@ -144,7 +152,9 @@ def challenge(
     register: Register,
     model_uri: str,
     *,
+    key: Key,
     value: float,
+    holdout_digest: str,
     tags: dict[str, str],
     score_champion: Callable[[str], float],
 ) -> Outcome:
@@ -152,33 +162,145 @@ def challenge(
 
     Args:
         client: MLflow.
-        store: Where the lock is kept: MLflow's aliases have no compare-and-swap.
+        store: Where the lock and the record of promotions are kept: MLflow's aliases have no compare-and-swap.
         register: What to register it as, and how to compare.
         model_uri: The challenger, logged already.
+        key: The attempt that trained it.
         value: Its metric on the holdout.
+        holdout_digest: Tells the holdout's rows from others.
         tags: For its version.
         score_champion: The same metric on the same holdout, of the model of a given URI.
     """
     import mlflow
 
-    version = mlflow.register_model(model_uri, register.model, tags={**tags, f"holdout.{register.metric}": repr(value)})
-    mode = register.best
-    known: dict[str, float] = {}
-    while True:
-        champion = _champion(client, register)
-        if champion is not None and champion not in known:
-            known[champion] = score_champion(f"models:/{register.model}/{champion}")
+    tagged = {f"holdout.{register.metric}": repr(value), f"holdout.{register.metric}.digest": holdout_digest}
+    version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
+    registry = without_credentials(client._registry_uri)
+    contest = _Contest(
+        client=client,
+        ledger=Ledger(store, registry, register.model, register.alias),
+        register=register,
+        version=str(version.version),
+        value=value,
+        holdout_digest=holdout_digest,
+        key=key,
+        score_champion=score_champion,
+    )
+    while (outcome := patiently(store, contest.round)) is None:
+        pass
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """What a decision rests on.
+
+    Attributes:
+        alias: The version that has the alias.
+        rivals: The versions that the challenger has to beat.
+        recorded: The last promotion since this challenger set the alias; None before, and where there is none.
+    """
+
+    alias: str | None
+    rivals: tuple[str, ...]
+    recorded: str | None = None
+
+
+@dataclass
+class _Contest:
+    """One challenger's way to the alias, in rounds.
+
+    The alias is set under a lock that is checked right before. Where the check right after finds the lock lost, the
+    write may have displaced a champion that was promoted meanwhile: the next round compares with all that were.
+    """
+
+    client: MlflowClient
+    ledger: Ledger
+    register: Register
+    version: str
+    value: float
+    holdout_digest: str
+    key: Key
+    score_champion: Callable[[str], float]
+    scores: dict[str, float] = field(default_factory=dict)
+    against: str | None = None  # the best rival
+    written: set[str] = field(default_factory=set)  # versions that the alias was set to, and maybe too late
+    since: int | None = None  # id of the first such promotion
+
+    def round(self) -> Outcome | None:
+        """Compare and promote; None when something changed meanwhile, and another round is needed."""
+        standing = self._standing(_champion(self.client, self.register))
         # Scoring takes as long as the holdout is big, so it is done before; the lock covers what has to be one step.
-        with store_lock(store, _lock_name(client, register), _LOCK_TTL_S):
-            if _champion(client, register) != champion:
-                continue  # another challenger was promoted meanwhile: compare with that one
-            against = known.get(champion) if champion is not None else None
-            promoted = is_better(value, against, mode)
-            if promoted:
-                with act(JobStep.PROMOTE):
-                    client.set_registered_model_alias(register.model, register.alias, version.version)
-        compared = None if champion is None else ChampionResult(version=champion, value=known[champion])
-        return Outcome(str(version.version), value, promoted, compared)
+        for rival in standing.rivals:
+            if rival not in self.scores:
+                self.scores[rival] = self.score_champion(f"models:/{self.register.model}/{rival}")
+        with store_lock(self.ledger.store, self._lock_name(), _LOCK_TTL_S) as lock:
+            alias = _champion(self.client, self.register)
+            if not self.ledger.settle(lock, alias) or self._standing(alias) != standing:
+                return None
+            winner = self._winner(standing.rivals)
+            if self._moved_by_others(standing):
+                winner = standing.alias
+            elif winner not in (None, standing.alias) or (self.written and winner != standing.recorded):
+                assert winner is not None
+                if not self._set(lock, winner, standing.alias):
+                    return None
+        champion = (
+            None if self.against is None else ChampionResult(version=self.against, value=self.scores[self.against])
+        )
+        return Outcome(self.version, self.value, winner == self.version, champion)
+
+    def _standing(self, alias: str | None) -> _Standing:
+        if self.since is None:
+            return _Standing(alias, () if alias is None else (alias,))
+        promoted = self.ledger.confirmed(self.since)
+        rivals = tuple(sorted(set(promoted) - {self.version}))
+        return _Standing(alias, rivals, promoted[0] if promoted else None)
+
+    def _moved_by_others(self, standing: _Standing) -> bool:
+        """Whether neither this challenger nor any recorded promotion gave the alias to the version that has it."""
+        return self.since is not None and standing.alias not in self.written | {standing.recorded}
+
+    def _winner(self, rivals: Sequence[str]) -> str | None:
+        mode, best = self.register.best, None
+        for rival in rivals:
+            if best is None or is_better(self.scores[rival], self.scores[best], mode):
+                best = rival
+        if best is not None or self.since is None:
+            self.against = best
+        return self.version if is_better(self.value, None if best is None else self.scores[best], mode) else best
+
+    def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
+        """Give the alias to a version; False when the lock was lost before or meanwhile."""
+        value = self.value if winner == self.version else self.scores[winner]
+        intended = self.ledger.intend(
+            lock,
+            Promotion(
+                registry=self.ledger.registry,
+                model=self.ledger.model,
+                alias=self.ledger.alias,
+                version=winner,
+                previous=previous,
+                metric=self.register.metric,
+                value=value if math.isfinite(value) else None,
+                holdout_digest=self.holdout_digest,
+                job_id=self.key.job_id,
+                attempt=self.key.attempt,
+                state=PromotionState.INTENDED,
+                created_at=time.time(),
+            ),
+        )
+        if intended is None:
+            return False
+        self.since = self.since or intended
+        self.written.add(winner)
+        with act(JobStep.PROMOTE):
+            self.client.set_registered_model_alias(self.register.model, self.register.alias, winner)
+        return self.ledger.confirm(lock, intended)
+
+    def _lock_name(self) -> str:
+        registry = hashlib.sha256(self.ledger.registry.encode()).hexdigest()[:12]
+        return f"promote:{registry}:{self.register.model}:{self.register.alias}"[:255]
 
 
 def _champion(client: MlflowClient, register: Register) -> str | None:
@@ -186,11 +308,6 @@ def _champion(client: MlflowClient, register: Register) -> str | None:
     aliases: dict[str, Any] = client.get_registered_model(register.model).aliases
     version = aliases.get(register.alias)
     return None if version is None else str(version)
-
-
-def _lock_name(client: MlflowClient, register: Register) -> str:
-    registry = hashlib.sha256(client._registry_uri.encode()).hexdigest()[:12]
-    return f"promote:{registry}:{register.model}:{register.alias}"[:255]
 
 
 def describe(outcome: Outcome, register: Register) -> str:

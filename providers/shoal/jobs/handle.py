@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,9 @@ from shoal.jobs.spec import JobResult
 from shoal.jobs.steps import JobStep, act
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
+from shoal.pool.processes import ProcessId
 from shoal.state import Store
-from shoal.state.schema import JOB_ENDED, Job, JobState
+from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 _POLL_S = 0.5
 """Between looks at a job's row: one short transaction each."""
@@ -44,6 +45,11 @@ take up to 15 s, and the asker alone has the credentials that stood in the spec'
 
 _STOP_PATIENCE_S = 15.0
 """How long `cancel` waits for the driver's end: Ray kills it 3 s after SIGTERM."""
+
+_CLEAN_UP_PATIENCE_S = 5.0
+"""How long `wait` leaves a driver that has stored its result to clean up: it takes 0.1 s here."""
+
+_CLEAN_UP_POLL_S = 0.05
 
 _DRIVER = 'exec "${SHOAL_PYTHON:-$0}" -P -m shoal.jobs.driver "$@"'
 """Run on the head by `sh`: with the head's own Python where the pool names it, which need not be the submitter's."""
@@ -195,8 +201,11 @@ class JobHandle:
 
         A driver on another host's pool is told by its row, and its end is not waited for; :attr:`left` says so.
         """
-        job = attempts.load(self._store, self._key)
-        if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), error=reason):
+        return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason)
+
+    def _cancel(self, job: Job, seen: Collection[JobState], reason: str) -> bool:
+        """End the job if it is in one of the states that were seen."""
+        if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), seen=seen, error=reason):
             return False
         try:
             self._see_driver_end(job)
@@ -228,29 +237,45 @@ class JobHandle:
         """Submit the attempt to its pool's head, unless that was done already.
 
         Returns:
-            False where it was.
+            False where it was, by this process or another.
 
         Raises:
             PoolDownError: The pool is down.
             JobError: The head does not answer or refused; the attempt has failed.
         """
-        if self._secrets is not None:
-            with act(JobStep.HAND_OVER):
-                credentials.hand_over(self._key.submission_id, self._secrets)
         try:
+            if self._secrets is not None:
+                with act(JobStep.HAND_OVER):
+                    credentials.hand_over(self._key.submission_id, self._secrets)
             endpoint = self._endpoint_of(self._pool)
             with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.SEND):
-                return client.submit(
+                submitted = client.submit(
                     self._entrypoint(),
                     self._key.submission_id,
                     {"shoal_job": self.job_id, "attempt": str(self.attempt)},
                 )
+            if not submitted:
+                self._discard_unneeded_credentials()
+            return submitted
         except BaseException as error:
-            # Should it have arrived nevertheless, its driver finds that it is not wanted and goes away.
+            # Another process may have submitted it meanwhile. Should this submission arrive after all, its driver finds
+            # that the attempt has ended, and does nothing.
             reason = f"it could not be submitted: {str(error) or type(error).__name__}"
-            attempts.end(self._store, self._key, JobState.FAILED, self._clock(), error=reason)
-            credentials.discard(self._key.submission_id)
+            interrupted = self._cancel_on_interrupt and isinstance(error, KeyboardInterrupt)
+            seen = JOB_ACTIVE if interrupted else {JobState.PENDING}
+            attempts.end(self._store, self._key, JobState.FAILED, self._clock(), seen=seen, error=reason)
+            job = self._discard_unneeded_credentials()
+            if isinstance(error, Exception) and job.state in (JobState.RUNNING, JobState.SUCCEEDED):
+                return False
             raise
+
+    def _discard_unneeded_credentials(self) -> Job:
+        """Delete the credentials' file unless a driver has yet to take it. Returns the job's row."""
+        job = attempts.load(self._store, self._key)
+        # A driver takes the file before its row leaves PENDING, and removes at its end what was written since.
+        if job.state is not JobState.PENDING:
+            credentials.discard(self._key.submission_id)
+        return job
 
     def settle(self) -> Job:
         """Read the row, and set it right where the driver did not live to do so."""
@@ -274,7 +299,7 @@ class JobHandle:
         if isinstance(self._judge(job), Lost):
             return True
         orphaned = job.orphan_after is not None and self._clock() - job.asked_at > job.orphan_after + _ORPHAN_GRACE_S
-        return orphaned and self.cancel("nobody asked about it any more, and it did not end itself")
+        return orphaned and self._cancel(job, {job.state}, "nobody asked about it any more, and it did not end itself")
 
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
@@ -284,8 +309,11 @@ class JobHandle:
         else:
             self._silent_since = None
         verdict = judge(job, view, silent_for=now - (self._silent_since or now), last_words=self._last_words)
-        if isinstance(verdict, Lost) and attempts.end(self._store, self._key, verdict.state, now, error=verdict.reason):
-            self._tidy(job)
+        if not isinstance(verdict, Lost):
+            return verdict
+        if not attempts.end(self._store, self._key, verdict.state, now, seen={job.state}, error=verdict.reason):
+            return None  # its driver has begun or ended since
+        self._tidy(job)
         return verdict
 
     def _follow(self, timeout: float | None) -> Iterator[str]:
@@ -318,7 +346,14 @@ class JobHandle:
         if job.state is JobState.FAILED:
             raise JobFailedError(f"{what} failed: {job.error}")
         attempts.collect(self._store, self._key, self._clock())
+        self._await_clean_up(job)
         return JobResult.model_validate(job.result)
+
+    def _await_clean_up(self, job: Job) -> None:
+        """Give a driver on this host the time to finish its MLflow run: the caller may take the pool down next."""
+        until = self._clock() + _CLEAN_UP_PATIENCE_S
+        while job.driver and ProcessId.from_json(job.driver).alive() and self._clock() < until:
+            self._sleep(_CLEAN_UP_POLL_S)
 
     def _entrypoint(self) -> list[str]:
         return ["sh", "-c", _DRIVER, sys.executable, self.job_id, str(self.attempt)]

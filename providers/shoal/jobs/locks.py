@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from uuid import uuid4
 
-from shoal.errors import JobError
+from sqlalchemy.orm import Session
+
+from shoal.errors import JobError, StoreError
 from shoal.jobs.steps import JobStep, transaction
 from shoal.state import Store
 from shoal.state.schema import Lock
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 0.2
 """Between looks at a lock that another holds; what is done under one takes about a second."""
+
+
+@dataclass(frozen=True)
+class HeldLock:
+    """A lock as its holder knows it; it may have expired and be another's by now.
+
+    Args:
+        name: What is locked.
+        holder: This holder, and no other time of holding it.
+        ttl: Seconds after which others may take it.
+        clock: Seconds since the epoch.
+    """
+
+    name: str
+    holder: str
+    ttl: float
+    clock: Callable[[], float]
+
+    def renew(self, session: Session) -> bool:
+        """Prolong the lock, in the transaction that relies on it.
+
+        Returns:
+            False when another has taken it: the transaction must not write.
+        """
+        lock = session.get(Lock, self.name, with_for_update=True)
+        if lock is None or lock.holder != self.holder:
+            return False
+        lock.expires_at = self.clock() + self.ttl
+        return True
 
 
 @contextmanager
@@ -25,8 +60,11 @@ def store_lock(
     patience: float = 300.0,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[None]:
+) -> Iterator[HeldLock]:
     """Hold a named lock for the block.
+
+    A holder that is paused for longer than `ttl` goes on without the lock: what must not happen then asks
+    :meth:`HeldLock.renew` first.
 
     Args:
         store: Where the lock's row is kept.
@@ -39,28 +77,36 @@ def store_lock(
     Raises:
         JobError: Another held it all the while.
     """
-    holder = uuid4().hex
+    held = HeldLock(name, uuid4().hex, ttl, clock)
     until = clock() + patience
-    while not _take(store, name, holder, ttl, clock()):
+    while not _take(store, held):
         if clock() > until:
             raise JobError(f'the lock "{name}" was held by others for {patience:.0f} s: try again')
         sleep(_POLL_S)
     try:
-        yield
+        yield held
     finally:
-        with transaction(store, JobStep.UNLOCK) as session:
-            lock = session.get(Lock, name)
-            if lock is not None and lock.holder == holder:
-                session.delete(lock)
+        _release(store, held)
 
 
-def _take(store: Store, name: str, holder: str, ttl: float, now: float) -> bool:
+def _take(store: Store, held: HeldLock) -> bool:
+    now = held.clock()
     with transaction(store, JobStep.LOCK) as session:
-        lock = session.get(Lock, name)
+        lock = session.get(Lock, held.name)
         if lock is None:
-            session.add(Lock(name=name, holder=holder, expires_at=now + ttl))
+            session.add(Lock(name=held.name, holder=held.holder, expires_at=now + held.ttl))
             return True
         if lock.expires_at > now:
             return False
-        lock.holder, lock.expires_at = holder, now + ttl
+        lock.holder, lock.expires_at = held.holder, now + held.ttl
         return True
+
+
+def _release(store: Store, held: HeldLock) -> None:
+    try:
+        with transaction(store, JobStep.UNLOCK) as session:
+            lock = session.get(Lock, held.name)
+            if lock is not None and lock.holder == held.holder:
+                session.delete(lock)
+    except StoreError as error:  # it expires by itself; what was done under it counts
+        log.warning("the lock %s could not be released: %s", held.name, error)

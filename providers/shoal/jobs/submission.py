@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import attempts, credentials, ids, staging
-from shoal.jobs.attempts import Order
+from shoal.jobs.attempts import Key, Order
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus
@@ -89,16 +89,21 @@ def _answers(handle: JobHandle, job: Job, order: Order) -> bool:
     return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
 
 
-def attach(job_id: str) -> JobHandle:
-    """Find a job again, from any process: its newest attempt.
+def attach(job_id: str, attempt: int | None = None) -> JobHandle:
+    """Find a job again, from any process.
+
+    Args:
+        job_id: The job.
+        attempt: Which attempt of it; None: the newest.
 
     Raises:
-        JobError: There is no such job.
+        JobError: There is no such job, or no such attempt.
     """
     if not ids.is_legal(job_id):  # some texts no database takes
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows those that do")
     store = Store()
-    return JobHandle(store, attempts.latest(store, job_id))
+    job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
+    return JobHandle(store, job)
 
 
 def cancel(job_id: str) -> bool:

@@ -78,7 +78,7 @@ def node_ids() -> list[str]:
         if root != _earlier_root() and not _is_marked(root):
             log.warning("%s does not carry the marker of this home and store: it is left alone", root)
             continue
-        for entry in os.scandir(root):
+        for entry in _entries(root):
             if _NODE_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 found.add(entry.name)
             elif entry.name != _MARKER:
@@ -263,9 +263,17 @@ def _drop_unused() -> None:
             _record(left)
 
 
+def _entries(root: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(root) as entries:
+            return list(entries)
+    except FileNotFoundError:  # removed meanwhile
+        return []
+
+
 def _remove_empty(root: Path) -> None:
     try:
-        if [entry.name for entry in os.scandir(root)] in ([], [_MARKER]):
+        if [entry.name for entry in _entries(root)] in ([], [_MARKER]):
             (root / _MARKER).unlink(missing_ok=True)
             root.rmdir()
     except OSError:  # used again, or gone, meanwhile

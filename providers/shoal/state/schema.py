@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, Dialect, Enum, ForeignKey, String, Text
+from sqlalchemy import JSON, Dialect, Enum, ForeignKey, Index, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -77,6 +77,19 @@ class JobState(StrEnum):
 
 
 JOB_ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+JOB_ACTIVE = frozenset(JobState) - JOB_ENDED
+
+
+class PromotionState(StrEnum):
+    """How far a promotion is."""
+
+    INTENDED = "intended"
+    """The alias is about to be set: after a crash, whether it was is read off the alias."""
+    CONFIRMED = "confirmed"
+    """The alias was set."""
+    WITHDRAWN = "withdrawn"
+    """The next to take the lock did not find the alias set."""
 
 
 def _state(enum: type[StrEnum]) -> Enum:
@@ -244,3 +257,25 @@ class Lock(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     holder: Mapped[str] = mapped_column(_HOLDER)
     expires_at: Mapped[float]
+
+
+class Promotion(Base):
+    """One setting of a model's alias by shoal, written under the lock: the intent before it, its success after it."""
+
+    __tablename__ = "promotions"
+    __table_args__ = (Index("ix_promotions_alias", "registry", "model", "alias"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)  # later ones have greater ids
+    registry: Mapped[str] = mapped_column(Text)  # its URI, without credentials
+    model: Mapped[str] = mapped_column(Text)
+    alias: Mapped[str] = mapped_column(Text)
+    version: Mapped[str]  # that the alias is given to
+    previous: Mapped[str | None]  # that had it before; None: none had
+    metric: Mapped[str]
+    value: Mapped[float | None]  # of `version` on the holdout; None where it is not finite
+    holdout_digest: Mapped[str]  # of the rows that the metric was measured on
+    job_id: Mapped[str]
+    attempt: Mapped[int]
+    state: Mapped[PromotionState] = mapped_column(_state(PromotionState))
+    created_at: Mapped[float]
+    confirmed_at: Mapped[float | None]

@@ -22,9 +22,32 @@ def upgrade() -> None:
     if op.get_bind().dialect.name == "postgresql":
         for table in _HOLDERS:
             op.alter_column(table, "holder", type_=sa.Text(), existing_type=sa.String(length=255))
+    _create_promotions()
+
+
+def _create_promotions() -> None:
+    op.create_table(
+        "promotions",
+        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=True),
+        sa.Column("registry", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("alias", sa.Text(), nullable=False),
+        sa.Column("version", sa.String(length=255), nullable=False),
+        sa.Column("previous", sa.String(length=255), nullable=True),
+        sa.Column("metric", sa.String(length=255), nullable=False),
+        sa.Column("value", sa.Double(), nullable=True),
+        sa.Column("holdout_digest", sa.String(length=255), nullable=False),
+        sa.Column("job_id", sa.String(length=255), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("state", sa.String(length=20), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("confirmed_at", sa.Double(), nullable=True),
+    )
+    op.create_index("ix_promotions_alias", "promotions", ["registry", "model", "alias"])
 
 
 def downgrade() -> None:
+    op.drop_table("promotions")
     if op.get_bind().dialect.name == "postgresql":
         for table in _HOLDERS:
             op.alter_column(table, "holder", type_=sa.String(length=255), existing_type=sa.Text())

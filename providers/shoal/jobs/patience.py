@@ -1,0 +1,39 @@
+"""Retries of store transactions whose failure would cost a finished training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+from shoal.errors import StoreError
+from shoal.pool.tunables import STORE_PATIENCE, STORE_PERIOD
+from shoal.state import Store
+
+T = TypeVar("T")
+
+
+def patiently(store: Store, action: Callable[[], T]) -> T:
+    """Call a function again while the store cannot be used, for as long as the pool's nodes wait for the store.
+
+    Args:
+        store: The store that the function uses.
+        action: Called until it returns; it must be right to call it twice.
+
+    Raises:
+        StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception(lambda error: isinstance(error, StoreError) and store.exists()),
+        stop=stop_after_delay(STORE_PATIENCE),
+        wait=wait_fixed(STORE_PERIOD),
+        before_sleep=_say_once,
+        reraise=True,
+    )
+    return retrying(action)
+
+
+def _say_once(state: RetryCallState) -> None:
+    if state.attempt_number == 1 and state.outcome is not None:
+        print(f"{state.outcome.exception()}; trying again for {STORE_PATIENCE:.0f} s", flush=True)

@@ -1,0 +1,97 @@
+"""The record of promotions in the store: which version shoal gave a model's alias to, and why.
+
+MLflow's aliases have no history and no compare-and-set. A row is written before an alias is set and confirmed after it,
+each in a transaction that checks the lock. The newest confirmed row is the champion that shoal chose last. Where the
+alias has another version, a person moved it, or a process that had lost the lock.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Select, select
+
+from shoal.jobs.locks import HeldLock
+from shoal.state import Store
+from shoal.state.schema import Promotion, PromotionState
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The promotions of one alias.
+
+    Args:
+        store: Where they are kept.
+        registry: URI of the registry, without credentials.
+        model: The registered model.
+        alias: Its alias.
+    """
+
+    store: Store
+    registry: str
+    model: str
+    alias: str
+
+    def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
+        """Write an intent, right before the alias is set.
+
+        Returns:
+            Its id; None when the lock was lost: the alias must not be set.
+        """
+        with self.store.transaction() as session:
+            if not lock.renew(session):
+                return None
+            session.add(promotion)
+            session.flush()
+            return promotion.id
+
+    def confirm(self, lock: HeldLock, promotion_id: int) -> bool:
+        """Note that the alias was set; False when the lock was lost meanwhile, and another may have set it too."""
+        with self.store.transaction() as session:
+            if not lock.renew(session):
+                return False
+            _confirm(session.get_one(Promotion, promotion_id))
+            return True
+
+    def settle(self, lock: HeldLock, version: str | None) -> bool:
+        """Complete what a process left that died between intent and confirmation.
+
+        Args:
+            lock: Held.
+            version: The one that has the alias now.
+
+        Returns:
+            False when the lock was lost, and nothing was changed.
+        """
+        with self.store.transaction() as session:
+            if not lock.renew(session):
+                return False
+            newest = session.scalars(self._newest_first().limit(1)).first()
+            if newest is not None and newest.state is PromotionState.INTENDED:
+                if newest.version == version:
+                    _confirm(newest)
+                else:
+                    newest.state = PromotionState.WITHDRAWN
+            return True
+
+    def confirmed(self, since: int = 0) -> list[str]:
+        """Versions that were promoted, the newest first.
+
+        Args:
+            since: Id of the oldest row that counts.
+        """
+        query = self._newest_first().where(Promotion.id >= since, Promotion.state == PromotionState.CONFIRMED)
+        with self.store.reading() as session:
+            return [promotion.version for promotion in session.scalars(query)]
+
+    def _newest_first(self) -> Select[Promotion]:
+        return (
+            select(Promotion)
+            .where(Promotion.registry == self.registry, Promotion.model == self.model, Promotion.alias == self.alias)
+            .order_by(Promotion.id.desc())
+        )
+
+
+def _confirm(promotion: Promotion) -> None:
+    promotion.state, promotion.confirmed_at = PromotionState.CONFIRMED, time.time()
