@@ -63,13 +63,12 @@ class Scene:
 
 def drive(scene: Scene) -> None:
     """Be the driver of the newest attempt, with everything real but the gang."""
-    from shoal.jobs import driver, gate
+    from shoal.jobs import driver
     from shoal.training import boosting
     from tests.jobs.test_driver import plain_xgboost
 
     driver.connect = lambda gcs: None
     boosting.train = plain_xgboost
-    gate._LOCK_TTL_S = 1.0  # what a killed driver leaves locked is free again soon
     key = attempts.Key(JOB_ID, attempts.latest(Store(), JOB_ID).attempt)
     sys.argv = ["driver", key.job_id, str(key.attempt)]
     driver.main()
