@@ -25,7 +25,8 @@ from shoal.jobs.logs import LogFollower
 from shoal.jobs.spec import JobResult
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
-from shoal.state import Store
+from shoal.pool.processes import ProcessId
+from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _POLL_S = 0.5
@@ -40,6 +41,10 @@ _ORPHAN_GRACE_S = 60.0
 _SUBMISSION_GRACE_S = 20.0
 """How long a job may be pending and unknown to its head before whoever waits for it submits it: its asker's own tries
 take up to 15 s, and the asker alone has the credentials that stood in the spec's URIs."""
+
+_FAR_SUBMISSION_GRACE_S = 300.0
+"""The same where the asker is another host's process, which cannot be looked at: far above its 15 s, and above what two
+hosts' clocks differ by."""
 
 _STOP_PATIENCE_S = 15.0
 """How long `cancel` waits for the driver's end: Ray kills it 3 s after SIGTERM."""
@@ -269,10 +274,39 @@ class JobHandle:
         job = attempts.load(self._store, self._key)
         if job.state in JOB_ENDED:
             return False
-        if isinstance(self._judge(job), Lost):
+        verdict = self._judge(job)
+        if isinstance(verdict, Lost):
             return True
-        orphaned = job.orphan_after is not None and self._clock() - job.asked_at > job.orphan_after + _ORPHAN_GRACE_S
-        return orphaned and self.cancel("nobody asked about it any more, and it did not end itself")
+        if verdict is Missing.SUBMISSION and (why := self._why_never_sent(job)):
+            attempts.end(self._store, self._key, JobState.FAILED, self._clock(), error=why)
+            self._tidy(job)
+            return True
+        return self._is_orphan(job) and self.cancel("nobody asked about it any more, and it did not end itself")
+
+    def _why_never_sent(self, job: Job) -> str | None:
+        """Why a pending attempt that its head does not know will never be sent; None while it may yet be."""
+        if job.submitter is None:  # of shoal 0.1
+            return None
+        submitter = ProcessId.from_json(job.submitter)
+        if submitter.alive():
+            return None
+        unasked = stamps.age(job.asked_at, job.asked_clock)
+        if unasked is None:
+            unasked = self._clock() - job.asked_at
+        if unasked <= (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S):
+            return None
+        return f"its submitter (pid {submitter.pid}) ended before the job was sent to the pool's head: submit it again"
+
+    def _is_orphan(self, job: Job) -> bool:
+        """Whether nobody asked about the attempt for `orphan_after`, and its driver does not see to it."""
+        if job.orphan_after is None:
+            return False
+        unasked = stamps.age(job.asked_at, job.asked_clock)
+        if unasked is None:
+            if job.heartbeat_at is not None:
+                return False  # only its driver has watched the row for long enough to judge
+            unasked = self._clock() - job.asked_at
+        return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)

@@ -6,8 +6,8 @@ Two processes never act on half of what the other wrote: demand, operation and i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
@@ -29,6 +29,7 @@ from shoal.pool.plan import (
 from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import DRAIN_GRACE, SPAWN_GRACE, START_TIMEOUT
+from shoal.state import stamps
 from shoal.state.schema import (
     JOB_ENDED,
     Demand,
@@ -50,6 +51,11 @@ def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
     """Names of all pools, in order; pools embedded in a process only if asked for."""
     rows = session.scalars(select(Pool).order_by(Pool.name))
     return [pool.name for pool in rows if embedded or pool.owner is None]
+
+
+def unfinished_jobs(session: Session, pools: Collection[str]) -> list[Job]:
+    """The jobs of some pools that have not ended."""
+    return list(session.scalars(select(Job).where(Job.pool.in_(pools), _UNFINISHED)))
 
 
 def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
@@ -149,18 +155,20 @@ class Intents:
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     """Decide the operations, then write the intents that close the difference between demand and nodes."""
-    decided = [_carry_out(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
-    for lease in snapshot.leases:
-        if lease.expires_at <= now:
-            session.delete(lease)
-            decided.append(f"the lease of {lease.holder} expired")
+    expired = [lease for lease in snapshot.leases if _has_expired(session, lease, now)]
+    for lease in expired:
+        session.delete(lease)
+    session.flush()
+    snapshot = replace(snapshot, leases=tuple(lease for lease in snapshot.leases if lease not in expired))
+    decided = [f"the lease of {lease.holder} expired" for lease in expired]
+    decided += [_carry_out(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
     session.flush()
     snapshot = load(session, snapshot.pool.name)
     if why := why_down(snapshot, now):
         stop(session, snapshot.pool, now)
         decided.append(f"it goes down, because {why}")
         snapshot = load(session, snapshot.pool.name)
-    elif in_use(snapshot, now):
+    elif in_use(snapshot):
         _touch(snapshot.pool, now)
     if has_settled(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
@@ -186,6 +194,18 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         pool.state = PoolState.DOWN
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
     return Intents(_claim_starts(nodes, now), ending, decided)
+
+
+def _has_expired(session: Session, lease: Lease, now: float) -> bool:
+    """Whether a lease was not renewed for its time to live.
+
+    What a process of this boot renewed is counted by the monotonic clock, which a suspend or a change of the wall clock
+    leaves alone. For another host's lease the clock that both share counts.
+    """
+    unrenewed = stamps.age(lease.expires_at, lease.renewed_clock)
+    if unrenewed is not None:
+        return unrenewed >= lease.ttl
+    return lease.expires_at <= stamps.shared_now(session, now)
 
 
 def keep_newest_operations(session: Session, name: str, keep: int) -> None:

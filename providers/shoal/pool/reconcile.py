@@ -86,7 +86,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         journal.record_seen(session, snapshot, refs, seen)
         intents = journal.advance(session, snapshot, now)
         snapshot = journal.load(session, name)
-        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), wanted(snapshot, now), now)
+        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), wanted(snapshot), now)
     if intents.start:
         with act(JournalStep.START):
             backend.start(ref, intents.start)
