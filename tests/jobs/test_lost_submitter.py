@@ -39,6 +39,8 @@ def dead() -> dict[str, Any]:
 def headed(store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store's pool has a head, the fake one, and nothing but jobs keeps it up."""
     monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
+    began = stamps.monotonic()
+    monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: began)  # however slow the machine
     token_path(POOL).write_text(TOKEN)
     endpoint = {"api": head.endpoint.api, "gcs": head.endpoint.gcs, "ray_node_id": "0"}
     with store.transaction() as session:

@@ -115,6 +115,7 @@ class JobHandle:
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` ends the job.
         endpoint_of: Finds the head of a pool.
         clock: Seconds since the epoch.
+        monotonic: Seconds by a clock that never jumps.
         sleep: How to wait.
     """
 
@@ -127,6 +128,7 @@ class JobHandle:
         cancel_on_interrupt: bool = False,
         endpoint_of: Callable[[str], Endpoint] = pool_endpoint,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
@@ -136,6 +138,7 @@ class JobHandle:
         self._cancel_on_interrupt = cancel_on_interrupt
         self._endpoint_of = endpoint_of
         self._clock = clock
+        self._monotonic = monotonic
         self._sleep = sleep
         self._silent_since: float | None = None
         self._left: str | None = None
@@ -310,13 +313,16 @@ class JobHandle:
 
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
-        now = self._clock()
-        if view.silence is Silence.NO_ANSWER:
-            self._silent_since = self._silent_since or now
-        else:
+        now = self._monotonic()
+        if view.silence is not Silence.NO_ANSWER:
             self._silent_since = None
-        verdict = judge(job, view, silent_for=now - (self._silent_since or now), last_words=self._last_words)
-        if isinstance(verdict, Lost) and attempts.end(self._store, self._key, verdict.state, now, error=verdict.reason):
+        elif self._silent_since is None:
+            self._silent_since = now
+        silent_for = 0.0 if self._silent_since is None else now - self._silent_since
+        verdict = judge(job, view, silent_for=silent_for, last_words=self._last_words)
+        if isinstance(verdict, Lost) and attempts.end(
+            self._store, self._key, verdict.state, self._clock(), error=verdict.reason
+        ):
             self._tidy(job)
         return verdict
 

@@ -127,8 +127,10 @@ class _Settling:
                 self._settle_at = now + _SETTLE_PERIOD_S
                 log.info("no sign of life of jobs %s: asking their heads", ", ".join(job.id for job in silent))
                 spawn_detached(_SETTLE, env=inherited_environment(), log=_log())
-        except (StoreError, OSError) as error:
+        except StoreError as error:
             log.warning("%s", error)
+        except Exception:
+            log.exception("lost jobs could not be looked for, the next look goes on")
 
 
 def _log() -> Path:
