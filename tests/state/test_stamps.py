@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from shoal.state import Store, stamps
 from shoal.state.schema import Job, JobState
 
@@ -45,10 +43,9 @@ def test_a_stamp_of_another_boot_says_nothing(either_store):
     assert stamps.age(value, {**stamp, "clock": "another boot"}) is None
 
 
-@pytest.mark.parametrize("ahead", [0.0, -1e9])
-def test_hosts_share_the_databases_clock(on_postgresql, fresh_home, ahead):
+def test_hosts_share_the_databases_clock(on_postgresql, fresh_home):
     with Store().transaction() as session:
-        assert stamps.shared_now(session, ahead) > 1.7e9
+        assert stamps.shared_now(session, 5.25) > 1.7e9
 
 
 def test_a_store_of_one_host_goes_by_that_hosts_clock(fresh_home):
