@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session, defer
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
 from shoal.jobs.steps import JobStep, transaction
-from shoal.state import Store
+from shoal.pool.processes import ProcessId
+from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 
@@ -64,7 +65,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
                     f'job "{order.job_id}" is {job.state.value} with another spec: wait for it, end it with '
                     f"`shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
-            job.asked_at = now
+            _note_asked(job, now)
             return job
         if job is not None and same and job.state is JobState.SUCCEEDED and job.collected_at is None:
             return job
@@ -78,6 +79,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
             endpoint=order.endpoint,
             orphan_after=order.orphan_after,
             asked_at=now,
+            asked_clock=stamps.stamp(now),
+            submitter=ProcessId.mine().to_json(),
             created_at=now,
         )
         session.add(attempt)
@@ -126,7 +129,7 @@ def touch(store: Store, key: Key, now: float) -> Job:
     """
     with transaction(store, JobStep.TOUCH) as session:
         job = _get(session, key)
-        job.asked_at = now
+        _note_asked(job, now)
         return job
 
 
@@ -187,6 +190,10 @@ def collect(store: Store, key: Key, now: float) -> None:
     with transaction(store, JobStep.COLLECT) as session:
         job = _get(session, key)
         job.collected_at = job.collected_at or now
+
+
+def _note_asked(job: Job, now: float) -> None:
+    job.asked_at, job.asked_clock = now, stamps.stamp(now)
 
 
 def _latest(session: Session, job_id: str) -> Job | None:
