@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
@@ -106,6 +106,19 @@ def load(store: Store, key: Key) -> Job:
         return _get(session, key)
 
 
+def is_current(store: Store, key: Key) -> bool:
+    """Whether an attempt runs, and is the newest of its job."""
+    query = select(Job.attempt, Job.state).where(Job.id == key.job_id).order_by(Job.attempt.desc()).limit(1)
+    with store.reading() as session:
+        return session.execute(query).one_or_none() == (key.attempt, JobState.RUNNING)
+
+
+def first_asked(store: Store, job_id: str) -> float | None:
+    """When a job's first attempt was asked for; it tells apart the jobs of one id in two stores."""
+    with store.reading() as session:
+        return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
+
+
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
     """Attempts, the newest first, of one pool or of all, in some states or (none given) in any."""
     query = select(Job).order_by(Job.created_at.desc()).limit(limit)
@@ -153,6 +166,7 @@ def end(
     *,
     error: str | None = None,
     result: dict[str, Any] | None = None,
+    results_digest: str | None = None,
 ) -> bool:
     """End an attempt; False when it had ended already, and nothing was changed."""
     assert state in JOB_ENDED
@@ -161,6 +175,7 @@ def end(
         if job.state in JOB_ENDED:
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
+        job.results_digest = results_digest
         return True
 
 

@@ -64,7 +64,7 @@ class Driver:
             # Set last, because Ray has just set its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             run = self._begin_run()
-            result = self._work(run)
+            result, results_digest = self._work(run)
             self._finish_run(run, "FINISHED")
         except _Ended:
             reason = self._watchdog.reason or _STOPPED
@@ -81,17 +81,22 @@ class Driver:
             self._watchdog.stop()
             staging.discard(self._spec.staged())
         if not attempts.end(
-            self._store, self._key, JobState.SUCCEEDED, time.time(), result=result.model_dump(mode="json")
+            self._store,
+            self._key,
+            JobState.SUCCEEDED,
+            time.time(),
+            result=result.model_dump(mode="json"),
+            results_digest=results_digest,
         ):
             print("the job was ended from outside before its result was written", flush=True)
             return 1
         return 0
 
-    def _work(self, run: Run | None) -> JobResult:
+    def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
         place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
         if isinstance(self._spec, FunctionJobSpec):
             return function_work.work(self._spec, place)
-        return boosting_work.work(self._spec, place)
+        return boosting_work.work(self._spec, place), None
 
     def _begin_run(self) -> Run | None:
         if self._spec.tracking is None:
