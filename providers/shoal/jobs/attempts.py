@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
@@ -110,6 +110,19 @@ def load(store: Store, key: Key) -> Job:
         return _get(session, key, lock=False)
 
 
+def is_current(store: Store, key: Key) -> bool:
+    """Whether an attempt runs, and is the newest of its job."""
+    query = select(Job.attempt, Job.state).where(Job.id == key.job_id).order_by(Job.attempt.desc()).limit(1)
+    with store.reading() as session:
+        return session.execute(query).one_or_none() == (key.attempt, JobState.RUNNING)
+
+
+def first_asked(store: Store, job_id: str) -> float | None:
+    """When a job's first attempt was asked for; it tells apart the jobs of one id in two stores."""
+    with store.reading() as session:
+        return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
+
+
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
     """Attempts without their specs, the newest first, of one pool or of all, in some states or (none given) in any."""
     query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
@@ -158,6 +171,7 @@ def end(
     seen: Collection[JobState] = JOB_ACTIVE,
     error: str | None = None,
     result: dict[str, Any] | None = None,
+    results_digest: str | None = None,
 ) -> bool:
     """End an attempt that is in a given state.
 
@@ -169,6 +183,7 @@ def end(
         seen: The states in which this end is right, usually the one that the decision rests on.
         error: Why it has no result.
         result: What it returned.
+        results_digest: SHA-256 of the file that `result` names as `results_path`.
 
     Returns:
         False when it is in another state, and nothing was changed.
@@ -182,6 +197,7 @@ def end(
         if job.state not in seen or job.state in JOB_ENDED:
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
+        job.results_digest = results_digest
         return True
 
 

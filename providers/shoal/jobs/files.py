@@ -7,11 +7,12 @@ import uuid
 from pathlib import Path
 
 from shoal.state.home import home
+from shoal.training import locations
 
 
 def root(artifact_location: str | None) -> str:
     """Where jobs' files go: what was said, else a folder of `$SHOAL_HOME`."""
-    return artifact_location.rstrip("/") if artifact_location else str(home() / "jobs")
+    return locations.local_path(artifact_location).rstrip("/") if artifact_location else str(home() / "jobs")
 
 
 def write(path: str, content: bytes) -> None:

@@ -265,10 +265,10 @@ class Promotion(Base):
     """One setting of a model's alias by shoal, written under the lock: the intent before it, its success after it."""
 
     __tablename__ = "promotions"
-    __table_args__ = (Index("ix_promotions_alias", "registry", "model", "alias"),)
+    __table_args__ = (Index("ix_promotions_alias", "registry_uri", "model", "alias"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)  # later ones have greater ids
-    registry: Mapped[str] = mapped_column(Text)  # its URI, without credentials
+    registry_uri: Mapped[str] = mapped_column(Text)  # without credentials
     model: Mapped[str] = mapped_column(Text)
     alias: Mapped[str] = mapped_column(Text)
     version: Mapped[str]  # that the alias is given to

@@ -32,7 +32,7 @@ def _create_promotions() -> None:
     op.create_table(
         "promotions",
         sa.Column("id", sa.Integer(), primary_key=True, autoincrement=True),
-        sa.Column("registry", sa.Text(), nullable=False),
+        sa.Column("registry_uri", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("alias", sa.Text(), nullable=False),
         sa.Column("version", sa.String(length=255), nullable=False),
@@ -46,7 +46,7 @@ def _create_promotions() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("confirmed_at", sa.Double(), nullable=True),
     )
-    op.create_index("ix_promotions_alias", "promotions", ["registry", "model", "alias"])
+    op.create_index("ix_promotions_alias", "promotions", ["registry_uri", "model", "alias"])
 
 
 def downgrade() -> None:
