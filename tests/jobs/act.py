@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
+from typing import Any
 
 from shoal import jobs
 from shoal.jobs import attempts, submission
@@ -62,13 +63,12 @@ class Scene:
 
 def drive(scene: Scene) -> None:
     """Be the driver of the newest attempt, with everything real but the gang."""
-    from shoal.jobs import driver, gate
+    from shoal.jobs import driver
     from shoal.training import boosting
     from tests.jobs.test_driver import plain_xgboost
 
     driver.connect = lambda gcs: None
     boosting.train = plain_xgboost
-    gate._LOCK_TTL_S = 1.0  # what a killed driver leaves locked is free again soon
     key = attempts.Key(JOB_ID, attempts.latest(Store(), JOB_ID).attempt)
     sys.argv = ["driver", key.job_id, str(key.attempt)]
     driver.main()
@@ -99,15 +99,21 @@ _CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.tru
 """Events by which Python tells of a change of files, before it makes it; beside them ``open`` for writing."""
 
 
-def _die_before_change(number: int, under: str) -> None:
-    """Have this process killed before it changes files or folders for the so many-th time."""
+def _die_before_change(which: str, under: str) -> None:
+    """Have this process killed before it changes a file.
+
+    Args:
+        which: The number of the change, from 1, or the end of the path that a file is renamed to.
+        under: A part of the paths that count.
+    """
     changes = itertools.count(1)
 
-    def hear(event: str, arguments: tuple[object, ...]) -> None:
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
         written = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if not (written or event in _CHANGES) or under not in str(arguments[0]):
             return
-        if next(changes) == number:
+        renamed_to_it = event == "os.rename" and str(arguments[1]).endswith(which)
+        if which == str(next(changes)) or renamed_to_it:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)
@@ -132,7 +138,7 @@ def act(scene: Scene, operation: str, die_at: str) -> list[str] | None:
     Args:
         scene: What the test has set up.
         operation: One of `OPERATIONS`.
-        die_at: A point, or ``change N``: before the N-th change of a file.
+        die_at: A point, or ``change N`` or ``change NAME``: before the N-th change of a file, before one gets its name.
     """
     reading, writing = _FORKS.Pipe(duplex=False)
     process = _FORKS.Process(target=_carry_out, args=(scene, operation, die_at, writing))
@@ -158,7 +164,7 @@ def _carry_out(scene: Scene, operation: str, die_at: str, writing: Connection) -
 
     steps.passing = passing
     if die_at.startswith("change "):
-        _die_before_change(int(die_at.removeprefix("change ")), str(scene.spec["folder"]))
+        _die_before_change(die_at.removeprefix("change "), str(scene.spec.get("folder", f"/jobs/{JOB_ID}/")))
     try:
         OPERATIONS[operation](scene)
     except BaseException:

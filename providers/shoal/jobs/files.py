@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from pathlib import Path
 
 from shoal.state.home import home
 from shoal.training import locations
+
+_UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
+"""Names of files that are being written."""
 
 
 def root(artifact_location: str | None) -> str:
@@ -31,6 +35,15 @@ def write(path: str, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(target)
+
+
+def discard_unfinished(folder: str) -> None:
+    """Remove files that a killed process was writing; those at a URI are complete or absent by themselves."""
+    if "://" in folder:
+        return
+    for path in Path(folder).glob("*"):
+        if _UNFINISHED.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def read(path: str) -> bytes:

@@ -16,7 +16,7 @@ from shoal.errors import (
     PoolElsewhereError,
     PoolNotFoundError,
 )
-from shoal.jobs import attempts, credentials, staging
+from shoal.jobs import attempts, credentials, files, model_files, staging
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
@@ -429,6 +429,8 @@ class JobHandle:
 
     def _tidy(self, job: Job) -> None:
         """Remove what the driver would have removed."""
+        spec = parse_spec(job.spec)
         with act(JobStep.TIDY):
             credentials.discard(self._key.submission_id)
-            staging.discard(parse_spec(job.spec).staged())
+            staging.discard(spec.staged())
+            files.discard_unfinished(model_files.folder(self._key, spec.run_config.artifact_location))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Select, select
 
 from shoal.jobs.locks import HeldLock
+from shoal.jobs.steps import JobStep, transaction
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 
@@ -39,7 +40,7 @@ class Ledger:
         Returns:
             Its id; None when the lock was lost: the alias must not be set.
         """
-        with self.store.transaction() as session:
+        with transaction(self.store, JobStep.INTEND) as session:
             if not lock.renew(session):
                 return None
             session.add(promotion)
@@ -48,7 +49,7 @@ class Ledger:
 
     def confirm(self, lock: HeldLock, promotion_id: int) -> bool:
         """Note that the alias was set; False when the lock was lost meanwhile, and another may have set it too."""
-        with self.store.transaction() as session:
+        with transaction(self.store, JobStep.CONFIRM) as session:
             if not lock.renew(session):
                 return False
             _confirm(session.get_one(Promotion, promotion_id))
@@ -64,7 +65,7 @@ class Ledger:
         Returns:
             False when the lock was lost, and nothing was changed.
         """
-        with self.store.transaction() as session:
+        with transaction(self.store, JobStep.SETTLE) as session:
             if not lock.renew(session):
                 return False
             newest = session.scalars(self._newest_first().limit(1)).first()
