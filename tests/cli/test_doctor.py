@@ -1,12 +1,18 @@
 """`shoal doctor`."""
 
 import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from shoal.cli import checks
 from shoal.state.runtime import runtime_root
 from tests.cli.conftest import document
+from tests.waiting import wait_until
 
 
 def by_name(result):
@@ -101,6 +107,25 @@ def test_what_sweep_cannot_end_is_a_failure(shoal, monkeypatch):
     result = shoal("sweep", "--json")
     assert result.exit_code == 1
     assert document(result.stdout)["left"] == ["0123456789"]
+
+
+def test_a_reconciler_that_is_stopped_is_mentioned(shoal, fresh_home):
+    environment = {**os.environ, "SHOAL_HOME": str(fresh_home)}
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()", "shoal.pool.reconciler"], env=environment, stdin=subprocess.PIPE
+    ) as process:
+        try:
+            assert by_name(shoal("doctor", "--json"))["reconciler"]["found"] == f"runs, pid {process.pid}"
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the stop")
+
+            found = by_name(shoal("doctor", "--json"))["reconciler"]
+
+            assert found["status"] == "note"
+            assert found["found"].startswith(f"is stopped (SIGSTOP), pid {process.pid}: ")
+            assert f"kill -CONT {process.pid}" in found["advice"]
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("hard", "status"), [(256, "broken"), (2048, "note"), (65536, "ok"), (-1, "ok")])

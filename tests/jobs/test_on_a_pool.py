@@ -19,6 +19,7 @@ from shoal.jobs import JobHandle, JobSpec, Register, Tracking
 from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.claims import MARKER
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.waiting import wait_until
@@ -192,7 +193,7 @@ def test_a_function_runs_as_a_job_and_what_it_logs_is_in_the_jobs_run(
     assert response.get_results() == [0.0, 4.0]
     assert response.get_metrics() == {"loss": 1 / 3}
     assert response.get_model_dir() == f"{tmp_path}/model/function"
-    assert sorted(path.name for path in Path(response.get_model_dir()).iterdir()) == ["part-0", "part-1"]
+    assert sorted(path.name for path in Path(response.get_model_dir()).iterdir()) == [MARKER, "part-0", "part-1"]
     done = jobs.attach("function").status().result
     assert done is not None
     assert done.num_workers == len(done.peak_memory_per_worker) == 2

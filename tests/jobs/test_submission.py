@@ -26,6 +26,7 @@ from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.logs import log_path
+from shoal.jobs.truth import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.processes import ProcessId
@@ -98,7 +99,15 @@ def held(store: Store, head: FakeHead, clock: Clock) -> Callable[..., JobHandle]
 
     def held(handle: JobHandle, *, at: Callable[[], Endpoint] = lambda: head.endpoint, **options: Any) -> JobHandle:
         job = attempts.load(store, Key(handle.job_id, handle.attempt))
-        return JobHandle(store, job, endpoint_of=lambda _: at(), clock=clock, sleep=clock.sleep, **options)
+        return JobHandle(
+            store,
+            job,
+            endpoint_of=lambda _: at(),
+            clock=clock,
+            monotonic=options.pop("monotonic", clock),
+            sleep=clock.sleep,
+            **options,
+        )
 
     return held
 
@@ -400,6 +409,22 @@ class TestWait:
 
         with pytest.raises(JobFailedError, match="has not answered for"):
             handle.wait(on_log=None)
+
+    def test_a_head_that_was_silent_before_and_after_a_suspend_is_given_time(
+        self, store, head, submit, held, spec, clock
+    ):
+        """The wall clock goes on meanwhile, the monotonic one does not."""
+        awake = [0.0]
+        endpoint = head.endpoint
+        handle = held(submit(spec), at=lambda: endpoint, monotonic=lambda: awake[0])
+        run(store, head, handle)
+        head.close()
+
+        for _ in range(2):
+            assert handle.status().state is JobState.RUNNING
+            clock.now += 3600.0
+        awake[0] += HEAD_PATIENCE_S
+        assert handle.status().state is JobState.FAILED
 
     def test_a_pool_that_goes_down_is_noticed(self, store, head, submit, held, spec, clock):
         def down() -> Endpoint:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from shoal.jobs import attempts
+from shoal.jobs.attempts import Key
 from shoal.jobs.client import RayJob
 from shoal.jobs.truth import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
-from shoal.jobs.watchdog import Reason, why_end
+from shoal.jobs.watchdog import Reason, Watchdog, why_end
+from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
 PENDING = Job(id="j", attempt=1, pool="p", state=JobState.PENDING)
@@ -67,34 +72,103 @@ def test_a_driver_that_ended_without_a_word(ray_job, state, said):
     assert said in lost.reason
 
 
-class TestWatchdog:
-    def job(self, **fields: object) -> Job:
-        known = {"state": JobState.RUNNING, "orphan_after": 900.0, "asked_at": 100.0, "started_at": 100.0}
-        return Job(id="j", attempt=1, **(known | fields))
+def running(**fields: object) -> Job:
+    known = {"state": JobState.RUNNING, "orphan_after": 900.0, "asked_at": 100.0, "started_at": 100.0}
+    return Job(id="j", attempt=1, **(known | fields))
 
+
+def why(job: Job | None, *, unasked_for: float = 0.0, running_for: float = 0.0, timeout: float | None = None):
+    return why_end(job, unasked_for=unasked_for, running_for=running_for, timeout=timeout)
+
+
+class TestWhyEnd:
     def test_a_job_that_is_asked_about_goes_on(self):
-        assert why_end(self.job(), 1000.0, None) is None
+        assert why(running(), unasked_for=900.0) is None
 
     def test_an_orphan_ends_itself(self):
-        reason = why_end(self.job(), 1000.1, None)
+        reason = why(running(), unasked_for=900.1)
 
         assert reason is not None
         assert reason.state is JobState.CANCELLED
         assert "nobody has asked about it for 900 s" in reason.text
 
     def test_a_detached_job_does_not(self):
-        assert why_end(self.job(orphan_after=None), 1e9, None) is None
+        assert why(running(orphan_after=None), unasked_for=1e9) is None
 
     def test_its_time_is_up(self):
-        assert why_end(self.job(), 160.0, 60.0) is None
-        reason = why_end(self.job(), 161.0, 60.0)
+        assert why(running(), running_for=60.0, timeout=60.0) is None
+        reason = why(running(), running_for=61.0, timeout=60.0)
 
         assert reason is not None
         assert reason.state is JobState.FAILED
         assert "timeout=60 s" in reason.text
 
     def test_its_row_says_so(self):
-        job = self.job(state=JobState.CANCELLED, error="on request")
+        job = running(state=JobState.CANCELLED, error="on request")
 
-        assert why_end(job, 101.0, None) == Reason(JobState.CANCELLED, "on request")
-        assert why_end(None, 101.0, None) is not None
+        assert why(job) == Reason(JobState.CANCELLED, "on request")
+        assert why(None) is not None
+
+
+class TestWatchdog:
+    """With a real store, and a monotonic clock that the test moves."""
+
+    KEY = Key("j", 1)
+
+    @pytest.fixture(autouse=True)
+    def job(self, store: Store) -> None:
+        with store.transaction() as session:
+            session.add(running(pool="p", holder="cli:me@here", spec={}, endpoint={}, created_at=0.0))
+
+    def row(self, store: Store) -> Job:
+        return attempts.load(store, self.KEY)
+
+    def test_a_job_that_was_asked_about_survives_a_suspend_and_a_jump_of_the_clock(self, store):
+        passed = [5000.0]
+        watchdog = Watchdog(store, self.KEY, 3600.0, monotonic=lambda: passed[0])
+
+        # To the wall clock the row is as old as its `asked_at` and `started_at` of 1970.
+        assert watchdog.look()[1] is None
+        passed[0] += 899.0
+        assert watchdog.look()[1] is None
+        attempts.touch(store, self.KEY, 99.0)  # asked by a process whose clock is behind
+        passed[0] += 899.0
+        assert watchdog.look()[1] is None
+        passed[0] += 1000.0
+        reason = watchdog.look()[1]
+        assert reason is not None
+        assert "nobody has asked about it" in reason.text
+
+    def test_a_timeout_counts_from_the_drivers_start(self, store):
+        passed = [5000.0]
+        watchdog = Watchdog(store, self.KEY, 60.0, monotonic=lambda: passed[0])
+
+        passed[0] += 60.0
+        assert watchdog.look()[1] is None
+        passed[0] += 1.0
+        reason = watchdog.look()[1]
+        assert reason is not None
+        assert "timeout=60 s" in reason.text
+
+    def test_it_leaves_a_sign_of_life_every_five_seconds_and_writes_nothing_between(self, store, monkeypatch):
+        passed = [5000.0]
+        watchdog = Watchdog(store, self.KEY, None, monotonic=lambda: passed[0])
+        writes = []
+        transaction = store.transaction
+        monkeypatch.setattr(store, "transaction", lambda: (writes.append(passed[0]), transaction())[1])
+        began = time.time()
+
+        for passed[0] in (5000.0, 5002.0, 5004.0, 5006.0, 5008.0):
+            watchdog.look()
+
+        assert writes == [5000.0, 5006.0]
+        with store.reading() as session:
+            assert session.get_one(Job, ("j", 1)).heartbeat_at >= began
+
+    def test_an_ended_job_gets_no_sign_of_life(self, store):
+        attempts.end(store, self.KEY, JobState.CANCELLED, 1.0, error="on request")
+
+        _, reason = Watchdog(store, self.KEY, None).look()
+
+        assert reason == Reason(JobState.CANCELLED, "on request")
+        assert self.row(store).heartbeat_at is None

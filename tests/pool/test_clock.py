@@ -14,7 +14,8 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.tunables import KEEP_LOGS, KEEP_OPERATIONS, LEASE_TTL, REPLACE_COOLDOWN, ROLLBACK_AFTER
 from shoal.state import Store
-from shoal.state.schema import Node, NodeState, Operation, OperationKind, OperationState
+from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState
+from tests.pool import clocks
 from tests.pool.looking import node_processes, nothing_left, rows
 from tests.pool.tiny import FAIL_FILE, SLOW_FILE
 from tests.waiting import wait_until
@@ -22,18 +23,9 @@ from tests.waiting import wait_until
 DAY = 24 * 3600.0
 
 
-class Clock:
-    """Runs with the real one, and jumps."""
-
-    ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead
-
-
 @pytest.fixture
-def clock():
-    return Clock()
+def clock(monkeypatch):
+    return clocks.installed(monkeypatch)
 
 
 @pytest.fixture
@@ -42,9 +34,9 @@ def up(tiny, clock):
 
 
 def test_a_forgotten_pool_goes_down_after_its_idle_timeout(up, clock):
-    clock.ahead = DAY - 60
+    clock.pass_to(DAY - 60)
     assert sweep(Store(), clock=clock) == []
-    clock.ahead = DAY + 60
+    clock.pass_to(DAY + 60)
     assert "tiny: it goes down, because nobody wanted anything of it for 86400 s" in sweep(Store(), clock=clock)
     assert up.describe().state == "down"
     nothing_left()
@@ -53,17 +45,37 @@ def test_a_forgotten_pool_goes_down_after_its_idle_timeout(up, clock):
 def test_what_is_leased_is_not_forgotten(up, clock):
     up.lease(1, ttl=10 * DAY)
     for day in range(1, 6):
-        clock.ahead = day * DAY
+        clock.pass_to(day * DAY)
         assert sweep(Store(), clock=clock) == []
     assert up.describe().state == "up"
 
 
 def test_a_lease_expires_and_a_sweep_says_so(up, clock):
     up.lease(2)
-    clock.ahead = LEASE_TTL - 60
+    clock.pass_to(LEASE_TTL - 60)
     assert sweep(Store(), clock=clock) == []
-    clock.ahead = LEASE_TTL + 1
+    clock.pass_to(LEASE_TTL + 1)
     assert sweep(Store(), clock=clock) == [f"tiny: the lease of {up.holder} expired", "tiny: ended tiny-1"]
+
+
+def test_a_lease_that_was_just_renewed_survives_a_suspend(up, clock):
+    """The wall clock goes on while a machine is suspended; nobody could have renewed anything meanwhile."""
+    lease = up.lease(2)
+    clock.set_ahead(LEASE_TTL + 3600)
+    assert sweep(Store(), clock=clock) == []
+    assert [one.holder for one in up.describe().leases] == [up.holder]
+    lease.renew()
+    assert len(up.get_nodes()) == 2
+    lease.release()
+
+
+def test_a_lease_of_another_boot_or_of_0_1_expires_by_the_wall_clock(up, clock):
+    lease = up.lease(2)
+    with Store().transaction() as session:
+        session.get_one(Lease, lease.id).renewed_clock = {"clock": "another", "at": 0.0, "of": 0.0}
+    assert sweep(Store(), clock=clock) == []
+    clock.set_ahead(LEASE_TTL + 1)
+    assert f"tiny: the lease of {up.holder} expired" in sweep(Store(), clock=clock)
 
 
 def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, clock, tiny, monkeypatch):
@@ -71,10 +83,10 @@ def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, c
         "shoal.pool.backends.LocalBackend.start", lambda self, pool, nodes: None
     )  # nodes that never come
     up.scale(3, is_async=True)
-    clock.ahead = ROLLBACK_AFTER - 60
+    clock.pass_to(ROLLBACK_AFTER - 60)
     sweep(Store(), clock=clock)
     assert up.describe().target == 3
-    clock.ahead = ROLLBACK_AFTER + 1
+    clock.pass_to(ROLLBACK_AFTER + 1)
     did = sweep(Store(), clock=clock)
     assert f"tiny: scale to 3 of {up.holder}: rolled back, 1 of 3 nodes were ready at the deadline" in did
     assert up.describe().target == 1
@@ -96,7 +108,7 @@ def test_replacements_that_fail_in_a_row_cool_down_and_the_reason_is_told(up, cl
     names = [node.name for node in rows()]
     reconcile(Store(), "tiny", clock=clock)
     assert [node.name for node in rows()] == names  # it waits
-    clock.ahead = REPLACE_COOLDOWN + 1
+    clock.pass_to(REPLACE_COOLDOWN + 1)
     wait_until(lambda: failed(3), "the next one's failure")
     (tiny / FAIL_FILE).unlink()
     assert up.scale(3) is True  # who asks anew does not wait
@@ -114,7 +126,7 @@ def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
     (tiny / SLOW_FILE).unlink()
     wait_until(lambda: node_processes(late) == [], "its end")
     assert rows()[1].state is NodeState.STARTING  # it never counted
-    clock.ahead = ROLLBACK_AFTER + 1
+    clock.pass_to(ROLLBACK_AFTER + 1)
     sweep(Store(), clock=clock)
     assert [node.is_head for node in rows()] == [True]
 
@@ -126,7 +138,7 @@ def test_a_failure_long_ago_is_history(up, clock):
         from shoal.pool import journal
 
         assert journal.load(session, "tiny", lock=False).pool.start_failures == 1
-    clock.ahead = 3600.0
+    clock.pass_to(3600.0)
     reconcile(Store(), "tiny", clock=clock)
     with Store().reading() as session:
         assert journal.load(session, "tiny", lock=False).pool.start_failures == 0
@@ -163,7 +175,7 @@ def test_old_logs_and_operations_are_removed_and_nothing_else(up, clock, tiny):
 
 def test_a_paused_holder_is_refused_when_it_wakes(up, clock):
     lease = up.lease(2)
-    clock.ahead = LEASE_TTL + 1
+    clock.pass_to(LEASE_TTL + 1)
     sweep(Store(), clock=clock)
     assert up.renew() is False
     with pytest.raises(ScaleError, match="is to have 1"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -14,6 +13,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.reconcile import sweep
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
+from tests.pool import clocks
 from tests.pool.conftest import ROOT
 from tests.pool.looking import folders, rows, tagged
 from tests.waiting import wait_until
@@ -73,7 +73,10 @@ def stopped(script: str) -> psutil.Popen:
 
 
 def only_the_head_is_there() -> bool:
-    sweep(Store(), clock=lambda: time.time() + LEASE_TTL)  # which is past the deadline of an operation, too
+    with pytest.MonkeyPatch.context() as patch:
+        clock = clocks.installed(patch)
+        clock.pass_to(LEASE_TTL)  # which is past the deadline of an operation, too
+        sweep(Store(), clock=clock)
     return [node.is_head for node in rows()] == [True]
 
 

@@ -52,22 +52,22 @@ def snapshot(*nodes, size=1, leases=(), operations=(), of=None, set_by="op"):
     return Snapshot(of or pool(), demand, tuple(leases), tuple(operations), tuple(nodes))
 
 
-def lease(size, until):
-    return Lease(id=f"l{size}", holder="h", size=size, epoch=1, expires_at=until)
+def lease(size):
+    return Lease(id=f"l{size}", holder="h", size=size, epoch=1, expires_at=NOW - 1)
 
 
 def test_the_largest_live_demand_wins_within_the_limits():
-    assert wanted(snapshot(size=2), NOW) == 2
-    assert wanted(snapshot(size=2, leases=[lease(4, NOW + 1), lease(5, NOW - 1)]), NOW) == 4
-    assert wanted(snapshot(size=2, of=pool(min_nodes=3)), NOW) == 3
-    assert wanted(snapshot(size=2, leases=[lease(4, NOW + 1)], of=pool(max_nodes=3)), NOW) == 3
-    assert wanted(snapshot(size=2, leases=[lease(4, NOW + 1)], of=pool(state=PoolState.STOPPING)), NOW) == 0
+    assert wanted(snapshot(size=2)) == 2
+    assert wanted(snapshot(size=2, leases=[lease(4), lease(3)])) == 4
+    assert wanted(snapshot(size=2, of=pool(min_nodes=3))) == 3
+    assert wanted(snapshot(size=2, leases=[lease(4)], of=pool(max_nodes=3))) == 3
+    assert wanted(snapshot(size=2, leases=[lease(4)], of=pool(state=PoolState.STOPPING))) == 0
 
 
 def test_without_a_base_demand_it_lasts_as_long_as_leases_and_jobs():
-    assert wanted(snapshot(size=None, leases=[lease(3, NOW + 1)]), NOW) == 3
-    assert wanted(snapshot(size=None, leases=[lease(3, NOW - 1)]), NOW) == 0
-    assert wanted(replace(snapshot(size=None), works=True), NOW) == 1
+    assert wanted(snapshot(size=None, leases=[lease(3)])) == 3
+    assert wanted(snapshot(size=None, leases=[])) == 0
+    assert wanted(replace(snapshot(size=None), works=True)) == 1
 
 
 def test_the_head_comes_first():
@@ -160,8 +160,8 @@ def test_with_its_minimum_reached_it_settles_at_what_it_has():
 
 def test_a_lease_operation_needs_its_lease():
     asked = operation(2, kind=OperationKind.LEASE, lease_id="l2")
-    assert judge(snapshot(head(), leases=[lease(2, NOW + 1)], operations=[asked], set_by=None), NOW) == []
-    [verdict] = judge(snapshot(head(), leases=[lease(2, NOW - 1)], operations=[asked], set_by=None), NOW)
+    assert judge(snapshot(head(), leases=[lease(2)], operations=[asked], set_by=None), NOW) == []
+    [verdict] = judge(snapshot(head(), leases=[], operations=[asked], set_by=None), NOW)
     assert verdict.state is OperationState.SUPERSEDED
 
 

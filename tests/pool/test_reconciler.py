@@ -9,8 +9,10 @@ import pytest
 
 from shoal import ComputePool
 from shoal.pool import reconciler
+from shoal.pool.holder import host
 from shoal.pool.reconcile import reconcile
-from shoal.state import home
+from shoal.state import Store, home
+from shoal.state.locks import open_locked
 from tests.waiting import wait_until
 
 
@@ -60,3 +62,17 @@ def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):
     quick.down()
     detached.join(30)
     assert not detached.is_alive()
+
+
+def test_it_holds_the_lock_that_supervisors_of_0_1_look_for(fresh_home, monkeypatch):
+    """Their pools survive the upgrade; each would start one more every 5 s."""
+    seen = []
+
+    def rounds(_store):
+        with open_locked(fresh_home / f"reconciler-{host()}.lock", wait=False) as free:
+            seen.append(free)
+
+    monkeypatch.setattr(reconciler, "_look_after_all", rounds)
+    Store()
+    reconciler.run()
+    assert seen == [False]

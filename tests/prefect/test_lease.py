@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from prefect import flow
@@ -23,6 +22,7 @@ from shoal.pool.tunables import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog
 from shoal.state import Store
+from tests.pool import clocks
 from tests.pool.looking import nothing_left
 from tests.pool.tiny import FAIL_FILE
 from tests.waiting import wait_until
@@ -173,10 +173,11 @@ killed()
 """
 
 
-def test_killed_its_lease_expires_and_a_sweep_takes_the_nodes(home):
+def test_killed_its_lease_expires_and_a_sweep_takes_the_nodes(home, monkeypatch):
     CorePool(POOL).up()
     environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value()}
     ran = subprocess.run([sys.executable, "-c", _KILLED], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    late = lambda: time.time() + LEASE_TTL  # noqa: E731
+    late = clocks.installed(monkeypatch)
+    late.pass_to(LEASE_TTL)
     wait_until(lambda: (sweep(Store(), clock=late), state() == ("up", 1, ()))[1], "the pool to be back at one node")

@@ -57,7 +57,7 @@ def test_the_twins_do_the_same(up):
 
     same, report = asyncio.run(grow())
     assert same
-    assert report == {"cancelled": (), "released": False, "swept": ()}
+    assert report == {"cancelled": (), "released": False, "swept": (), "left": ()}
 
 
 def test_what_goes_wrong_is_the_state_of_the_run(up, tiny):

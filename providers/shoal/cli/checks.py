@@ -269,16 +269,27 @@ def _chosen_pool(pools: list[PoolStatus]) -> Check:
 
 
 def _reconciler(pools: list[PoolStatus]) -> Check:
-    pid = _reconciler_pid()
-    if pid is not None:
+    found = _reconciler_process()
+    if found is not None:
+        pid, stopped = found
+        if stopped:
+            return Check(
+                "reconciler",
+                "note",
+                f"is stopped (SIGSTOP), pid {pid}: it replaces no dead node and lets no lease expire",
+                f"`kill -CONT {pid}` lets it go on; after `kill -KILL {pid}` another one is started",
+            )
         return Check("reconciler", "ok", f"runs, pid {pid}")
     if any(pool.state != "down" and pool.is_here for pool in pools):
         return Check("reconciler", "note", "does not run though a pool is up", "`shoal sweep` starts it")
     return Check("reconciler", "ok", "does not run: no pool is up")
 
 
-def _reconciler_pid() -> int | None:
-    """Of this home's reconciler. Its lock is left alone: to try it might turn away one that is starting."""
+def _reconciler_process() -> tuple[int, bool] | None:
+    """Pid of this home's reconciler, and whether it is stopped.
+
+    Its lock is left alone: to try it might turn away one that is starting.
+    """
     import psutil
 
     from shoal.state.home import home
@@ -286,7 +297,7 @@ def _reconciler_pid() -> int | None:
     for process in psutil.process_iter():
         try:
             if "shoal.pool.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
-                return int(process.pid)
+                return int(process.pid), process.status() == psutil.STATUS_STOPPED
         except psutil.Error:  # ended meanwhile, or another user's
             continue
     return None

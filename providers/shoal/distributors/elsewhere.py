@@ -14,6 +14,7 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.which import which_pool
 from shoal.state import Store
+from shoal.training import locations
 from shoal.training.context import say
 from shoal.training.progress import Rounds
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
@@ -35,12 +36,14 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
         DataError: Footers show that the rows cannot be used; nothing was started.
         JobFailedError: The training failed; the message ends with the cause.
     """
-    from shoal.jobs import by_value, submit
+    from shoal.jobs import by_value, files, submit
     from shoal.jobs.model_files import load_training
     from shoal.jobs.spec import JobSpec
     from shoal.training.inputs import checked_data
 
-    checked_data(request)  # here too, so that a misspelt column does not cost the start of a pool
+    # Here too, so that a misspelt column or folder does not cost the start of a pool.
+    checked_data(request)
+    locations.try_out(files.root(request.run_config.artifact_location))
     with _pool_for(request.run_config.pool_name) as pool_name:
         along = by_value.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
         spec = JobSpec.of_request(request, pool_name=pool_name, tracked=_tracked(), user_code=along)
@@ -60,10 +63,11 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
     Raises:
         JobFailedError: A rank raised, or was lost; the message ends with the cause.
     """
-    from shoal.jobs import by_value, load_results, submit
+    from shoal.jobs import by_value, files, load_results, submit
     from shoal.jobs.function_spec import FunctionJobSpec
     from shoal.jobs.spec import Tracking
 
+    locations.try_out(files.root(request.run_config.artifact_location))
     with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
         spec = FunctionJobSpec(
             name=request.name,

@@ -14,6 +14,7 @@ from shoal.distributors.torch_distributor import TorchDistributor
 from shoal.distributors.where import run_function
 from shoal.errors import InvalidArgumentError
 from shoal.training.config import describe
+from shoal.training.locations import resolved
 from shoal.training.pytorch.alone import run_local
 from shoal.training.pytorch.context import Context, get_context
 from shoal.training.pytorch.program import Program, name_of
@@ -130,7 +131,7 @@ class PyTorchDistributor:
                     f'dataset_map["{key}"] must be a DataConnector or a ShardedDataConnector, not '
                     f"{type(connector).__name__}"
                 )
-        elsewhere = {"artifact_location": location} if location else {}
+        elsewhere = {"artifact_location": resolved(location)} if location else {}
         try:
             return FunctionRequest(
                 name=name,

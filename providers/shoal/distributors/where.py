@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import secrets
 
+from shoal.training.claims import Claim
 from shoal.training.cluster import is_connected
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.request import TrainRequest, TrainResult
@@ -61,7 +63,8 @@ def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResul
 
         config = request.run_config
         job_id = config.job_id or f"pytorch-{secrets.token_hex(6)}"
-        return run_here(request, program, job_id=job_id, location=files.root(config.artifact_location))
+        claim = Claim(job_id, f"python:{getpass.getuser()}")
+        return run_here(request, program, claim=claim, location=files.root(config.artifact_location))
     from shoal.distributors.elsewhere import run_function_as_job
 
     return run_function_as_job(request, program, embedded=True)

@@ -10,13 +10,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
 from shoal.jobs.steps import JobStep, transaction
-from shoal.state import Store
+from shoal.pool.processes import ProcessId
+from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 
@@ -64,7 +65,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
                     f'job "{order.job_id}" is {job.state.value} with another spec: wait for it, end it with '
                     f"`shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
-            job.asked_at = now
+            _note_asked(job, now)
             return job
         if job is not None and same and job.state is JobState.SUCCEEDED and job.collected_at is None:
             return job
@@ -78,6 +79,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
             endpoint=order.endpoint,
             orphan_after=order.orphan_after,
             asked_at=now,
+            asked_clock=stamps.stamp(now),
+            submitter=ProcessId.mine().to_json(),
             created_at=now,
         )
         session.add(attempt)
@@ -107,6 +110,19 @@ def load(store: Store, key: Key) -> Job:
         return _get(session, key, lock=False)
 
 
+def is_current(store: Store, key: Key) -> bool:
+    """Whether an attempt runs, and is the newest of its job."""
+    query = select(Job.attempt, Job.state).where(Job.id == key.job_id).order_by(Job.attempt.desc()).limit(1)
+    with store.reading() as session:
+        return session.execute(query).one_or_none() == (key.attempt, JobState.RUNNING)
+
+
+def first_asked(store: Store, job_id: str) -> float | None:
+    """When a job's first attempt was asked for; it tells apart the jobs of one id in two stores."""
+    with store.reading() as session:
+        return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
+
+
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
     """Attempts without their specs, the newest first, of one pool or of all, in some states or (none given) in any."""
     query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
@@ -126,7 +142,7 @@ def touch(store: Store, key: Key, now: float) -> Job:
     """
     with transaction(store, JobStep.TOUCH) as session:
         job = _get(session, key)
-        job.asked_at = now
+        _note_asked(job, now)
         return job
 
 
@@ -155,6 +171,7 @@ def end(
     seen: Collection[JobState] = JOB_ACTIVE,
     error: str | None = None,
     result: dict[str, Any] | None = None,
+    results_digest: str | None = None,
 ) -> bool:
     """End an attempt that is in a given state.
 
@@ -166,6 +183,7 @@ def end(
         seen: The states in which this end is right, usually the one that the decision rests on.
         error: Why it has no result.
         result: What it returned.
+        results_digest: SHA-256 of the file that `result` names as `results_path`.
 
     Returns:
         False when it is in another state, and nothing was changed.
@@ -179,6 +197,7 @@ def end(
         if job.state not in seen or job.state in JOB_ENDED:
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
+        job.results_digest = results_digest
         return True
 
 
@@ -187,6 +206,10 @@ def collect(store: Store, key: Key, now: float) -> None:
     with transaction(store, JobStep.COLLECT) as session:
         job = _get(session, key)
         job.collected_at = job.collected_at or now
+
+
+def _note_asked(job: Job, now: float) -> None:
+    job.asked_at, job.asked_clock = now, stamps.stamp(now)
 
 
 def _latest(session: Session, job_id: str) -> Job | None:

@@ -31,13 +31,15 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
     if spec.register_as:
         gate.check_holdout(spec.register_as, spec.label_col, spec.input_cols)
     run, key = place.run, place.key
+    claim, folder = place.claim(), model_files.folder(key, spec.run_config.artifact_location)
+    model_files.check(folder, claim, spec.run_config.artifact_location)
     dataset = DataConnector.from_spec(spec.dataset)
     user_code = UserCode() if spec.user_code is None else by_value.load_user_code(spec.user_code)
     if run:
         run.log_params({**_params(spec), **user_code.names()})
         run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
     trained = train(spec.to_request(), user_code=user_code, env=place.environment)
-    path = model_files.save(model_files.folder(key, spec.run_config.artifact_location), trained)
+    path = model_files.save(folder, claim, trained)
     print(f"model of {trained.rows} rows in {path}", flush=True)
     metrics = _final_metrics(trained)
     version: str | None = None

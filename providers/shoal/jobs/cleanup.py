@@ -85,6 +85,15 @@ def sweep() -> list[str]:
     Returns:
         What was done, a sentence each.
     """
+    return [*settle_jobs(), *sweep_pools()]
+
+
+def settle_jobs() -> list[str]:
+    """Set the rows of jobs right whose drivers, or submitters, did not live to do so.
+
+    Returns:
+        What was done, a sentence each.
+    """
     did = []
     for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE):
         try:
@@ -100,7 +109,7 @@ def sweep() -> list[str]:
         if lost:
             ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
             did.append(f"job {job.job_id}, attempt {handle.attempt}: {ended.state.value}, {ended.error}")
-    return [*did, *discard_leftovers(Store()), *sweep_pools()]
+    return [*did, *discard_leftovers(Store())]
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:

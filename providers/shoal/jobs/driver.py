@@ -51,6 +51,7 @@ class _End:
     state: JobState
     error: str | None = None
     result: JobResult | None = None
+    results_digest: str | None = None
 
 
 class Driver:
@@ -110,7 +111,8 @@ class Driver:
             # Set last, because Ray has just set its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._run = self._begin_run()
-            return _End(JobState.SUCCEEDED, result=self._work(self._run))
+            result, results_digest = self._work(self._run)
+            return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
             if not isinstance(error, ShoalError):  # the message of our own says it all
                 print(traceback.format_exc(), flush=True)
@@ -134,6 +136,7 @@ class Driver:
                 seen={JobState.RUNNING},
                 error=error,
                 result=result,
+                results_digest=end.results_digest,
             )
 
         try:
@@ -145,11 +148,11 @@ class Driver:
             print("the job was ended from outside before its result was written", flush=True)
         return stored
 
-    def _work(self, run: Run | None) -> JobResult:
+    def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
         place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
         if isinstance(self._spec, FunctionJobSpec):
             return function_work.work(self._spec, place)
-        return boosting_work.work(self._spec, place)
+        return boosting_work.work(self._spec, place), None
 
     def _begin_run(self) -> Run | None:
         if self._spec.tracking is None:

@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 from shoal.state.home import home
+from shoal.training import locations
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
 """Names of files that are being written."""
@@ -15,7 +16,7 @@ _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
 
 def root(artifact_location: str | None) -> str:
     """Where jobs' files go: what was said, else a folder of `$SHOAL_HOME`."""
-    return artifact_location.rstrip("/") if artifact_location else str(home() / "jobs")
+    return locations.local_path(artifact_location).rstrip("/") if artifact_location else str(home() / "jobs")
 
 
 def write(path: str, content: bytes) -> None:

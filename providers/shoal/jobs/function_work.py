@@ -58,8 +58,8 @@ class _Sender:
         self._sent = time.monotonic()
 
 
-def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
-    """Do what the spec asks for.
+def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
+    """Do what the spec asks for; returns the result, and the SHA-256 of the file with what the ranks returned.
 
     Args:
         spec: What is asked.
@@ -74,6 +74,8 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
         gate.check_holdout(spec.register_as, spec.register_as.label_col, spec.register_as.input_cols)
     tracked, key = place.run, place.key
     location = spec.run_config.artifact_location
+    claim, folder = place.claim(), model_files.folder(key, location)
+    model_files.check(folder, claim, location)
     if tracked:
         tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
     request = FunctionRequest(
@@ -86,13 +88,21 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
     )
     program, root = _program(spec), files.root(location)
     with _Sender(tracked) as sender:
-        answer = run(request, program, job_id=key.job_id, location=root, env=place.environment, on_metrics=sender.log)
-    results = model_files.save_results(model_files.folder(key, location), answer)
+        answer = run(
+            request,
+            program,
+            claim=claim,
+            location=root,
+            env=place.environment,
+            on_metrics=sender.log,
+            may_publish=place.is_current,
+        )
+    results, digest = model_files.save_results(folder, claim, answer)
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
         uri, outcome = _register(spec.register_as, place, tracked)
     print(f"model folder of {answer.num_workers} workers in {answer.model_dir}", flush=True)
-    return JobResult(
+    result = JobResult(
         job_id=key.job_id,
         attempt=key.attempt,
         model_path=answer.model_dir,
@@ -111,6 +121,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> JobResult:
         promoted=outcome.promoted if outcome else None,
         champion=outcome.champion if outcome else None,
     )
+    return result, digest
 
 
 def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[str, Outcome]:

@@ -27,7 +27,7 @@ from shoal.jobs.steps import JobStep, act
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.processes import ProcessId
-from shoal.state import Store
+from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 _POLL_S = 0.5
@@ -42,6 +42,10 @@ _ORPHAN_GRACE_S = 60.0
 _SUBMISSION_GRACE_S = 20.0
 """How long a job may be pending and unknown to its head before whoever waits for it submits it: its asker's own tries
 take up to 15 s, and the asker alone has the credentials that stood in the spec's URIs."""
+
+_FAR_SUBMISSION_GRACE_S = 300.0
+"""The same where the asker is another host's process, which cannot be looked at: far above its 15 s, and above what two
+hosts' clocks differ by."""
 
 _STOP_PATIENCE_S = 15.0
 """How long `cancel` waits for the driver's end: Ray kills it 3 s after SIGTERM."""
@@ -117,6 +121,7 @@ class JobHandle:
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` ends the job.
         endpoint_of: Finds the head of a pool.
         clock: Seconds since the epoch.
+        monotonic: Seconds by a clock that never jumps.
         sleep: How to wait.
     """
 
@@ -129,6 +134,7 @@ class JobHandle:
         cancel_on_interrupt: bool = False,
         endpoint_of: Callable[[str], Endpoint] = pool_endpoint,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
@@ -138,6 +144,7 @@ class JobHandle:
         self._cancel_on_interrupt = cancel_on_interrupt
         self._endpoint_of = endpoint_of
         self._clock = clock
+        self._monotonic = monotonic
         self._sleep = sleep
         self._silent_since: float | None = None
         self._left: str | None = None
@@ -296,22 +303,58 @@ class JobHandle:
         job = attempts.load(self._store, self._key)
         if job.state in JOB_ENDED:
             return False
-        if isinstance(self._judge(job), Lost):
+        verdict = self._judge(job)
+        if isinstance(verdict, Lost):
             return True
-        orphaned = job.orphan_after is not None and self._clock() - job.asked_at > job.orphan_after + _ORPHAN_GRACE_S
-        return orphaned and self._cancel(job, {job.state}, "nobody asked about it any more, and it did not end itself")
+        if verdict is Missing.SUBMISSION and (why := self._why_never_sent(job)):
+            if not attempts.end(
+                self._store, self._key, JobState.FAILED, self._clock(), seen={JobState.PENDING}, error=why
+            ):
+                return False  # its driver has begun since
+            self._tidy(job)
+            return True
+        reason = "nobody asked about it any more, and it did not end itself"
+        return self._is_orphan(job) and self._cancel(job, {job.state}, reason)
+
+    def _why_never_sent(self, job: Job) -> str | None:
+        """Why a pending attempt that its head does not know will never be sent; None while it may yet be."""
+        if job.submitter is None:  # of shoal 0.1
+            return None
+        submitter = ProcessId.from_json(job.submitter)
+        if submitter.alive():
+            return None
+        unasked = stamps.age(job.asked_at, job.asked_clock)
+        if unasked is None:
+            unasked = self._clock() - job.asked_at
+        if unasked <= (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S):
+            return None
+        return f"its submitter (pid {submitter.pid}) ended before the job was sent to the pool's head: submit it again"
+
+    def _is_orphan(self, job: Job) -> bool:
+        """Whether nobody asked about the attempt for `orphan_after`, and its driver does not see to it."""
+        if job.orphan_after is None:
+            return False
+        unasked = stamps.age(job.asked_at, job.asked_clock)
+        if unasked is None:
+            if job.heartbeat_at is not None:
+                return False  # only its driver has watched the row for long enough to judge
+            unasked = self._clock() - job.asked_at
+        return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
-        now = self._clock()
-        if view.silence is Silence.NO_ANSWER:
-            self._silent_since = self._silent_since or now
-        else:
+        now = self._monotonic()
+        if view.silence is not Silence.NO_ANSWER:
             self._silent_since = None
-        verdict = judge(job, view, silent_for=now - (self._silent_since or now), last_words=self._last_words)
+        elif self._silent_since is None:
+            self._silent_since = now
+        silent_for = 0.0 if self._silent_since is None else now - self._silent_since
+        verdict = judge(job, view, silent_for=silent_for, last_words=self._last_words)
         if not isinstance(verdict, Lost):
             return verdict
-        if not attempts.end(self._store, self._key, verdict.state, now, seen={job.state}, error=verdict.reason):
+        if not attempts.end(
+            self._store, self._key, verdict.state, self._clock(), seen={job.state}, error=verdict.reason
+        ):
             return None  # its driver has begun or ended since
         self._tidy(job)
         return verdict

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from shoal.errors import InvalidArgumentError
-from shoal.jobs import files
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import attempts, files
 from shoal.jobs.attempts import Key
 from shoal.jobs.steps import JobStep, act
+from shoal.state import Store
+from shoal.training import locations
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
+    from shoal.training.claims import Claim
     from shoal.training.pytorch.request import FunctionResult
     from shoal.training.request import TrainResult
 
@@ -27,11 +32,27 @@ def folder(key: Key, artifact_location: str | None) -> str:
     return f"{files.root(artifact_location)}/{key.job_id}/{key.attempt}"
 
 
-def save(folder: str, trained: TrainResult) -> str:
+def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
+    """Refuse, before hours of training, a folder that an attempt cannot write or must not replace.
+
+    Args:
+        folder: The attempt's.
+        claim: Says what it may replace.
+        artifact_location: Where it lies.
+
+    Raises:
+        InvalidArgumentError: The message says which, and what to do.
+    """
+    locations.try_out(files.root(artifact_location))
+    claim.check(folder)
+
+
+def save(folder: str, claim: Claim, trained: TrainResult) -> str:
     """Write what a training returned; returns the model's path.
 
     The model comes last: where it is, the rest is too.
     """
+    claim.take(folder)
     path = f"{folder}/{_MODELS[trained.framework]}"
     with act(JobStep.PUBLISH):
         files.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
@@ -52,26 +73,38 @@ def load_training(result: JobResult) -> TrainResult:
     return TrainResult.model_validate_json(json.dumps(report))
 
 
-def save_results(folder: str, answer: FunctionResult) -> str:
-    """Write what each rank of a function returned; returns the path."""
+def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:
+    """Write what each rank of a function returned; returns the path, and the SHA-256 of the content."""
     import cloudpickle
 
+    claim.take(folder)
     path = f"{folder}/{_RESULTS}"
+    content = cloudpickle.dumps(answer)
     with act(JobStep.PUBLISH):
-        files.write(path, cloudpickle.dumps(answer))
-    return path
+        files.write(path, content)
+    return path, hashlib.sha256(content).hexdigest()
 
 
 def load_results(result: JobResult) -> FunctionResult:
     """What a finished job's function returned on each rank, and what its run took.
 
+    Reading a pickle runs code, so the file is read only where the store has its digest; an attempt of shoal 0.1 has
+    none, and its file is read as it is.
+
     Raises:
         InvalidArgumentError: It is the result of a job that ran no function.
         FileNotFoundError: Its files are gone, or out of reach from here.
+        JobError: Its file was changed since it was written, or the job is none of this store.
     """
     import cloudpickle
 
     if result.results_path is None:
         raise InvalidArgumentError(f"job {result.job_id} ran no function: load_training has what it returned")
-    answer: FunctionResult = cloudpickle.loads(files.read(result.results_path))
+    known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
+    content = files.read(result.results_path)
+    if known is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known):
+        raise JobError(
+            f"{result.results_path} was changed since job {result.job_id} wrote it, and is not read: run the job again"
+        )
+    answer: FunctionResult = cloudpickle.loads(content)
     return answer

@@ -89,7 +89,9 @@ class Ledger:
     def _newest_first(self) -> Select[Promotion]:
         return (
             select(Promotion)
-            .where(Promotion.registry == self.registry, Promotion.model == self.model, Promotion.alias == self.alias)
+            .where(
+                Promotion.registry_uri == self.registry, Promotion.model == self.model, Promotion.alias == self.alias
+            )
             .order_by(Promotion.id.desc())
         )
 

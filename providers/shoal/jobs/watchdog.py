@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.errors import ShoalError, StoreError
@@ -17,6 +18,9 @@ from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _PERIOD_S = 2.0
 """How soon a cancelled job notices by itself; Ray's signal is usually sooner."""
+
+_HEARTBEAT_S = 5.0
+"""The shortest time between two signs of life: each is a write to the store, and every job that runs makes them."""
 
 _GRACE_S = 10.0
 """How long the main thread may take to end the gang and say goodbye, before the process is ended under it."""
@@ -30,24 +34,25 @@ class Reason:
     text: str
 
 
-def why_end(job: Job | None, now: float, timeout: float | None) -> Reason | None:
+def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout: float | None) -> Reason | None:
     """Whether a job that runs may go on.
 
     Args:
         job: Its row.
-        now: Seconds since the epoch.
+        unasked_for: Seconds for which nobody was seen to ask about it.
+        running_for: Seconds since its driver began.
         timeout: The most seconds it may run.
     """
     if job is None:
         return Reason(JobState.CANCELLED, "its row is gone from the store")
     if job.state in JOB_ENDED:
         return Reason(job.state, job.error or f"its row says {job.state.value}")
-    if job.orphan_after is not None and now - job.asked_at > job.orphan_after:
+    if job.orphan_after is not None and unasked_for > job.orphan_after:
         return Reason(
             JobState.CANCELLED,
             f"nobody has asked about it for {job.orphan_after:.0f} s (orphan_after; None for a detached job)",
         )
-    if timeout is not None and job.started_at is not None and now - job.started_at > timeout:
+    if timeout is not None and running_for > timeout:
         return Reason(JobState.FAILED, f"it ran longer than run_config.timeout={timeout:g} s")
     return None
 
@@ -55,18 +60,27 @@ def why_end(job: Job | None, now: float, timeout: float | None) -> Reason | None
 class Watchdog:
     """Sends SIGTERM to its own process when the job has to end; :attr:`reason` says why.
 
+    It counts by its own monotonic clock how long the row has not changed. Other processes' clocks, and this host's wall
+    clock, may jump and run on while the machine is suspended.
+
     Args:
         store: Where the row is.
         key: The attempt.
         timeout: The most seconds it may run.
+        monotonic: Seconds by a clock that never jumps.
     """
 
-    def __init__(self, store: Store, key: Key, timeout: float | None) -> None:
+    def __init__(
+        self, store: Store, key: Key, timeout: float | None, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
         self._key = key
         self._timeout = timeout
         self._done = threading.Event()
-        self._renew_at = 0.0
+        self._monotonic = monotonic
+        self._begun = self._asked_since = monotonic()
+        self._asked_at: float | None = None
+        self._renew_at = self._beat_at = self._begun
         self._thread = threading.Thread(target=self._run, name="shoal-watchdog", daemon=True)
         self.reason: Reason | None = None
 
@@ -80,22 +94,41 @@ class Watchdog:
 
     def _renew_lease(self, job: Job | None) -> None:
         """A run's lease lives as long as its job does, even where whoever asked for it has no time to renew it."""
-        if job is None or time.monotonic() < self._renew_at:
+        if job is None or self._monotonic() < self._renew_at:
             return
-        self._renew_at = time.monotonic() + LEASE_TTL / 3
+        self._renew_at = self._monotonic() + LEASE_TTL / 3
         try:
             ComputePool(job.pool, holder=job.holder, store=self._store).renew()
         except ShoalError as error:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
+    def look(self) -> tuple[Job | None, Reason | None]:
+        """Read the row, and leave a sign of life there where the last one is old.
+
+        Returns:
+            The row, and why the job has to end; None while it may go on.
+
+        Raises:
+            StoreError: The store cannot be reached.
+        """
+        now = self._monotonic()
+        beat = now >= self._beat_at
+        with self._store.transaction() if beat else self._store.reading() as session:
+            job = session.get(Job, (self._key.job_id, self._key.attempt))
+            if beat and job is not None and job.state is JobState.RUNNING:
+                job.heartbeat_at = time.time()
+                self._beat_at = now + _HEARTBEAT_S
+        if job is not None and job.asked_at != self._asked_at:
+            self._asked_at, self._asked_since = job.asked_at, now
+        reason = why_end(job, unasked_for=now - self._asked_since, running_for=now - self._begun, timeout=self._timeout)
+        return job, reason
+
     def _run(self) -> None:
         while not self._done.wait(_PERIOD_S):
             try:
-                with self._store.reading() as session:
-                    job = session.get(Job, (self._key.job_id, self._key.attempt))
+                job, self.reason = self.look()
             except StoreError:
                 continue  # a store that cannot be reached is no reason to throw hours of training away
-            self.reason = why_end(job, time.time(), self._timeout)
             if self.reason is None:
                 self._renew_lease(job)
                 continue

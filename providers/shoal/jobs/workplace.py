@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from shoal.jobs import attempts
 from shoal.jobs.attempts import Key
 from shoal.jobs.tracking import Run
 from shoal.state import Store
+from shoal.training.claims import Claim
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,11 @@ class Workplace:
     tags: dict[str, str]
     environment: dict[str, str]
     begun: float = field(default_factory=time.monotonic)
+
+    def claim(self) -> Claim:
+        """What marks this attempt's folders as its own."""
+        return Claim(self.key.job_id, f"job of {attempts.first_asked(self.store, self.key.job_id)!r}", self.key.attempt)
+
+    def is_current(self) -> bool:
+        """Whether this attempt runs, and none is newer."""
+        return attempts.is_current(self.store, self.key)

@@ -6,8 +6,8 @@ Two processes never act on half of what the other wrote: demand, operation and i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
@@ -31,6 +31,7 @@ from shoal.pool.plan import (
 from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import DRAIN_GRACE, START_TIMEOUT
+from shoal.state import stamps
 from shoal.state.schema import (
     JOB_ENDED,
     Demand,
@@ -52,6 +53,11 @@ def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
     """Names of all pools, in order; pools embedded in a process only if asked for."""
     rows = session.scalars(select(Pool).order_by(Pool.name))
     return [pool.name for pool in rows if embedded or pool.owner is None]
+
+
+def unfinished_jobs(session: Session, pools: Collection[str]) -> list[Job]:
+    """The jobs of some pools that have not ended."""
+    return list(session.scalars(select(Job).where(Job.pool.in_(pools), _UNFINISHED)))
 
 
 def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
@@ -137,9 +143,10 @@ def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRe
             node.cpus, node.gpus = seen_as.cpus, seen_as.gpus
 
 
-def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float) -> bool:
+def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float) -> bool:
     """Whether there is anything to write or to do; False means that reconciling would change nothing."""
-    return any(_news(snapshot, looked_at, seen)) or plan.is_due(snapshot, now)
+    expired = any(_has_expired(lease, shared_now) for lease in snapshot.leases)
+    return expired or any(_news(snapshot, looked_at, seen)) or plan.is_due(snapshot, now)
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
@@ -172,11 +179,14 @@ class Intents:
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     """Decide the operations, then write the intents that close the difference between demand and nodes."""
-    decided = [_carry_out(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
-    for lease in snapshot.leases:
-        if lease.expires_at <= now:
-            session.delete(lease)
-            decided.append(f"the lease of {lease.holder} expired")
+    shared_now = stamps.shared_now(session, now)
+    expired = [lease for lease in snapshot.leases if _has_expired(lease, shared_now)]
+    for lease in expired:
+        session.delete(lease)
+    snapshot = replace(snapshot, leases=tuple(lease for lease in snapshot.leases if lease not in expired))
+    decided = [f"the lease of {lease.holder} expired" for lease in expired]
+    session.flush()
+    decided += [_carry_out(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
     if decided:
         session.flush()
         snapshot = load(session, snapshot.pool.name)
@@ -210,7 +220,17 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     if pool.state is PoolState.STOPPING and not nodes:
         pool.state = PoolState.DOWN
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
-    return Intents(_claim_starts(nodes, now), ending, decided, wanted(snapshot, now))
+    return Intents(_claim_starts(nodes, now), ending, decided, wanted(snapshot))
+
+
+def _has_expired(lease: Lease, shared_now: float) -> bool:
+    """Whether a lease was not renewed for its time to live.
+
+    What a process of this boot renewed is counted by the monotonic clock, which a suspend or a change of the wall clock
+    leaves alone. For another host's lease the clock that both share counts.
+    """
+    unrenewed = stamps.age(lease.expires_at, lease.renewed_clock)
+    return lease.expires_at <= shared_now if unrenewed is None else unrenewed >= lease.ttl
 
 
 def keep_newest_operations(session: Session, name: str, keep: int) -> None:

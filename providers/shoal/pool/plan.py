@@ -21,7 +21,7 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A pool's rows at one instant."""
+    """A pool's rows at one instant. A lease counts until its row goes, which `journal.advance` sees to."""
 
     pool: Pool
     demand: Demand | None
@@ -54,13 +54,13 @@ class NodePlan:
     """Node id and the reason."""
 
 
-def wanted(snapshot: Snapshot, now: float) -> int:
+def wanted(snapshot: Snapshot) -> int:
     """How many nodes, the head among them, the pool should have: the largest live demand, held between its limits.
 
     A pool without a base demand was brought up by a lease, and lasts as long as leases and jobs do: then it is 0.
     """
     pool, demand = snapshot.pool, snapshot.demand
-    claims = [lease.size for lease in snapshot.leases if lease.expires_at > now]
+    claims = [lease.size for lease in snapshot.leases]
     if demand:
         claims.append(demand.size)
     if pool.state is not PoolState.UP or not (claims or snapshot.works):
@@ -81,12 +81,12 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         return Verdict(operation.id, OperationState.SUPERSEDED, f'pool "{pool.name}" went down')
     ready = sum(node.state is NodeState.READY for node in snapshot.nodes)
     owns_demand = demand is not None and demand.operation_id == operation.id
-    target = wanted(snapshot, now)
+    target = wanted(snapshot)
     surplus = len(snapshot.nodes) > target
     if ready >= operation.size and not (owns_demand and surplus):
         return Verdict(operation.id, OperationState.SUCCEEDED)
     if operation.kind is OperationKind.LEASE:
-        if not any(lease.id == operation.lease_id and lease.expires_at > now for lease in snapshot.leases):
+        if not any(lease.id == operation.lease_id for lease in snapshot.leases):
             return Verdict(operation.id, OperationState.SUPERSEDED, "its lease was released or has expired")
     elif not owns_demand and demand is not None and demand.size < operation.size:
         return Verdict(operation.id, OperationState.SUPERSEDED, f"a newer operation set the demand to {demand.size}")
@@ -105,7 +105,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
 def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     """What to start and what to end so that the nodes match the demand."""
     pool = snapshot.pool
-    target = wanted(snapshot, now)
+    target = wanted(snapshot)
     head = next((node for node in snapshot.nodes if node.is_head and node.state not in _GOING), None)
     end: dict[str, str] = {}
     keep: list[Node] = []
@@ -141,10 +141,9 @@ def idle_timeout(pool: Pool) -> float | None:
     return PoolSpec.model_validate(pool.spec).idle_timeout
 
 
-def in_use(snapshot: Snapshot, now: float) -> bool:
+def in_use(snapshot: Snapshot) -> bool:
     """Whether a lease, a job, or anything that runs on a node keeps it from being forgotten."""
-    leased = any(lease.expires_at > now for lease in snapshot.leases)
-    return leased or snapshot.works or any(node.busy for node in snapshot.nodes)
+    return bool(snapshot.leases) or snapshot.works or any(node.busy for node in snapshot.nodes)
 
 
 def why_down(snapshot: Snapshot, now: float) -> str | None:
@@ -152,10 +151,10 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
     pool = snapshot.pool
     if pool.state is not PoolState.UP:
         return None
-    if wanted(snapshot, now) == 0:
+    if wanted(snapshot) == 0:
         return "its last lease ended and nobody set a base demand"
     timeout = idle_timeout(pool)
-    if timeout is not None and now - pool.touched_at > timeout and not in_use(snapshot, now):
+    if timeout is not None and now - pool.touched_at > timeout and not in_use(snapshot):
         return f"nobody wanted anything of it for {timeout:.0f} s"
     return None
 
@@ -163,7 +162,7 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 def should_touch(snapshot: Snapshot, now: float) -> bool:
     """Whether to note that the pool is in use; not at every look, because that would be a write each."""
     pool = snapshot.pool
-    return in_use(snapshot, now) and now - pool.touched_at > (idle_timeout(pool) or 0.0) / 10
+    return in_use(snapshot) and now - pool.touched_at > (idle_timeout(pool) or 0.0) / 10
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
@@ -181,11 +180,10 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Whether there is anything to decide, start, end or tidy up; False means that reconciling would change nothing."""
+    """Whether there is anything to decide, start, end or tidy up."""
     pool = snapshot.pool
     return (
         bool(judge(snapshot, now))
-        or any(lease.expires_at <= now for lease in snapshot.leases)
         or why_down(snapshot, now) is not None
         or should_touch(snapshot, now)
         or should_forgive(snapshot, now)
@@ -205,7 +203,7 @@ def cooldown(failures: int) -> float:
 def has_settled(snapshot: Snapshot, now: float) -> bool:
     """Whether all nodes that are wanted are there, and have been for so long that an earlier failure is history."""
     old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
-    return len(old) >= wanted(snapshot, now)
+    return len(old) >= wanted(snapshot)
 
 
 def _has_open(snapshot: Snapshot) -> bool:

@@ -23,7 +23,7 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.retention import retain
 from shoal.pool.spec import PoolSpec
 from shoal.pool.steps import JournalStep, act, transaction
-from shoal.state import Store
+from shoal.state import Store, stamps
 from shoal.state.schema import Node, NodeState, PoolState
 
 log = logging.getLogger("shoal.pool")
@@ -70,6 +70,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     """
     with store.reading() as session:
         snapshot = journal.load(session, name, lock=False)
+        shared_now = stamps.shared_now(session, clock())
     if not is_here(snapshot.pool):
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
@@ -78,7 +79,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     seen = backend.look(spec, refs)
     orphaned = snapshot.pool.owner is not None and ProcessId.from_json(snapshot.pool.owner).known_dead()
     orphaned = orphaned and snapshot.pool.state is PoolState.UP
-    if not orphaned and not journal.is_due(snapshot, refs, seen, clock()):
+    if not orphaned and not journal.is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()

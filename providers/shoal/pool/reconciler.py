@@ -18,11 +18,13 @@ from pathlib import Path
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError, StoreError
+from shoal.pool import journal
 from shoal.pool.backends.local import inherited_environment
 from shoal.pool.holder import host, is_here
 from shoal.pool.processes import spawn_detached
 from shoal.pool.reconcile import reconcile
 from shoal.pool.retention import retain
+from shoal.pool.silent_jobs import SilentJobs
 from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
 from shoal.state import Store
 from shoal.state.home import home, lock_file, store_tag, subfolder
@@ -30,6 +32,15 @@ from shoal.state.locks import open_locked
 from shoal.state.schema import Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
+
+_SETTLE = [sys.executable, "-m", "shoal.jobs.settle"]
+"""A process of its own, because jobs are above pools and asking a head may take 30 s."""
+
+_SILENCE_PERIOD_S = 10.0
+"""Between looks for jobs that give no sign of life."""
+
+_SETTLE_PERIOD_S = 60.0
+"""Between two processes that settle jobs: one may ask a head that needs a while to answer again."""
 
 _MOST_AT_ONCE = 32
 """Pools that are looked after side by side: one whose cluster does not answer, for seconds, holds up none of these."""
@@ -43,7 +54,7 @@ def ensure_running() -> None:
     spawn_detached(
         [sys.executable, "-m", "shoal.pool.reconciler"],
         env=inherited_environment(),
-        log=subfolder("logs") / "reconciler.log",
+        log=_log(),
     )
 
 
@@ -76,6 +87,7 @@ def _look_after_all(store: Store) -> None:
     """Rounds for every pool, until there is none to look after."""
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
+    settling = _Settling(store)
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
         while store.exists() and (names := _to_look_after(store)):
             for name in names:
@@ -86,7 +98,43 @@ def _look_after_all(store: Store) -> None:
                 if tidy:
                     retained_at[name] = now
                 rounds[name] = executor.submit(_reconcile_one, store, name, tidy=tidy)
+            settling.look(names)
             time.sleep(RECONCILE_PERIOD)
+
+
+class _Settling:
+    """Has lost jobs settled.
+
+    Args:
+        store: The state store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._silent = SilentJobs()
+        self._look_at = self._settle_at = 0.0
+
+    def look(self, names: list[str]) -> None:
+        """Where a job of these pools gives no sign of life, have its head asked."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _SILENCE_PERIOD_S
+        try:
+            with self._store.reading() as session:
+                silent = self._silent.among(journal.unfinished_jobs(session, names))
+            if silent and now >= self._settle_at:
+                self._settle_at = now + _SETTLE_PERIOD_S
+                log.info("no sign of life of jobs %s: asking their heads", ", ".join(job.id for job in silent))
+                spawn_detached(_SETTLE, env=inherited_environment(), log=_log())
+        except StoreError as error:
+            log.warning("%s", error)
+        except Exception:
+            log.exception("lost jobs could not be looked for, the next look goes on")
+
+
+def _log() -> Path:
+    return subfolder("logs") / "reconciler.log"
 
 
 def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:

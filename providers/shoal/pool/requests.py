@@ -18,6 +18,7 @@ from shoal.pool import journal
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
 from shoal.pool.spec import PoolSpec
+from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
 
 
@@ -148,7 +149,8 @@ def lease(
     if lease is None:
         lease = Lease(id=uuid.uuid4().hex[:12], pool=name, holder=holder, epoch=0, created_at=now)
         session.add(lease)
-    lease.size, lease.ttl, lease.expires_at = size, ttl, now + ttl
+    lease.size, lease.ttl = size, ttl
+    _prolong(session, lease, now)
     lease.epoch += 1
     operation = _open(session, pool, OperationKind.LEASE, size, holder, now + rollback_after, now)
     operation.lease_id, operation.min_size, operation.replaced_size = lease.id, min_size, replaced
@@ -164,11 +166,11 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
         FencedError: It has expired, was released, or was taken over under a newer epoch.
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
-    if lease is None or lease.expires_at <= now:
+    if lease is None:
         raise FencedError(f"lease {lease_id} has expired or was released: what it held may be gone, ask for it anew")
     if lease.epoch != epoch:
         raise FencedError(f"lease {lease_id} is at epoch {lease.epoch}, this is {epoch}: somebody took it over")
-    lease.expires_at = now + lease.ttl
+    _prolong(session, lease, now)
     session.get_one(Pool, lease.pool).touched_at = now
 
 
@@ -179,7 +181,7 @@ def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
         PoolNotFoundError: There is no such pool.
     """
     mine = next((lease for lease in journal.load(session, name).leases if lease.holder == holder), None)
-    if mine is None or mine.expires_at <= now:
+    if mine is None:
         return False
     renew(session, mine.id, mine.epoch, now)
     return True
@@ -272,7 +274,7 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     high = pool.max_nodes if max_nodes is None else max_nodes
     fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
     spec = PoolSpec.parse(fields)
-    claims = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases if lease.expires_at > now}
+    claims = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
     if snapshot.demand:
         claims["its base demand"] = snapshot.demand.size
     for what, size in claims.items():
@@ -280,6 +282,12 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
             raise InvalidArgumentError(f'max_nodes={high} of pool "{name}" is below {what} of {size}: scale down first')
     pool.spec = json.loads(spec.model_dump_json())
     pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
+
+
+def _prolong(session: Session, lease: Lease, now: float) -> None:
+    """Have a lease expire one time to live from now on."""
+    lease.expires_at = stamps.shared_now(session, now) + lease.ttl
+    lease.renewed_clock = stamps.stamp(lease.expires_at)
 
 
 def _try_at_once(pool: Pool) -> None:

@@ -40,16 +40,12 @@ def describe(snapshot: Snapshot, now: float) -> PoolStatus:
         is_here=is_here(pool),
         min_nodes=pool.min_nodes,
         max_nodes=pool.max_nodes,
-        target=wanted(snapshot, now),
+        target=wanted(snapshot),
         active=those(NodeState.READY),
         pending=those(NodeState.PLANNED, NodeState.STARTING),
         failed=those(NodeState.FAILED),
         leaving=those(NodeState.DRAINING, NodeState.ENDING),
-        leases=tuple(
-            LeaseStatus(lease.id, lease.holder, lease.size, lease.expires_at)
-            for lease in snapshot.leases
-            if lease.expires_at > now
-        ),
+        leases=tuple(LeaseStatus(lease.id, lease.holder, lease.size, lease.expires_at) for lease in snapshot.leases),
         last_operation=_operation_status(last) if last else None,
         reason=seen.silence or _reason(snapshot, now),
     )
@@ -117,7 +113,7 @@ def _reason(snapshot: Snapshot, now: float) -> str | None:
     pool, last = snapshot.pool, snapshot.operations[-1] if snapshot.operations else None
     if pool.state is not PoolState.UP:
         return None
-    short = len(snapshot.nodes) < wanted(snapshot, now)
+    short = len(snapshot.nodes) < wanted(snapshot)
     if short and pool.cooldown_until and pool.cooldown_until > now:
         return (
             f"{pool.start_failures} nodes in a row failed, the next try is in {pool.cooldown_until - now:.0f} s "

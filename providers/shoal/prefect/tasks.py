@@ -217,7 +217,7 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
         pool_name: Name, URI or block of the pool.
 
     Returns:
-        What was done: `cancelled`, `released`, `swept`.
+        What was done: `cancelled`, `released`, `swept`, and `left` to another host.
 
     Example:
         >>> cleanup_pool("retrain")

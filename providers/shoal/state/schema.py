@@ -171,6 +171,7 @@ class Lease(Base):
     epoch: Mapped[int]
     ttl: Mapped[float]  # what a renewal adds, whoever renews it
     expires_at: Mapped[float]
+    renewed_clock: Mapped[dict[str, Any] | None]  # stamp of `expires_at`, see `shoal.state.stamps`; None in rows of 0.1
     created_at: Mapped[float]
 
 
@@ -239,6 +240,7 @@ class Job(Base):
     heartbeat_at: Mapped[float | None]  # last sign of life of its driver; None where the driver is of 0.1
     orphan_after: Mapped[float | None]  # seconds without anybody asking, after which it ends itself
     asked_at: Mapped[float]  # last time somebody asked about it
+    asked_clock: Mapped[dict[str, Any] | None]  # stamp of `asked_at`, see `shoal.state.stamps`; None in rows of 0.1
     collected_at: Mapped[float | None]  # when its result was handed out
     result: Mapped[dict[str, Any] | None]
     results_digest: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of `results.pkl`
@@ -263,10 +265,10 @@ class Promotion(Base):
     """One setting of a model's alias by shoal, written under the lock: the intent before it, its success after it."""
 
     __tablename__ = "promotions"
-    __table_args__ = (Index("ix_promotions_alias", "registry", "model", "alias"),)
+    __table_args__ = (Index("ix_promotions_alias", "registry_uri", "model", "alias"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)  # later ones have greater ids
-    registry: Mapped[str] = mapped_column(Text)  # its URI, without credentials
+    registry_uri: Mapped[str] = mapped_column(Text)  # without credentials
     model: Mapped[str] = mapped_column(Text)
     alias: Mapped[str] = mapped_column(Text)
     version: Mapped[str]  # that the alias is given to

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from shoal.training.config import Config
+from shoal.training.locations import resolved
 
 
 class RunConfig(Config):
@@ -35,7 +36,9 @@ class RunConfig(Config):
         description="Rounds between two checkpoints; None: 50, or a quarter of the rounds where that is more.",
     )
     artifact_location: str | None = Field(
-        default=None, description="Directory or URI for models and results; None: the pool's default."
+        default=None,
+        description="Directory or URI for models and results, a relative one from the caller's folder; None: the "
+        "pool's default.",
     )
     seed: int = Field(
         default=0,
@@ -57,3 +60,8 @@ class RunConfig(Config):
         gt=0,
         description="Seconds without anybody asking for the job after which it ends itself; None: never.",
     )
+
+    @field_validator("artifact_location")
+    @classmethod
+    def _absolute(cls, location: str | None) -> str | None:
+        return resolved(location) if location else location

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from shoal.distributors.pytorch import (
     run_local,
 )
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.training.claims import MARKER, Claim
 from shoal.training.gang.gang import GangShape
 from shoal.training.pytorch import model_dir
-from shoal.training.pytorch.checkpoints import Checkpoints
+from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context
 from shoal.training.pytorch.environment import Machine, environments
@@ -149,30 +151,135 @@ def test_metrics_are_counted_by_rank_and_rank_0s_are_kept(capsys: pytest.Capture
     assert capsys.readouterr().out == "step 0, loss: 1\n"  # the others would have come within 10 s of it
 
 
-def test_the_newest_checkpoint_is_kept_and_read(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(str(tmp_path / "job"))
+KEY = b"of this run"
+
+
+class Told:
+    """A driver to whom rank 0 tells the seals of its checkpoints."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.seals: Seals = {}
+        self.there: list[list[str]] = []
+
+    def worker(self, key: bytes = KEY) -> Checkpoints:
+        """A worker of a gang that starts now."""
+        return Checkpoints(self.folder, key, self.seals, self.hear)
+
+    def hear(self, seals: Seals) -> None:
+        self.seals = dict(seals)
+        self.there.append(sorted(path.name[:8] for path in Path(self.folder).glob("*.pt")))
+
+
+class Opened:
+    """Makes a folder when it is read from a pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.pt"))
+
+
+def test_the_two_newest_checkpoints_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
+    driver = Told(str(tmp_path / "job"))
+    checkpoints = driver.worker()
     assert checkpoints.load() is None
     assert checkpoints.latest() is None
     for step in range(3):
         checkpoints.save({"step": step, "weights": torch.full((2,), float(step))})
-    assert [path.name for path in (tmp_path / "job").iterdir()] == ["00000003.pt"]
+    assert [path.name[:8] for path in files_of(tmp_path / "job")] == ["00000002", "00000003"]
+    assert list(driver.seals) == [2, 3]
+    assert driver.there == [[], ["00000001"], ["00000001", "00000002"]]  # told before the newest was there
     # As a process that was killed while it wrote leaves it.
     (tmp_path / "job" / "tmp123").write_bytes(b"half")
-    other = Checkpoints(str(tmp_path / "job"))
+    other = driver.worker()
     assert other.load()["step"] == 2
     assert other.latest() == 3
-    other.remove()
-    other.remove()
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_rank_reads_what_rank_0_has_just_saved(tmp_path: Path) -> None:
+    driver = Told(str(tmp_path / "job"))
+    first, other = driver.worker(), driver.worker()
+    for step in range(3):
+        first.save({"step": step})
+        assert other.load() == {"step": step}
+
+
+def test_a_state_of_any_kind_is_kept(tmp_path: Path) -> None:
+    checkpoints = Told(str(tmp_path / "job")).worker()
+    checkpoints.save({"rate": np.float64(0.5), "path": tmp_path})
+    assert checkpoints.load() == {"rate": np.float64(0.5), "path": tmp_path}
+
+
+def test_a_changed_checkpoint_is_not_unpickled_and_the_one_before_it_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = Told(str(tmp_path / "job"))
+    checkpoints = driver.worker()
+    for step in range(3):
+        checkpoints.save({"step": step})
+    newest = files_of(tmp_path / "job")[-1]
+    torch.save(Opened(tmp_path / "opened"), newest)
+    torch.save(Opened(tmp_path / "opened"), tmp_path / "job" / f"00000099-{'0' * 64}.pt")
+    resumed = driver.worker()
+    assert resumed.load() == {"step": 1}
+    assert "checkpoint 3 in" in capsys.readouterr().out
+    resumed.save({"step": 5})
+    assert driver.worker().load() == {"step": 5}
+    for path in files_of(tmp_path / "job"):
+        torch.save(Opened(tmp_path / "opened"), path)
+    with pytest.raises(TrainingError, match=r"no checkpoint in .* is as it was saved"):
+        driver.worker().load()
+    assert not (tmp_path / "opened").exists()
+
+
+def test_a_checkpoint_that_is_older_than_those_told_or_of_another_run_is_not_read(tmp_path: Path) -> None:
+    driver = Told(str(tmp_path / "job"))
+    checkpoints = driver.worker()
+    checkpoints.save({"step": 0})
+    [old] = files_of(tmp_path / "job")
+    content = old.read_bytes()
+    for step in (1, 2):
+        checkpoints.save({"step": step})
+    for path in files_of(tmp_path / "job"):
+        path.unlink()
+    old.write_bytes(content)
+    assert driver.worker().load() is None
+    assert Checkpoints(driver.folder, b"of another run").load() is None
+
+
+def test_a_checkpoint_that_was_told_and_never_written_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Told(str(tmp_path / "job"))
+    checkpoints = driver.worker()
+    for step in range(2):
+        checkpoints.save({"step": step})
+
+    def killed(seals: Seals) -> None:
+        driver.hear(seals)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoints(driver.folder, KEY, driver.seals, killed).save({"step": 2})
+    assert list(driver.seals) == [2, 3]
+    resumed = driver.worker()
+    assert resumed.load() == {"step": 1}
+    resumed.save({"step": 3})
+    assert driver.worker().load() == {"step": 3}
 
 
 def test_checkpoints_go_to_any_filesystem() -> None:
-    checkpoints = Checkpoints("memory://bucket/job")
-    checkpoints.save({"step": 1})
-    checkpoints.save({"step": 2})
-    assert Checkpoints("memory://bucket/job").load() == {"step": 2}
-    checkpoints.remove()
-    assert checkpoints.latest() is None
+    checkpoints = Checkpoints("memory://bucket/job", KEY)
+    for step in range(3):
+        checkpoints.save({"step": step})
+    assert Checkpoints("memory://bucket/job", KEY, checkpoints.told).load() == {"step": 2}
+    assert checkpoints.latest() == 3
 
 
 def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
@@ -188,7 +295,7 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
     parts = shared_out(files)
     assert parts == [["deep/of-0", "differs", "same"], ["deep/of-1"]]
     assert "differs in the model folder is not the same on all ranks: that of rank 0 is kept" in capsys.readouterr().out
-    destination = Destination(str(tmp_path / "out"), "job")
+    destination = Destination(str(tmp_path / "out"), Claim("job", "me"), lambda: True)
     for text in ("1", "2"):  # the second run of a job replaces what the first has left
         (tmp_path / "0" / "differs").write_text(text)
         destination.prepare()
@@ -197,19 +304,59 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
         final = Path(destination.commit([*parts[0], *parts[1]]))
     assert final == tmp_path / "out" / "model" / "job"
     assert sorted(path.relative_to(final).as_posix() for path in final.rglob("*") if path.is_file()) == [
-        "deep/of-0", "deep/of-1", "differs", "same",
+        MARKER, "deep/of-0", "deep/of-1", "differs", "same",
     ]  # fmt: skip
     assert (final / "differs").read_text() == "2"
     assert [path.name for path in (tmp_path / "out" / "model").iterdir()] == ["job"]
 
 
 def test_a_model_that_did_not_arrive_is_not_there(tmp_path: Path) -> None:
-    destination = Destination(str(tmp_path), "job")
+    destination = Destination(str(tmp_path), Claim("job", "me"), lambda: True)
     destination.prepare()
     with pytest.raises(TrainingError, match=r"1 files of the model, weights among them, did not arrive .* all nodes"):
         destination.commit(["weights"])
     destination.discard()
     assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_a_model_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    theirs = tmp_path / "model" / "job"
+    theirs.mkdir(parents=True)
+    (theirs / "thesis.tex").write_text("years of work")
+    destination = Destination(str(tmp_path), Claim("job", "me"), lambda: True)
+    with pytest.raises(InvalidArgumentError, match="is not empty, and no marker"):
+        destination.check()
+    destination.prepare()
+    with pytest.raises(TrainingError, match="is not empty, and no marker"):
+        destination.commit([])
+    destination.discard()
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["job"]
+    assert (theirs / "thesis.tex").read_text() == "years of work"
+
+
+def published(location: Path, claim: Claim, content: str, may_publish: Callable[[], bool] = lambda: True) -> None:
+    destination = Destination(str(location), claim, may_publish)
+    destination.prepare()
+    Path(destination.staging, "weights").write_text(content)
+    destination.commit(["weights"])
+
+
+def test_an_older_attempt_does_not_publish_over_a_newer_one(tmp_path: Path) -> None:
+    published(tmp_path, Claim("job", "me", 2), "new")
+    with pytest.raises(TrainingError, match="belongs to attempt 2"):
+        published(tmp_path, Claim("job", "me", 1), "old")
+    assert (tmp_path / "model" / "job" / "weights").read_text() == "new"
+    published(tmp_path, Claim("job", "me", 3), "newer")
+    assert (tmp_path / "model" / "job" / "weights").read_text() == "newer"
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["job"]  # what attempt 1 has left is gone, too
+
+
+def test_an_attempt_that_was_paused_before_it_published_asks_whether_it_still_may(tmp_path: Path) -> None:
+    published(tmp_path, Claim("job", "me", 1), "old")
+    answers = iter([True, False])  # when it prepares, and when it has uploaded
+    with pytest.raises(TrainingError, match='attempt 2 of job "job" has ended or a newer one has begun'):
+        published(tmp_path, Claim("job", "me", 2), "paused", lambda: next(answers))
+    assert (tmp_path / "model" / "job" / "weights").read_text() == "old"
 
 
 def test_what_a_rank_prints_is_tagged_line_by_line() -> None:

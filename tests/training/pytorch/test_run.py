@@ -23,6 +23,7 @@ from shoal.distributors.pytorch import (
 )
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
 from shoal.training import resilience
+from shoal.training.claims import MARKER
 from shoal.training.gang import lifeline
 from shoal.training.gang.gang import Gang
 from shoal.training.pytorch import engine
@@ -63,7 +64,8 @@ def test_every_rank_knows_its_place_and_what_was_handed_to_it(
         assert place["threads"] == 1
     assert run.get_metrics() == {"loss": 0.5}
     assert run.get_model_dir() == f"{tmp_path}/model/place"
-    assert left_in(tmp_path) == [f"model/place/rank-{rank}/mine.txt" for rank in (0, 1)] + ["model/place/same.txt"]
+    published = [MARKER, *(f"rank-{rank}/mine.txt" for rank in (0, 1)), "same.txt"]
+    assert left_in(tmp_path) == [f"model/place/{name}" for name in published]
     printed = capsys.readouterr().out.splitlines()
     for rank in (0, 1):
         assert f"[rank {rank}] hello from {rank}" in printed
@@ -164,7 +166,7 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[Gang]:
 def assert_nothing_left(driver: TwoNodes, gangs: list[Gang], tmp_path: Path) -> None:
     assert len(gangs) == 2
     assert_ended([worker.pid for gang in gangs for worker in gang.workers])
-    assert left_in(tmp_path) == ["done", "model/node/model.pt"]
+    assert left_in(tmp_path) == ["done", f"model/node/{MARKER}", "model/node/model.pt"]
     assert not list(driver.folder.glob("shoal-*"))
 
 
@@ -254,6 +256,16 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         distributor(functions.train, tmp_path).run(3)
     with pytest.raises(DataError, match='dataset "gone": '):
         distributor(functions.where, tmp_path).run(dataset_map={"gone": DataConnector.from_parquet(tmp_path / "no")})
+    with pytest.raises(InvalidArgumentError, match='artifact_location "/etc/passwd" cannot be written to'):
+        distributor(functions.where, tmp_path).run(artifact_location="/etc/passwd")
+    for kind in ("model", "checkpoints"):
+        theirs = tmp_path / kind / "theirs" / "file"
+        theirs.parent.mkdir(parents=True)
+        theirs.touch()
+        with pytest.raises(InvalidArgumentError, match=rf"{kind}/theirs is not empty, and no marker"):
+            distributor(functions.where, tmp_path, job_id="theirs").run()
+        assert theirs.exists()
+        theirs.unlink()
 
 
 def test_a_result_that_cannot_be_sent_is_told(driver: TwoNodes, tmp_path: Path) -> None:

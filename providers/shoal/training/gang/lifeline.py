@@ -6,8 +6,8 @@ answers fails the keepalive. The socket carries the workers' log lines as well, 
 per round and needs no actor.
 
 Frames are lines, worker to driver only: a hello, which is the gang's token and the worker's rank, then ``h`` (a
-heartbeat), ``d`` (a call is done), ``l`` with a line of log as JSON, ``n`` with a note for the driver as JSON, and ``x``
-with the reason why the worker ends itself.
+heartbeat), ``d`` (a call is done), ``l`` with a line of log as JSON, ``n`` with a note for the driver as JSON, and
+``x`` with the reason why the worker ends itself.
 
 Any process of the host can connect. Nothing that a connection sends before its hello is parsed: the hello is a short
 line, due within seconds, and its token is compared in constant time.

@@ -6,15 +6,18 @@ Where a worker or its node is lost, another gang calls the function again, which
 
 from __future__ import annotations
 
+import secrets
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from shoal.data.connector import DataConnector
-from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
-from shoal.training import cluster
+from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, ShoalError
+from shoal.training import cluster, locations
+from shoal.training.claims import Claim
+from shoal.training.context import say
 from shoal.training.gang.gang import WAIT_SECONDS, Gang, GangShape
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
@@ -29,27 +32,30 @@ def run(
     request: FunctionRequest,
     program: bytes,
     *,
-    job_id: str,
+    claim: Claim,
     location: str,
     env: Mapping[str, str] | None = None,
     on_metrics: OnMetrics | None = None,
+    may_publish: Callable[[], bool] = lambda: True,
 ) -> FunctionResult:
     """Calls a function in every worker, and waits for all.
 
     Args:
         request: Where, and with what.
         program: The function and its arguments, as :meth:`Program.dumps` has them.
-        job_id: What the model's folder and the checkpoints are called.
-        location: Directory or URI for them, which all nodes reach.
+        claim: Names the folders of the model and the checkpoints, and says which may be replaced.
+        location: Directory or URI for them, absolute, which all nodes reach.
         env: Environment variables for the workers, credentials among them; they pass from process to process and are
             stored nowhere.
         on_metrics: Called with the metrics that workers log, while they run.
+        may_publish: Whether this run is still the one whose model counts, asked right before it is published.
 
     Returns:
         What each rank returned, and what the run took.
 
     Raises:
-        InvalidArgumentError: If this process is not connected to Ray.
+        InvalidArgumentError: If this process is not connected to Ray, the location cannot be written to, or the folder
+            of the model or of the checkpoints is of something else.
         DataError: If a dataset cannot be used.
         CapacityError: If the active nodes cannot hold the workers, or did not within the deadline.
         TrainingError: If a rank raised: the first to do so, with its traceback in the notes.
@@ -60,8 +66,12 @@ def run(
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
     _require_torch()
-    checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{job_id}")
-    attempts = _Run(request, program, checkpoints, Destination(location, job_id), dict(env or {}), on_metrics, began)
+    locations.try_out(location)
+    destination = Destination(location, claim, may_publish)
+    destination.check()
+    key = secrets.token_bytes(32)
+    checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
+    attempts = _Run(request, program, claim, checkpoints, key, destination, dict(env or {}), on_metrics, began)
     return attempts.result()
 
 
@@ -77,7 +87,9 @@ class _Run:
         self,
         request: FunctionRequest,
         program: bytes,
+        claim: Claim,
         checkpoints: Checkpoints,
+        key: bytes,
         destination: Destination,
         env: dict[str, str],
         on_metrics: OnMetrics | None,
@@ -91,19 +103,24 @@ class _Run:
         self._layout = lay_out(request.scaling, cluster.active_nodes(), clamp=request.run_config.clamp)
         if request.room_for:
             lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
+        self._claim = claim
         self._checkpoints = checkpoints
+        self._key = key
         self._destination = destination
         self._metrics = Metrics(on_metrics)
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:
         """Run to the end, going on from the last checkpoint after each loss."""
-        self._checkpoints.remove()
+        self._claim.take(self._checkpoints.folder)
         try:
             with self._metrics:
                 return self._resilience.run(self._attempt, checkpoint=self._whence, make_do=self._make_do)
         finally:
-            self._checkpoints.remove()
+            try:
+                self._claim.remove(self._checkpoints.folder)
+            except (ShoalError, OSError) as error:
+                say(f"the checkpoints in {self._checkpoints.folder} are left behind: {error}")
 
     def _attempt(self) -> FunctionResult:
         from shoal.training.pytorch import worker
@@ -128,6 +145,8 @@ class _Run:
                 dataset_map=request.dataset_map,
                 hyper_params=request.hyper_params,
                 checkpoints=self._checkpoints.folder,
+                checkpoint_key=self._key,
+                checkpoint_seals=self._checkpoints.told,
                 threads=threads,
                 seed=request.run_config.seed,
             )
@@ -135,7 +154,7 @@ class _Run:
                 partial(worker.call, assignment),
                 list(zip(machines, places, strict=True)),
                 timeout=self._resilience.timeout,
-                on_note=self._metrics.note,
+                on_note=self._note,
             )
             model_dir = self._publish(gang, [outcome.files for outcome in outcomes])
             workers = tuple(
@@ -153,6 +172,13 @@ class _Run:
             seconds=time.monotonic() - self._began,
             workers=workers,
         )
+
+    def _note(self, rank: int, note: dict[str, Any]) -> None:
+        """Take what a worker told the driver."""
+        if "checkpoints" in note:
+            self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
+        else:
+            self._metrics.note(rank, note)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
         """Have the ranks upload their files, each one once; what an earlier run has left stays until then."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from shoal.errors import TrainingError
+from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.claims import Claim
 from shoal.training.context import say
 
 _BLOCK_BYTES = 2**20
@@ -68,29 +69,50 @@ class Destination:
 
     Args:
         location: Directory or URI for artifacts.
-        job_id: What it is called there.
+        claim: Says which folders the run may replace, and what its own are called.
+        may_publish: Whether this run may still publish, asked right before it does.
     """
 
-    def __init__(self, location: str, job_id: str) -> None:
-        self.path = f"{location.rstrip('/')}/model/{job_id}"
+    def __init__(self, location: str, claim: Claim, may_publish: Callable[[], bool]) -> None:
+        self.path = f"{location.rstrip('/')}/model/{claim.job_id}"
+        self._claim = claim
+        self._may_publish = may_publish
         local = "://" not in location
-        self.staging = f"{location.rstrip('/')}/model/.{job_id}.partial" if local else self.path
+        # Of this attempt alone: the ranks of an older one, whose driver was paused, may still be uploading.
+        partial = f"{location.rstrip('/')}/model/.{claim.job_id}.{claim.attempt}.partial"
+        self.staging = partial if local else self.path
         """Where ranks upload to. An object store has no folders to rename: there it is the place itself."""
 
+    def check(self) -> None:
+        """Refuse a model folder that this run must not replace.
+
+        Raises:
+            InvalidArgumentError: It is of something else, or of a newer attempt.
+        """
+        self._claim.check(self.path)
+        self._claim.check(self.staging)
+
     def prepare(self) -> None:
-        """Removes what an earlier run has left unfinished; where nothing can be renamed, all that it has left."""
-        self.discard()
+        """Remove what earlier attempts have left unfinished; where nothing can be renamed, all that they have left.
+
+        Raises:
+            TrainingError: A newer attempt has taken over.
+            InvalidArgumentError: As :meth:`check`.
+        """
+        self._require_permission()
+        self._claim.take(self.staging)
         if self.staging != self.path:
-            Path(self.staging).mkdir(parents=True)
+            self._remove_leftovers("partial", keep=Path(self.staging))
 
     def commit(self, files: Iterable[str]) -> str:
-        """Puts the uploaded files in their place; returns it.
+        """Put the uploaded files in their place; returns it.
 
         Args:
             files: What was uploaded, as paths in the folder.
 
         Raises:
-            TrainingError: If one is not there: its rank's node wrote it elsewhere.
+            TrainingError: If one is not there, because its rank's node wrote it elsewhere; or if a newer attempt has
+                taken over.
         """
         import fsspec
 
@@ -101,17 +123,46 @@ class Destination:
                 f"{len(missing)} files of the model, {missing[0]} among them, did not arrive in {self.staging}: set "
                 "artifact_location to a directory or URI that all nodes reach"
             )
-        if self.staging != self.path:
-            final = Path(self.path)
-            if final.exists():
-                shutil.rmtree(final)
-            Path(self.staging).rename(final)
+        self._require_permission()
+        try:
+            self._claim.check(self.staging)
+            if self.staging != self.path:
+                self._swap(Path(self.path), Path(self.staging))
+        except InvalidArgumentError as error:
+            raise TrainingError(str(error)) from error
         return self.path
 
     def discard(self) -> None:
-        """Removes what was uploaded."""
-        import fsspec
+        """Remove what was uploaded; what belongs to a newer attempt stays."""
+        with contextlib.suppress(InvalidArgumentError):
+            self._claim.remove(self.staging)
 
-        fs, root = fsspec.core.url_to_fs(self.staging)
-        if fs.exists(root):
-            fs.rm(root, recursive=True)
+    def _require_permission(self) -> None:
+        if not self._may_publish():
+            raise TrainingError(
+                f'attempt {self._claim.attempt} of job "{self._claim.job_id}" has ended or a newer one has begun: '
+                "its model is not published"
+            )
+
+    def _swap(self, final: Path, staging: Path) -> None:
+        """Put a folder in another's place, looking at the other only when nobody else can replace it any more."""
+        if not final.is_symlink() and not final.exists():
+            staging.rename(final)
+            return
+        aside = staging.with_suffix(".replaced")
+        self._claim.remove(str(aside))
+        final.rename(aside)
+        try:
+            self._claim.check(str(aside))
+            staging.rename(final)
+        except BaseException:
+            aside.rename(final)
+            raise
+        self._remove_leftovers("replaced")
+
+    def _remove_leftovers(self, kind: str, keep: Path | None = None) -> None:
+        for folder in Path(self.path).parent.glob(f".{self._claim.job_id}.*.{kind}"):
+            if folder != keep:
+                # The name may be of another job (of "a.1" where this is "a"), or a newer attempt's.
+                with contextlib.suppress(InvalidArgumentError):
+                    self._claim.remove(str(folder))

@@ -59,6 +59,8 @@ class Assignment:
         dataset_map: Datasets by name.
         hyper_params: What ``get_hyper_params`` returns.
         checkpoints: Folder or URI for them.
+        checkpoint_key: The run's key for their seals.
+        checkpoint_seals: Seals of those to go on from: number -> seal.
         threads: PyTorch's threads.
         seed: Seed of the plan of sharded datasets.
     """
@@ -67,6 +69,8 @@ class Assignment:
     dataset_map: Mapping[str, DatasetSpec]
     hyper_params: Mapping[str, Any]
     checkpoints: str
+    checkpoint_key: bytes
+    checkpoint_seals: Mapping[int, str]
     threads: int
     seed: int
 
@@ -149,7 +153,12 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
             {name: DataConnector.from_spec(spec) for name, spec in assignment.dataset_map.items()},
             assignment.hyper_params,
             str(_folder),
-            Checkpoints(assignment.checkpoints),
+            Checkpoints(
+                assignment.checkpoints,
+                assignment.checkpoint_key,
+                assignment.checkpoint_seals,
+                tell=lambda seals: place.note({"checkpoints": dict(seals)}),
+            ),
             lambda metrics, step: place.note({"metrics": metrics, "step": step}),
         )
     )

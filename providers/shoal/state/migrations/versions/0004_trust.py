@@ -18,6 +18,9 @@ def upgrade() -> None:
         jobs.add_column(sa.Column("heartbeat_at", sa.Double(), nullable=True))
         jobs.add_column(sa.Column("results_digest", sa.String(length=64), nullable=True))
         jobs.add_column(sa.Column("submitter", sa.JSON(), nullable=True))
+        jobs.add_column(sa.Column("asked_clock", sa.JSON(), nullable=True))
+    with op.batch_alter_table("leases") as leases:
+        leases.add_column(sa.Column("renewed_clock", sa.JSON(), nullable=True))
     # SQLite keeps a text of any length whatever its column says.
     if op.get_bind().dialect.name == "postgresql":
         for table in _HOLDERS:
@@ -29,7 +32,7 @@ def _create_promotions() -> None:
     op.create_table(
         "promotions",
         sa.Column("id", sa.Integer(), primary_key=True, autoincrement=True),
-        sa.Column("registry", sa.Text(), nullable=False),
+        sa.Column("registry_uri", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("alias", sa.Text(), nullable=False),
         sa.Column("version", sa.String(length=255), nullable=False),
@@ -43,7 +46,7 @@ def _create_promotions() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("confirmed_at", sa.Double(), nullable=True),
     )
-    op.create_index("ix_promotions_alias", "promotions", ["registry", "model", "alias"])
+    op.create_index("ix_promotions_alias", "promotions", ["registry_uri", "model", "alias"])
 
 
 def downgrade() -> None:
@@ -51,7 +54,10 @@ def downgrade() -> None:
     if op.get_bind().dialect.name == "postgresql":
         for table in _HOLDERS:
             op.alter_column(table, "holder", type_=sa.String(length=255), existing_type=sa.Text())
+    with op.batch_alter_table("leases") as leases:
+        leases.drop_column("renewed_clock")
     with op.batch_alter_table("jobs") as jobs:
+        jobs.drop_column("asked_clock")
         jobs.drop_column("submitter")
         jobs.drop_column("results_digest")
         jobs.drop_column("heartbeat_at")

@@ -1,0 +1,77 @@
+"""Where artifacts go, a directory or URI: made absolute by the caller, and tried before a training run writes there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from shoal.errors import InvalidArgumentError
+
+_FILE = "file://"
+
+
+def resolved(location: str) -> str:
+    """Make a location absolute, so that another process of this host writes to the same place.
+
+    An absolute path and a URI stay as they are: the fingerprints of jobs contain them.
+
+    Args:
+        location: Local path (relative, or with ``~``) or URI.
+
+    Raises:
+        InvalidArgumentError: If it is blank, or a ``file://`` URI that names a host.
+    """
+    if not location.strip():
+        raise InvalidArgumentError("artifact_location is blank: give a directory or a URI, or leave it out")
+    if location.startswith(_FILE):
+        host = urlsplit(location).netloc
+        if host not in ("", "localhost"):
+            raise InvalidArgumentError(
+                f'artifact_location "{location}" names the host "{host}": write file:///absolute/path, or a plain path'
+            )
+        return location
+    if "://" in location or os.path.isabs(location):
+        return location
+    return os.path.abspath(os.path.expanduser(location))
+
+
+def local_path(location: str) -> str:
+    """The path of a ``file://`` URI; any other location as it is."""
+    return url2pathname(urlsplit(location).path) if location.startswith(_FILE) else location
+
+
+def try_out(location: str) -> None:
+    """Make the folder where there is none, and write and remove a small file in it.
+
+    Args:
+        location: Absolute path or URI.
+
+    Raises:
+        InvalidArgumentError: If that fails; the message contains the cause.
+    """
+    try:
+        if "://" in location:
+            _try_out_uri(location)
+        else:
+            Path(location).mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
+                file.write(b"shoal")
+    except Exception as error:  # every filesystem has exceptions of its own
+        raise InvalidArgumentError(
+            f'artifact_location "{location}" cannot be written to: {type(error).__name__}: {error}. '
+            "Choose a directory or URI that this host can write"
+        ) from error
+
+
+def _try_out_uri(location: str) -> None:
+    import fsspec
+
+    fs, root = fsspec.core.url_to_fs(location)
+    trial = f"{str(root).rstrip('/')}/.shoal-trial-{uuid.uuid4().hex}"
+    fs.makedirs(root, exist_ok=True)
+    fs.pipe_file(trial, b"shoal")
+    fs.rm_file(trial)

@@ -1,0 +1,201 @@
+"""Jobs whose submitter died before it sent them, and jobs whose driver runs on another host than whoever looks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from shoal import jobs
+from shoal.jobs import attempts, submission
+from shoal.jobs.attempts import Key
+from shoal.pool import journal, reconciler, silent_jobs
+from shoal.pool.backends.local import token_path
+from shoal.pool.processes import ProcessId
+from shoal.pool.silent_jobs import SilentJobs
+from shoal.state import Store, stamps
+from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
+from tests.jobs.conftest import POOL
+from tests.jobs.fake_head import TOKEN, FakeHead
+from tests.waiting import wait_until
+
+ELSEWHERE = {"boot": "another boot", "pid": 4_000_000, "start": 1, "host": "0" * 16}
+
+
+@pytest.fixture
+def dead() -> dict[str, Any]:
+    """A process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = ProcessId.of(process.pid)
+        assert found is not None
+        process.communicate(b"\n")
+    return found.to_json()
+
+
+@pytest.fixture
+def headed(store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store's pool has a head, the fake one, and nothing but jobs keeps it up."""
+    monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
+    began = stamps.monotonic()
+    monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: began)  # however slow the machine
+    token_path(POOL).write_text(TOKEN)
+    endpoint = {"api": head.endpoint.api, "gcs": head.endpoint.gcs, "ray_node_id": "0"}
+    with store.transaction() as session:
+        session.add(
+            Node(
+                id="0123456789", pool=POOL, name=f"{POOL}-0", is_head=True, state=NodeState.READY, epoch=1, cpus=1,
+                gpus=0, endpoint=endpoint, busy=False, start_deadline=0.0, created_at=0.0,
+            )
+        )  # fmt: skip
+    return store
+
+
+def pending(store: Store, head: FakeHead, spec: Any, *, submitter: Any, asked_ago: float, sent: bool = False) -> Key:
+    """A detached job that was asked for some time ago by a process of this host."""
+    detached = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": None})})
+    handle = submission.submit(detached, endpoint_of=lambda _: head.endpoint)
+    if not sent:
+        head.jobs.clear()
+    with store.transaction() as session:
+        job = session.get_one(Job, (handle.job_id, handle.attempt))
+        job.submitter = submitter
+        job.asked_clock = stamps.stamp(job.asked_at) | {"at": stamps.monotonic() - asked_ago}
+    return Key(handle.job_id, handle.attempt)
+
+
+def state(store: Store, key: Key) -> JobState:
+    return attempts.load(store, key).state
+
+
+def pool_state(store: Store) -> PoolState:
+    with store.reading() as session:
+        return session.get_one(Pool, POOL).state
+
+
+def test_a_job_that_was_never_sent_fails_and_keeps_no_pool_up(headed, head, spec, dead):
+    key = pending(headed, head, spec, submitter=dead, asked_ago=21.0)
+
+    did = jobs.sweep()
+
+    why = f"its submitter (pid {dead['pid']}) ended before the job was sent to the pool's head: submit it again"
+    assert did[0] == f"job {key.job_id}, attempt 1: failed, {why}"
+    assert f"{POOL}: it goes down, because its last lease ended and nobody set a base demand" in did
+    assert attempts.load(headed, key).error == why
+    assert pool_state(headed) is PoolState.DOWN
+
+
+def test_a_job_that_was_sent_outlives_its_submitter(headed, head, spec, dead):
+    key = pending(headed, head, spec, submitter=dead, asked_ago=900.0, sent=True)
+
+    assert jobs.sweep() == []
+    assert state(headed, key) is JobState.PENDING
+    assert pool_state(headed) is PoolState.UP
+
+
+@pytest.mark.parametrize(
+    ("whose", "asked_ago", "after"),
+    [
+        ("a dead process", 19.0, JobState.PENDING),
+        ("a dead process", 21.0, JobState.FAILED),
+        ("this process", 900.0, JobState.PENDING),
+        ("another host's process", 299.0, JobState.PENDING),
+        ("another host's process", 301.0, JobState.FAILED),
+        ("shoal 0.1", 900.0, JobState.PENDING),
+    ],
+)
+def test_who_has_to_be_gone_for_how_long(headed, head, spec, dead, whose, asked_ago, after):
+    submitters = {
+        "a dead process": dead,
+        "this process": ProcessId.mine().to_json(),
+        "another host's process": ELSEWHERE,
+        "shoal 0.1": None,
+    }
+    key = pending(headed, head, spec, submitter=submitters[whose], asked_ago=asked_ago)
+
+    jobs.sweep()
+
+    assert state(headed, key) is after
+
+
+def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
+    handle = submission.submit(spec, endpoint_of=lambda _: head.endpoint)
+
+    job = attempts.load(headed, Key(handle.job_id, 1))
+
+    assert job.submitter == ProcessId.mine().to_json()
+    assert job.submitter["host"]
+
+
+def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec, dead, monkeypatch):
+    monkeypatch.setattr(silent_jobs, "_PATIENCE_S", 0.0)
+    key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)
+
+    running = threading.Thread(target=reconciler.run, daemon=True)
+    running.start()
+
+    wait_until(lambda: state(headed, key) is JobState.FAILED, "the job to be settled", 120)
+    wait_until(lambda: pool_state(headed) is PoolState.DOWN, "the pool's end", 60)
+    running.join(30)
+    assert not running.is_alive()
+
+
+def test_a_driver_on_another_host_is_not_judged_by_a_pid_of_this_one(headed, head, spec):
+    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, sent=True)
+    attempts.start(headed, key, ELSEWHERE, 1.0)
+    head.jobs[key.submission_id].status = "RUNNING"
+
+    assert jobs.sweep() == []
+    assert pool_state(headed) is PoolState.UP
+
+
+def test_a_dead_driver_of_this_host_keeps_no_pool_up(headed, head, spec, dead):
+    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, sent=True)
+    attempts.start(headed, key, dead, 1.0)
+    with headed.reading() as session:
+        assert journal.load(session, POOL, lock=False).works is False
+
+
+class TestSilentJobs:
+    def job(self, **fields: Any) -> Job:
+        return Job(**({"id": "j", "attempt": 1, "state": JobState.RUNNING, "asked_at": 1.0} | fields))
+
+    def silent(self, *looks: Job) -> list[bool]:
+        """Whether the job was found silent, at looks 20 s apart."""
+        passed = [0.0]
+        jobs_ = SilentJobs(lambda: passed[0])
+        found = []
+        for job in looks:
+            found.append(jobs_.among([job]) != [])
+            passed[0] += 20.0
+        return found
+
+    def test_an_old_heartbeat_of_another_hosts_driver_is_noticed_after_a_while(self):
+        job = self.job(driver=ELSEWHERE, heartbeat_at=5.0)
+        assert self.silent(job, job, job) == [False, False, True]
+
+    def test_a_heartbeat_that_goes_on_is_not(self):
+        looks = [self.job(driver=ELSEWHERE, heartbeat_at=beat) for beat in (5.0, 3.0, 9.0, 2.0)]  # a clock that jumps
+        assert self.silent(*looks) == [False] * 4
+
+    def test_a_driver_of_0_1_on_another_host_leaves_none(self):
+        assert self.silent(*[self.job(driver=ELSEWHERE)] * 3) == [False] * 3
+
+    def test_a_driver_that_lives_here_answers_for_itself(self):
+        assert self.silent(*[self.job(driver=ProcessId.mine().to_json(), heartbeat_at=5.0)] * 3) == [False] * 3
+
+    def test_a_dead_one_does_not(self, dead):
+        assert self.silent(*[self.job(driver=dead)] * 3) == [False, False, True]
+
+    def test_a_pending_job_whose_submitter_died_is_noticed_unless_somebody_asks(self, dead):
+        forgotten = self.job(state=JobState.PENDING, submitter=dead)
+        assert self.silent(forgotten, forgotten, forgotten) == [False, False, True]
+        asked = [self.job(state=JobState.PENDING, submitter=dead, asked_at=at) for at in (1.0, 21.0, 41.0)]
+        assert self.silent(*asked) == [False] * 3
+
+    def test_a_pending_job_of_0_1_or_of_a_living_submitter_is_left_alone(self):
+        assert self.silent(*[self.job(state=JobState.PENDING)] * 3) == [False] * 3
+        alive = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json())
+        assert self.silent(alive, alive, alive) == [False] * 3

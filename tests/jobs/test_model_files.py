@@ -1,0 +1,113 @@
+"""What a job leaves: nothing is replaced that it has not made, and no pickle is read that was changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import JobResult, attempts, load_results, model_files
+from shoal.jobs.attempts import Key, Order
+from shoal.jobs.workplace import Workplace
+from shoal.state import Store
+from shoal.state.schema import JobState
+from shoal.training.pytorch.request import FunctionResult
+
+KEY = Key("job", 1)
+ORDER = Order("job", "retrain", "airflow:d/r", {"question": "q"}, {"api": "a", "gcs": "g"}, None)
+ANSWER = FunctionResult((1, 2), {}, "/model", 2, 0, 1.0, ())
+
+
+class Opened:
+    """Makes a file when it is read from a pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def place(store: Store, key: Key = KEY) -> Workplace:
+    return Workplace(store, key, None, {}, {})
+
+
+def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:
+    """A function's job that has succeeded."""
+    attempts.ask(store, ORDER, 1.0)
+    attempts.start(store, KEY, {}, 2.0)
+    folder = model_files.folder(KEY, str(location))
+    path, sha256 = model_files.save_results(folder, place(store).claim(), ANSWER)
+    result = JobResult(
+        job_id="job",
+        attempt=1,
+        model_path="/model",
+        model_digest=None,
+        model_uri="/model",
+        metrics={},
+        best_iteration=None,
+        rows=None,
+        results_path=path,
+        num_workers=2,
+        seconds=1.0,
+        restarts=0,
+        peak_memory_per_worker=(),
+        mlflow_run_id=None,
+        model_version=None,
+        promoted=None,
+        champion=None,
+    )
+    said = {"result": result.model_dump(mode="json"), "results_digest": sha256 if digest else None}
+    assert attempts.end(store, KEY, JobState.SUCCEEDED, 3.0, **said)
+    return result
+
+
+def test_changed_results_are_not_unpickled(store: Store, tmp_path: Path) -> None:
+    result = finished(store, tmp_path)
+    assert load_results(result) == ANSWER
+    assert result.results_path is not None
+    Path(result.results_path).write_bytes(cloudpickle.dumps(Opened(tmp_path / "opened")))
+    with pytest.raises(JobError, match="was changed since job job wrote it, and is not read"):
+        load_results(result)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_results_of_a_job_of_before_have_no_digest_and_are_read(store: Store, tmp_path: Path) -> None:
+    assert load_results(finished(store, tmp_path, digest=False)) == ANSWER
+
+
+def test_results_of_a_job_that_the_store_does_not_know_are_not_read(store: Store, tmp_path: Path) -> None:
+    result = finished(store, tmp_path).model_copy(update={"attempt": 7})
+    with pytest.raises(JobError, match="attempt 7 of job"):
+        load_results(result)
+
+
+def test_an_attempts_folder_of_something_else_is_refused_before_training(store: Store, tmp_path: Path) -> None:
+    attempts.ask(store, ORDER, 1.0)
+    folder = tmp_path / "job" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.ubj").write_text("of another store")
+    with pytest.raises(InvalidArgumentError, match="is not empty, and no marker"):
+        model_files.check(str(folder), place(store).claim(), str(tmp_path))
+    assert (folder / "model.ubj").read_text() == "of another store"
+    with pytest.raises(InvalidArgumentError, match="cannot be written to"):
+        model_files.check("/etc/passwd/job/1", place(store).claim(), "/etc/passwd")
+
+
+def test_only_the_newest_attempt_that_runs_is_current(store: Store) -> None:
+    attempts.ask(store, ORDER, 1.0)
+    assert not place(store).is_current()  # pending
+    attempts.start(store, KEY, {}, 2.0)
+    assert place(store).is_current()
+    attempts.end(store, KEY, JobState.FAILED, 3.0, error="lost")
+    assert not place(store).is_current()
+    attempts.ask(store, ORDER, 4.0)
+    second = Key("job", 2)
+    attempts.start(store, second, {}, 5.0)
+    assert place(store, second).is_current()
+    assert not place(store).is_current()
+    first, other = place(store).claim(), place(store, second).claim()
+    assert (first.owner, first.attempt, other.attempt) == (other.owner, 1, 2)

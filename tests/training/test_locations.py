@@ -1,0 +1,45 @@
+"""Where artifacts go: absolute, and tried before a training run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal import RunConfig
+from shoal.distributors.pytorch import PyTorchDistributor
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import files
+from shoal.training import locations
+
+
+def test_a_relative_location_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert RunConfig(artifact_location="models/new").artifact_location == f"{tmp_path}/models/new"
+    assert RunConfig(artifact_location="~/models").artifact_location == "/home/somebody/models"
+    request = PyTorchDistributor(print)._request("print", {}, {}, "models")
+    assert request.run_config.artifact_location == f"{tmp_path}/models"
+
+
+@pytest.mark.parametrize("location", ["/data/models/", "s3://bucket/models/", "file:///data/models"])
+def test_an_absolute_location_stays_because_fingerprints_contain_it(location: str) -> None:
+    assert RunConfig(artifact_location=location).artifact_location == location
+
+
+def test_a_file_uri_is_a_path() -> None:
+    assert files.root("file:///data/my%20models/") == "/data/my models"
+    with pytest.raises(InvalidArgumentError, match=r'names the host "relative": write file:///absolute/path'):
+        RunConfig(artifact_location="file://relative/models")
+
+
+def test_a_trial_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path) -> None:
+    locations.try_out(str(tmp_path / "new" / "models"))
+    assert list((tmp_path / "new" / "models").iterdir()) == []
+    locations.try_out("memory://trial/models")
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "/etc/passwd/models", "/proc/models", "no-such-scheme://bucket"])
+def test_a_location_that_cannot_be_written_to_is_refused(location: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf'artifact_location "{location}" cannot be written to: .*Choose'):
+        locations.try_out(location)
