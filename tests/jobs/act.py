@@ -74,12 +74,21 @@ def drive(scene: Scene) -> None:
     driver.main()
 
 
+def beat(_: Scene) -> None:
+    """Be the watchdog of the newest attempt's driver, at its first look."""
+    from shoal.jobs.watchdog import Watchdog
+
+    store = Store()
+    Watchdog(store, attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt), None).look()
+
+
 MODEL = b"a model, as a library writes it"
 
 
 def publish(scene: Scene) -> None:
     """Write what a training returned."""
     from shoal.jobs import model_files
+    from shoal.training.claims import Claim
     from shoal.training.request import TrainResult
 
     trained = TrainResult(
@@ -92,7 +101,7 @@ def publish(scene: Scene) -> None:
         seconds=0.5,
         workers=(),
     )
-    model_files.save(str(scene.spec["folder"]), trained)
+    model_files.save(str(scene.spec["folder"]), Claim(JOB_ID, "the test"), trained)
 
 
 _CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
@@ -128,6 +137,7 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "collecting": lambda scene: scene.ask().wait(on_log=None),
     "cancelling": lambda scene: scene.found().cancel(),
     "publishing": publish,
+    "beating": beat,
     "sweeping": lambda scene: scene.found().end_if_lost(),
 }
 

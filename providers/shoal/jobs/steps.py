@@ -28,6 +28,8 @@ class JobStep(StrEnum):
     """Transaction, the driver's: the attempt runs."""
     TAKE = "take"
     """Act, the driver's: it reads the credentials and deletes their file."""
+    BEAT = "beat"
+    """Transaction, the driver's, every few seconds: its sign of life."""
     NOTE_RUN = "note-run"
     """Transaction, the driver's: the MLflow run of the attempt."""
     PUBLISH = "publish"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.attempts import Key
+from shoal.jobs.steps import JobStep, transaction
 from shoal.pool.api import ComputePool
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
@@ -113,7 +114,7 @@ class Watchdog:
         """
         now = self._monotonic()
         beat = now >= self._beat_at
-        with self._store.transaction() if beat else self._store.reading() as session:
+        with transaction(self._store, JobStep.BEAT) if beat else self._store.reading() as session:
             job = session.get(Job, (self._key.job_id, self._key.attempt))
             if beat and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
