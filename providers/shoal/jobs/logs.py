@@ -12,9 +12,12 @@ from shoal.jobs.attempts import Key
 from shoal.state.home import home
 
 
+LOG_NAME = "driver.log"
+
+
 def log_path(key: Key) -> Path:
     """Where the driver of an attempt writes its log, on the head's machine."""
-    return home() / "jobs" / key.job_id / str(key.attempt) / "driver.log"
+    return home() / "jobs" / key.job_id / str(key.attempt) / LOG_NAME
 
 
 class LogFollower:
