@@ -11,7 +11,6 @@ from typing import TextIO
 from shoal.jobs.attempts import Key
 from shoal.state.home import home
 
-
 LOG_NAME = "driver.log"
 
 
