@@ -11,9 +11,11 @@ import pytest
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobResult, attempts, load_results, model_files
 from shoal.jobs.attempts import Key, Order
+from shoal.jobs.logs import log_path
 from shoal.jobs.workplace import Workplace
 from shoal.state import Store
 from shoal.state.schema import JobState
+from shoal.training.claims import MARKER
 from shoal.training.pytorch.request import FunctionResult
 
 KEY = Key("job", 1)
@@ -95,6 +97,18 @@ def test_an_attempts_folder_of_something_else_is_refused_before_training(store: 
     assert (folder / "model.ubj").read_text() == "of another store"
     with pytest.raises(InvalidArgumentError, match="cannot be written to"):
         model_files.check("/etc/passwd/job/1", place(store).claim(), "/etc/passwd")
+
+
+def test_an_attempts_log_lies_beside_its_files(store: Store) -> None:
+    attempts.ask(store, ORDER, 1.0)
+    log = log_path(KEY)
+    log.parent.mkdir(parents=True)
+    log.write_text("begun")
+    claim, folder = place(store).claim(), model_files.folder(KEY, None)
+    model_files.check(folder, claim, None)
+    model_files.save_results(folder, claim, ANSWER)
+    model_files.check(folder, claim, None)
+    assert sorted(path.name for path in log.parent.iterdir()) == [MARKER, "driver.log", "results.pkl"]
 
 
 def test_only_the_newest_attempt_that_runs_is_current(store: Store) -> None:

@@ -11,10 +11,12 @@ from typing import TextIO
 from shoal.jobs.attempts import Key
 from shoal.state.home import home
 
+LOG_NAME = "driver.log"
+
 
 def log_path(key: Key) -> Path:
     """Where the driver of an attempt writes its log, on the head's machine."""
-    return home() / "jobs" / key.job_id / str(key.attempt) / "driver.log"
+    return home() / "jobs" / key.job_id / str(key.attempt) / LOG_NAME
 
 
 class LogFollower:

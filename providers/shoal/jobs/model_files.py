@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import attempts, files
 from shoal.jobs.attempts import Key
+from shoal.jobs.logs import LOG_NAME
 from shoal.jobs.steps import JobStep, act
 from shoal.state import Store
 from shoal.training import locations
@@ -25,6 +26,8 @@ _MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
 """What the model is called; either library goes by the ending."""
 _REPORT = "training.json"
 _RESULTS = "results.pkl"
+_LOGS = (LOG_NAME,)
+"""In `$SHOAL_HOME`, an attempt's log lies in the same folder."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
@@ -44,7 +47,12 @@ def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
         InvalidArgumentError: The message says which, and what to do.
     """
     locations.try_out(files.root(artifact_location))
-    claim.check(folder)
+    claim.check(folder, beside=_LOGS)
+
+
+def _mark(folder: str, claim: Claim) -> None:
+    claim.check(folder, beside=_LOGS)
+    claim.mark(folder)
 
 
 def save(folder: str, claim: Claim, trained: TrainResult) -> str:
@@ -52,7 +60,7 @@ def save(folder: str, claim: Claim, trained: TrainResult) -> str:
 
     The model comes last: where it is, the rest is too.
     """
-    claim.take(folder)
+    _mark(folder, claim)
     path = f"{folder}/{_MODELS[trained.framework]}"
     with act(JobStep.PUBLISH):
         files.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
@@ -77,7 +85,7 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
     """Write what each rank of a function returned; returns the path, and the SHA-256 of the content."""
     import cloudpickle
 
-    claim.take(folder)
+    _mark(folder, claim)
     path = f"{folder}/{_RESULTS}"
     content = cloudpickle.dumps(answer)
     with act(JobStep.PUBLISH):

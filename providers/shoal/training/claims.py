@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,11 +34,12 @@ class Claim:
     owner: str
     attempt: int = 1
 
-    def check(self, folder: str) -> bool:
+    def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
         """Whether there is a folder that this attempt may replace: an empty one, or one of its job.
 
         Args:
             folder: Absolute path or URI.
+            beside: Names of files that say nothing about whose the folder is.
 
         Returns:
             False if nothing is there.
@@ -51,7 +53,7 @@ class Claim:
             return False
         if linked or not fs.isdir(root):
             raise InvalidArgumentError(f"{folder} is no folder: {self._remedy}")
-        if not fs.ls(root, detail=False):
+        if all(_name(path) in beside for path in fs.ls(root, detail=False)):
             return True
         found = _read(fs, root)
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
@@ -76,6 +78,10 @@ class Claim:
             InvalidArgumentError: As :meth:`check`.
         """
         self.remove(folder)
+        self.mark(folder)
+
+    def mark(self, folder: str) -> None:
+        """Make a folder where there is none, and write the marker of this attempt into it."""
         fs, root = _filesystem(folder)
         fs.makedirs(root, exist_ok=True)
         fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
@@ -102,7 +108,7 @@ class Claim:
             return
         fs, root = _filesystem(folder)
         for path in fs.ls(root, detail=False):
-            if str(path).rstrip("/").rpartition("/")[2] != MARKER:
+            if _name(path) != MARKER:
                 fs.rm(path, recursive=True)
         fs.rm(root, recursive=True)
 
@@ -116,6 +122,10 @@ def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:
 
     fs, root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
     return fs, str(root).rstrip("/")
+
+
+def _name(path: str) -> str:
+    return str(path).rstrip("/").rpartition("/")[2]
 
 
 def _read(fs: AbstractFileSystem, root: str) -> Claim | None:
