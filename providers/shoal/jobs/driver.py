@@ -125,15 +125,12 @@ class Driver:
             print(f"{end.state.value}: {error}", flush=True)
 
         def write() -> bool:
-            return attempts.end(
-                self._store,
-                self._key,
-                end.state,
-                time.time(),
-                seen={JobState.RUNNING},
-                error=error,
-                result=result,
-            )
+            now, seen = time.time(), {JobState.RUNNING}
+            if attempts.end(self._store, self._key, end.state, now, seen=seen, error=error, result=result):
+                return True
+            # An earlier try may have been committed although its answer was lost.
+            job = attempts.load(self._store, self._key)
+            return (job.state, job.error, job.result) == (end.state, error, result)
 
         try:
             stored = patiently(self._store, write)
