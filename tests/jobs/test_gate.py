@@ -42,10 +42,12 @@ class Client(mlflow.MlflowClient):
 
 
 @pytest.fixture(scope="module")
-def logged(mlflow_uri: str) -> str:
+def logged(mlflow_uri: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that every version is made of: what it is worth, the test says."""
     mlflow.set_tracking_uri(mlflow_uri)
-    with mlflow.start_run():
+    artifacts = tmp_path_factory.mktemp("artifacts").as_uri()
+    experiment = mlflow.MlflowClient(mlflow_uri).create_experiment("gate", artifact_location=artifacts)
+    with mlflow.start_run(experiment_id=experiment):
         return mlflow.pyfunc.log_model(name="nothing", python_model=Nothing(), pip_requirements=[]).model_uri
 
 

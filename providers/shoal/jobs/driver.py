@@ -128,7 +128,7 @@ class Driver:
             print(f"{end.state.value}: {error}", flush=True)
 
         def write() -> bool:
-            return attempts.end(
+            if attempts.end(
                 self._store,
                 self._key,
                 end.state,
@@ -137,7 +137,11 @@ class Driver:
                 error=error,
                 result=result,
                 results_digest=end.results_digest,
-            )
+            ):
+                return True
+            # An earlier try may have been committed although its answer was lost.
+            job = attempts.load(self._store, self._key)
+            return (job.state, job.error, job.result) == (end.state, error, result)
 
         try:
             stored = patiently(self._store, write)

@@ -262,7 +262,8 @@ class _Contest:
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
     def _winner(self, rivals: Sequence[str]) -> str | None:
-        mode, best = self.register.best, None
+        mode = self.register.best
+        best: str | None = None
         for rival in rivals:
             if best is None or is_better(self.scores[rival], self.scores[best], mode):
                 best = rival

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, and_, select
 
 from shoal.jobs.locks import HeldLock
 from shoal.jobs.steps import JobStep, transaction
@@ -68,7 +68,9 @@ class Ledger:
         with transaction(self.store, JobStep.SETTLE) as session:
             if not lock.renew(session):
                 return False
-            newest = session.scalars(self._newest_first().limit(1)).first()
+            newest = session.scalars(
+                select(Promotion).where(self._of_this_alias()).order_by(Promotion.id.desc()).limit(1)
+            ).first()
             if newest is not None and newest.state is PromotionState.INTENDED:
                 if newest.version == version:
                     _confirm(newest)
@@ -82,17 +84,19 @@ class Ledger:
         Args:
             since: Id of the oldest row that counts.
         """
-        query = self._newest_first().where(Promotion.id >= since, Promotion.state == PromotionState.CONFIRMED)
-        with self.store.reading() as session:
-            return [promotion.version for promotion in session.scalars(query)]
-
-    def _newest_first(self) -> Select[Promotion]:
-        return (
-            select(Promotion)
-            .where(
-                Promotion.registry_uri == self.registry, Promotion.model == self.model, Promotion.alias == self.alias
-            )
+        query = (
+            select(Promotion.version)
+            .where(self._of_this_alias(), Promotion.id >= since, Promotion.state == PromotionState.CONFIRMED)
             .order_by(Promotion.id.desc())
+        )
+        with self.store.reading() as session:
+            return list(session.scalars(query))
+
+    def _of_this_alias(self) -> ColumnElement[bool]:
+        return and_(
+            Promotion.registry_uri == self.registry,
+            Promotion.model == self.model,
+            Promotion.alias == self.alias,
         )
 
 
