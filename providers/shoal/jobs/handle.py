@@ -281,9 +281,10 @@ class JobHandle:
         if isinstance(verdict, Lost):
             return True
         if verdict is Missing.SUBMISSION and (why := self._why_never_sent(job)):
-            attempts.end(self._store, self._key, JobState.FAILED, self._clock(), error=why)
-            self._tidy(job)
-            return True
+            ended = attempts.end(self._store, self._key, JobState.FAILED, self._clock(), error=why)
+            if ended:
+                self._tidy(job)
+            return ended
         return self._is_orphan(job) and self.cancel("nobody asked about it any more, and it did not end itself")
 
     def _why_never_sent(self, job: Job) -> str | None:
