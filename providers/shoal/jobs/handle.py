@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.errors import JobCancelledError, JobError, JobFailedError, PoolDownError, PoolNotFoundError
 from shoal.jobs import attempts, credentials, staging
+from shoal.jobs.asking import Asking
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
@@ -22,7 +23,7 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _POLL_S = 0.5
-"""Between looks at a job's row: one short transaction each."""
+"""Between looks at a job's row, which take no lock."""
 
 _HEAD_CHECK_S = 3.0
 """Between questions to the head whether the driver still runs: only a driver that was killed makes it necessary."""
@@ -126,6 +127,7 @@ class JobHandle:
         self._clock = clock
         self._sleep = sleep
         self._silent_since: float | None = None
+        self._asking = Asking()
 
     @property
     def job_id(self) -> str:
@@ -225,7 +227,7 @@ class JobHandle:
 
     def settle(self) -> Job:
         """Read the row, and set it right where the driver did not live to do so."""
-        job = attempts.touch(self._store, self._key, self._clock())
+        job = self._ask()
         if job.state in JOB_ENDED:
             return job
         is_missing = self._judge(job) is Missing.SUBMISSION
@@ -246,6 +248,13 @@ class JobHandle:
             return True
         orphaned = job.orphan_after is not None and self._clock() - job.asked_at > job.orphan_after + _ORPHAN_GRACE_S
         return orphaned and self.cancel("nobody asked about it any more, and it did not end itself")
+
+    def _ask(self) -> Job:
+        """Read the row, and note there now and then that somebody asks."""
+        job = attempts.load(self._store, self._key)
+        if job.state not in JOB_ENDED and self._asking.is_due(job, self._clock()):
+            return attempts.touch(self._store, self._key, self._clock())
+        return job
 
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
@@ -268,7 +277,7 @@ class JobHandle:
                 job = self.settle()
                 head_check = self._clock() + _HEAD_CHECK_S
             else:
-                job = attempts.touch(self._store, self._key, self._clock())
+                job = self._ask()
             ended = job.state in JOB_ENDED
             if job.state is not JobState.PENDING:  # before its driver runs there is only Ray's own chatter
                 yield from log.lines(ended=ended)
