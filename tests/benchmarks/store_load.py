@@ -33,7 +33,7 @@ _JOBS = 100
 """Attempts in the list, with specs as large as those of a training on many files."""
 
 
-class _WhoWaits:
+class _Waiters:
     """Runs waiters and counts their write transactions."""
 
     def __init__(self, wait: Callable[[int], object], count: int) -> None:
@@ -43,7 +43,7 @@ class _WhoWaits:
         self._wait = wait
         self._processes = [context.Process(target=self._run, args=(number,)) for number in range(count)]
 
-    def __enter__(self) -> _WhoWaits:
+    def __enter__(self) -> _Waiters:
         for process in self._processes:
             process.start()
         while self._started.value < len(self._processes):
@@ -171,10 +171,10 @@ def measure(waiters: int, seconds: int) -> list[list[str]]:
     idle = _percentile(seconds)
     rows = []
     for name, wait in (("the pool", _wait_for_pool), ("a job each", _wait_for_job)):
-        with _WhoWaits(wait, waiters) as who:
-            before, began = who.writes, time.perf_counter()
+        with _Waiters(wait, waiters) as waiting:
+            before, began = waiting.writes, time.perf_counter()
             busy = _percentile(seconds)
-            rate = (who.writes - before) / (time.perf_counter() - began)
+            rate = (waiting.writes - before) / (time.perf_counter() - began)
         rows.append([name, f"{rate:.2f}", f"{idle:.1f}", f"{busy:.1f}", f"{busy / idle:.2f}"])
     return rows
 
