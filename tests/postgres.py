@@ -34,7 +34,8 @@ def binaries() -> Path | None:
 class Postgres:
     """A server that can be stopped and started again on the same port."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_connections: int = 80) -> None:
+        self._max_connections = max_connections
         found = binaries()
         assert found is not None
         self._binaries = found
@@ -64,7 +65,7 @@ class Postgres:
         """Start it, and wait until it answers."""
         settings = {
             "listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": self._folder,
-            "max_connections": 80, "fsync": "off", "full_page_writes": "off",
+            "max_connections": self._max_connections, "fsync": "off", "full_page_writes": "off",
         }  # fmt: skip
         arguments = [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
         with (self._folder / "log").open("ab") as log:

@@ -17,6 +17,7 @@ from shoal.errors import (
     PoolNotFoundError,
 )
 from shoal.jobs import attempts, credentials, files, model_files, staging
+from shoal.jobs.asking import Asking
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
@@ -31,7 +32,7 @@ from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 _POLL_S = 0.5
-"""Between looks at a job's row: one short transaction each."""
+"""Between looks at a job's row, which take no lock."""
 
 _HEAD_CHECK_S = 3.0
 """Between questions to the head whether the driver still runs: only a driver that was killed makes it necessary."""
@@ -148,6 +149,7 @@ class JobHandle:
         self._sleep = sleep
         self._silent_since: float | None = None
         self._left: str | None = None
+        self._asking = Asking()
 
     @property
     def job_id(self) -> str:
@@ -286,7 +288,7 @@ class JobHandle:
 
     def settle(self) -> Job:
         """Read the row, and set it right where the driver did not live to do so."""
-        job = attempts.touch(self._store, self._key, self._clock())
+        job = self._ask()
         if job.state in JOB_ENDED:
             return job
         is_missing = self._judge(job) is Missing.SUBMISSION
@@ -341,6 +343,13 @@ class JobHandle:
             unasked = self._clock() - job.asked_at
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
+    def _ask(self) -> Job:
+        """Read the row, and note there now and then that somebody asks."""
+        job = attempts.load(self._store, self._key)
+        if job.state not in JOB_ENDED and self._asking.is_due(job, self._clock()):
+            return attempts.touch(self._store, self._key, self._clock())
+        return job
+
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
         now = self._monotonic()
@@ -368,7 +377,7 @@ class JobHandle:
                 job = self.settle()
                 head_check = self._clock() + _HEAD_CHECK_S
             else:
-                job = attempts.touch(self._store, self._key, self._clock())
+                job = self._ask()
             ended = job.state in JOB_ENDED
             if job.state is not JobState.PENDING:  # before its driver runs there is only Ray's own chatter
                 yield from log.lines(ended=ended)

@@ -199,22 +199,22 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     if should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
     # From here on no row goes, and those of the snapshot are changed in place: it stays true.
-    wish = plan_nodes(snapshot, now)
+    difference = plan_nodes(snapshot, now)
     by_id = {node.id: node for node in snapshot.nodes}
-    for node_id, reason in wish.end:
+    for node_id, reason in difference.end:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
-    for node_id in wish.drain:
+    for node_id in difference.drain:
         node = by_id[node_id]
         node.state, node.drain_deadline = NodeState.DRAINING, now + DRAIN_GRACE
-    wish = plan_nodes(snapshot, now)  # once more, because nodes that failed may have begun a cooldown
+    difference = plan_nodes(snapshot, now)  # once more, because nodes that failed may have begun a cooldown
     head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
     nodes = list(snapshot.nodes)
-    if wish.start_head:
+    if difference.start_head:
         nodes.append(_intend_start(session, snapshot, is_head=True, head_id=None, queue=1, now=now))
     head_id = head.id if head else None
     nodes += [
         _intend_start(session, snapshot, is_head=False, head_id=head_id, queue=number + 1, now=now)
-        for number in range(wish.start_workers)
+        for number in range(difference.start_workers)
     ]
     pool = snapshot.pool
     if pool.state is PoolState.STOPPING and not nodes:

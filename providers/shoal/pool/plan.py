@@ -161,8 +161,8 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
     """Whether to note that the pool is in use; not at every look, because that would be a write each."""
-    pool = snapshot.pool
-    return in_use(snapshot) and now - pool.touched_at > (idle_timeout(pool) or 0.0) / 10
+    timeout = idle_timeout(snapshot.pool)
+    return timeout is not None and in_use(snapshot) and now - snapshot.pool.touched_at > timeout / 10
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from uuid import uuid4
 
-from shoal.errors import StoreError
 from shoal.pool.tunables import TURN_PATIENCE
 from shoal.state.home import lock_file
 
@@ -24,28 +24,23 @@ class Turn:
         self._me = uuid4().hex
 
     def take(self) -> bool:
-        """Take the turn or keep it; False while another has it and is at work.
-
-        Raises:
-            StoreError: The file cannot be written.
-        """
-        if not self._is_mine():
-            try:
-                age = time.time() - self._path.stat().st_mtime
-            except FileNotFoundError:
-                age = TURN_PATIENCE
-            if 0 <= age < TURN_PATIENCE:  # below 0: the clock was set back
-                return False
-        try:
+        """Take the turn or keep it; False while another has it and is at work."""
+        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:  # below 0: the clock was set back
+            return False
+        with suppress(OSError):  # a full disk only means that others reconcile too
             self._path.write_text(self._me)
-        except OSError as error:
-            raise StoreError(f"{self._path} cannot be written: {error}. Free some room, or move SHOAL_HOME") from error
         return True
 
     def give_up(self) -> None:
         """Let the next one have it at once."""
         if self._is_mine():
             self._path.unlink(missing_ok=True)
+
+    def _age(self) -> float:
+        try:
+            return time.time() - self._path.stat().st_mtime
+        except OSError:
+            return TURN_PATIENCE
 
     def _is_mine(self) -> bool:
         try:

@@ -1,0 +1,36 @@
+"""How seldom a waiter has to write that it asks about a job, for the job to know that it is still wanted."""
+
+from __future__ import annotations
+
+from shoal.state.schema import Job
+
+_PERIOD_S = 30.0
+"""Far below the default `orphan_after` of 15 minutes, and so seldom that hundreds of waiters do not feel each other."""
+
+_PER_ORPHAN_AFTER = 3
+"""With a short `orphan_after`, two writes may be missed before the job ends itself."""
+
+
+class Asking:
+    """Tells when one waiter has to note that it asks: not while another of the same job does.
+
+    It counts by its own clock for how long `asked_at` has kept its value, because the clock of who wrote it may be
+    another host's. Only its first look compares the two: a process that asks once has nothing else to go by.
+    """
+
+    def __init__(self) -> None:
+        self._seen: float | None = None
+        self._since = 0.0
+
+    def is_due(self, job: Job, now: float) -> bool:
+        """Whether to write now.
+
+        Args:
+            job: The row as it is.
+            now: Seconds since the epoch, by this process's clock.
+        """
+        if job.asked_at != self._seen:
+            self._since = job.asked_at if self._seen is None else now
+            self._seen = job.asked_at
+        period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
+        return not 0 <= now - self._since < period  # below 0: a clock was set back, or is ahead of this one

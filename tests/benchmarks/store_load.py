@@ -1,0 +1,215 @@
+"""The store under waiters: how much they write, and what they do to the others.
+
+Many processes wait for one pool that does not come up, or for a job each that does not end. Each is a fork of one that
+has imported shoal, so that 200 of them fit into memory; each has its own connection to the store, as tasks of an
+engine have. Counted are the write transactions that waiters begin (from when they all wait), and timed is what
+`shoal jobs list` does of the store, alone and beside them.
+
+Run it with ``python -m tests.benchmarks.store_load``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tests.benchmarks.report import table
+
+_SETTLE_S = 15.0
+"""From the last start until counting: by then every waiter has written what it writes once."""
+
+_JOBS = 100
+"""Attempts in the list, with specs as large as those of a training on many files."""
+
+
+class _Waiters:
+    """Runs waiters and counts their write transactions."""
+
+    def __init__(self, wait: Callable[[int], object], count: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._writes = context.Value("q", 0)
+        self._started = context.Value("q", 0)
+        self._wait = wait
+        self._processes = [context.Process(target=self._run, args=(number,)) for number in range(count)]
+
+    def __enter__(self) -> _Waiters:
+        for process in self._processes:
+            process.start()
+        while self._started.value < len(self._processes):
+            time.sleep(0.1)
+        time.sleep(_SETTLE_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    @property
+    def writes(self) -> int:
+        """Write transactions of all waiters so far."""
+        return int(self._writes.value)
+
+    def _run(self, number: int) -> None:
+        from shoal.state import Store
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        logging.disable(logging.CRITICAL)
+        transaction = Store.transaction
+
+        @contextlib.contextmanager
+        def counted(store: Store) -> Iterator[object]:
+            with self._writes.get_lock():
+                self._writes.value += 1
+            with transaction(store) as session:
+                yield session
+
+        Store.transaction = counted  # type: ignore[method-assign, assignment]
+        with self._started.get_lock():
+            self._started.value += 1
+        while True:
+            with contextlib.suppress(Exception):  # a database that is locked for too long; it waits on
+                self._wait(number)
+
+
+def _percentile(seconds: int) -> float:
+    """Milliseconds that 99 of 100 listings stay below."""
+    from shoal.jobs import list_jobs
+
+    taken = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        list_jobs()
+        taken.append(time.perf_counter() - began)
+        time.sleep(0.02)
+    return statistics.quantiles(taken, n=100)[98] * 1000 if len(taken) > 1 else taken[0] * 1000
+
+
+def _wait_for_pool(_: int) -> None:
+    from shoal.pool.waiting import Waiting
+    from shoal.state import Store
+
+    Waiting(Store(), "bench", time.time).for_operation("waited-for", math.inf, least=None, on_progress=None)
+
+
+def _wait_for_job(number: int) -> None:
+    from shoal.jobs import attempts
+    from shoal.jobs.attempts import Key
+    from shoal.jobs.handle import JobHandle
+    from shoal.jobs.truth import pool_endpoint
+    from shoal.state import Store
+
+    store = Store()
+    job = attempts.load(store, Key(f"job-{number}", 1))
+    JobHandle(store, job, endpoint_of=pool_endpoint).wait(on_log=None)
+
+
+def _fill(waiters: int) -> None:
+    """A pool whose one node is being started, an operation that waits for it, and running jobs."""
+    from shoal.jobs import attempts
+    from shoal.jobs.attempts import Key, Order
+    from shoal.pool.holder import host
+    from shoal.pool.processes import ProcessId
+    from shoal.pool.spec import PoolSpec
+    from shoal.state import Store
+    from shoal.state.schema import (
+        Demand,
+        Node,
+        NodeState,
+        Operation,
+        OperationKind,
+        OperationState,
+        Pool,
+        PoolState,
+    )
+
+    store, now, me = Store(), time.time(), ProcessId.mine().to_json()
+    with store.transaction() as session:
+        session.add(
+            Pool(
+                name="bench", spec=PoolSpec(name="bench").model_dump(), state=PoolState.UP, host=host(), min_nodes=1,
+                max_nodes=4, epoch=1, next_node=1, created_at=now, touched_at=now,
+            )
+        )  # fmt: skip
+        session.flush()
+        session.add(Demand(pool="bench", size=1, operation_id="waited-for", set_at=now))
+        session.add(
+            Operation(
+                id="waited-for", pool="bench", kind=OperationKind.UP, state=OperationState.OPEN, holder="bench", size=1,
+                deadline=now + 36000, failures=0, node_errors={}, created_at=now,
+            )
+        )  # fmt: skip
+        session.add(
+            Node(
+                id="0123456789", pool="bench", name="bench-0", is_head=True, state=NodeState.STARTING, epoch=1, cpus=1,
+                gpus=0, busy=False, supervisor=me, spawned_at=now, start_deadline=now + 36000, created_at=now,
+            )
+        )  # fmt: skip
+    spec = {"question": "q", "dataset": {"paths": [f"/data/part-{number}.parquet" for number in range(50)]}}
+    for number in range(max(waiters, _JOBS)):
+        order = Order(f"job-{number}", "bench", "airflow:dag/run", spec, {"api": "a", "gcs": "g"}, 900.0)
+        attempts.ask(store, order, now)
+        attempts.start(store, Key(f"job-{number}", 1), me, now)
+
+
+def measure(waiters: int, seconds: int) -> list[list[str]]:
+    """Figures of one store, a row for each thing that is waited for."""
+    _fill(waiters)
+    idle = _percentile(seconds)
+    rows = []
+    for name, wait in (("the pool", _wait_for_pool), ("a job each", _wait_for_job)):
+        with _Waiters(wait, waiters) as waiting:
+            before, began = waiting.writes, time.perf_counter()
+            busy = _percentile(seconds)
+            rate = (waiting.writes - before) / (time.perf_counter() - began)
+        rows.append([name, f"{rate:.2f}", f"{idle:.1f}", f"{busy:.1f}", f"{busy / idle:.2f}"])
+    return rows
+
+
+@contextlib.contextmanager
+def _postgresql(waiters: int) -> Iterator[str]:
+    from tests.postgres import Postgres
+
+    server = Postgres(max_connections=waiters + 50)
+    try:
+        name = f"shoal_{uuid.uuid4().hex[:8]}"
+        server.run(f"CREATE DATABASE {name}")
+        yield server.url(name)
+    finally:
+        server.remove()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measure the store under many that wait.")
+    parser.add_argument("--waiters", type=int, default=200, help="processes that wait (default 200)")
+    parser.add_argument("--seconds", type=int, default=45, help="how long each is measured (default 45)")
+    parser.add_argument("--stores", nargs="+", default=["SQLite", "PostgreSQL"], help="which (default both)")
+    args = parser.parse_args(argv)
+    logging.disable(logging.INFO)
+    head = ["writes/s", "list alone, p99 ms", "beside them", "x alone"]
+    for store in args.stores:
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sb-")))
+            os.environ["SHOAL_HOME"] = str(folder)
+            os.environ.pop("SHOAL_STATE_URL", None)
+            if store == "PostgreSQL":
+                os.environ["SHOAL_STATE_URL"] = stack.enter_context(_postgresql(args.waiters))
+            rows = measure(args.waiters, args.seconds)
+        print(table([f"{store}: {args.waiters} processes wait for", *head], rows), end="\n\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Looks at pools and jobs wait for no writer, and write nothing where nothing has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal import jobs
+from shoal.cli.checks import leftovers
+from shoal.jobs import attempts
+from shoal.jobs.attempts import Key
+from shoal.jobs.handle import JobHandle
+from shoal.jobs.truth import Silence, address, look
+from shoal.pool import journal
+from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.backends import Seen
+from shoal.pool.plan import is_due
+from shoal.pool.reconcile import Changes, reconcile
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store, engines
+from shoal.state.schema import (
+    Demand,
+    JobState,
+    Lease,
+    Node,
+    NodeState,
+    Operation,
+    OperationKind,
+    OperationState,
+    Pool,
+    PoolState,
+)
+from tests.jobs.conftest import POOL
+from tests.jobs.test_attempts import FIRST, ORDER
+
+NOW = 1000.0
+TIMES = st.sampled_from([0.0, 500.0, 990.0, NOW, 1010.0, 2000.0])
+
+
+def test_looks_wait_for_no_writer(either_store, store, head, monkeypatch):
+    """While another writes, all that only reads goes on; it waited, and failed after 30 s."""
+    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("30s", "1s"))
+    job = attempts.ask(store, dataclasses.replace(ORDER, endpoint=address(head.endpoint)), 0.0)
+    pool = ComputePool(POOL, store=store)
+    handle = JobHandle(store, job, endpoint_of=lambda _: head.endpoint, clock=lambda: 1.0)
+    with store.transaction() as session:
+        session.get(Pool, POOL)
+        assert attempts.load(store, FIRST).attempt == attempts.latest(store, "job").attempt == 1
+        assert [found.job_id for found in jobs.list_jobs()] == ["job"]
+        assert handle.status().state is JobState.PENDING
+        assert look(store, job, lambda _: pool.endpoint()).silence is Silence.NO_ANSWER
+        assert leftovers(store) == []
+        assert [pool.name for pool in list_pools(store)] == [POOL]
+
+
+def test_a_pool_that_is_as_it_should_be_is_reconciled_without_a_lock(either_store, store, monkeypatch):
+    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("30s", "1s"))
+    with store.transaction() as session:
+        session.add(Demand(pool=POOL, size=1, operation_id=None, set_at=0.0))
+        session.add(node(NodeState.PLANNED, spawned_at=math.inf, start_deadline=math.inf))
+        session.get_one(Pool, POOL).touched_at = math.inf
+    with store.transaction() as session:
+        session.get(Pool, POOL)
+        assert reconcile(store, POOL, clock=lambda: NOW) == Changes()
+
+
+def test_a_job_that_has_ended_is_not_asked_about(store, head):
+    attempts.end(store, Key(attempts.ask(store, ORDER, 0.0).id, 1), JobState.FAILED, 1.0, error="why")
+    JobHandle(store, attempts.load(store, FIRST), endpoint_of=lambda _: head.endpoint).status()
+    assert attempts.load(store, FIRST).asked_at == 0.0
+
+
+def node(state: NodeState, **fields) -> Node:
+    return Node(
+        **{
+            "id": "a", "pool": POOL, "name": f"{POOL}-0", "is_head": True, "state": state, "epoch": 1, "cpus": 1,
+            "gpus": 0, "busy": False, "start_deadline": NOW, "created_at": 0.0,
+        }
+        | fields
+    )  # fmt: skip
+
+
+@st.composite
+def rows(draw) -> list[object]:
+    """A pool with some demand, lease, operation and nodes, of any age and in any state."""
+    spec = PoolSpec(name=POOL)
+    pool = Pool(
+        name=POOL, spec=spec.model_dump(), state=draw(st.sampled_from(PoolState)), host="", min_nodes=1, max_nodes=4,
+        epoch=1, next_node=9, created_at=0.0, touched_at=draw(TIMES), start_failures=draw(st.integers(0, 2)),
+        cooldown_until=draw(st.none() | TIMES),
+    )  # fmt: skip
+    found: list[object] = [pool]
+    if draw(st.booleans()):
+        found.append(Demand(pool=POOL, size=draw(st.integers(1, 3)), operation_id="o", set_at=0.0))
+    if draw(st.booleans()):
+        found.append(
+            Lease(id="l", pool=POOL, holder="h", size=2, epoch=1, ttl=60.0, expires_at=draw(TIMES), created_at=0.0)
+        )
+    if draw(st.booleans()):
+        found.append(
+            Operation(
+                id="o", pool=POOL, kind=draw(st.sampled_from(OperationKind)), lease_id="l", holder="h", size=2,
+                state=draw(st.sampled_from(OperationState)), deadline=draw(TIMES), failures=draw(st.integers(0, 3)),
+                node_errors={}, created_at=0.0, min_size=draw(st.none() | st.just(1)),
+            )
+        )  # fmt: skip
+    found += [
+        node(
+            draw(st.sampled_from(NodeState)), id=f"n{number}", name=f"{POOL}-{number}", is_head=number == 0,
+            head_id=None if number == 0 else "n0", epoch=draw(st.sampled_from([1, 1, 1, 0])),
+            busy=draw(st.booleans()), start_deadline=draw(TIMES), spawned_at=draw(st.none() | TIMES),
+            drain_deadline=draw(TIMES), created_at=draw(TIMES), operation_id=draw(st.sampled_from([None, "o"])),
+        )
+        for number in range(draw(st.integers(0, 3)))
+    ]  # fmt: skip
+    return found
+
+
+@pytest.fixture
+def empty(store: Store) -> Store:
+    with store.transaction() as session:
+        session.delete(session.get_one(Pool, POOL))
+    return store
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(found=rows())
+def test_where_nothing_is_due_reconciling_changes_nothing(empty, found):
+    """The look without a lock leaves nothing undone that a reconciliation would do."""
+
+    class Undone(Exception):
+        pass
+
+    with suppress(Undone), empty.transaction() as session:
+        session.add(found[0])  # the others point to it
+        session.flush()
+        session.add_all(found)
+        session.flush()
+        snapshot = journal.load(session, POOL)
+        due = is_due(snapshot, NOW)
+        journal.record_seen(session, snapshot, [], Seen())
+        intents = journal.advance(session, snapshot, NOW)
+        changed = bool(session.new or session.deleted or any(session.is_modified(row) for row in session.dirty))
+        assert due or not (changed or intents.start or intents.end or intents.decided)
+        raise Undone
