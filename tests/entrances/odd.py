@@ -17,7 +17,7 @@ many = settings(
     deadline=None,
     derandomize=EXAMPLES <= 100,  # `make test` tries the same examples each time; `make soak` looks for new ones
     database=None,
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),  # a home is shared by all examples on purpose: none may leave anything
 )
 
