@@ -169,7 +169,9 @@ def _readable(error: ValidationError) -> str:
             hint = f"did you mean {near[0]}?" if near else f"legal: {', '.join(sorted(legal))}"
             said.append(f"unknown pool option {field}: {hint}")
         elif field == "backend":
-            said.append(f"unknown backend {shown(problem['input'])}: there are local and ray")
+            given = problem["input"]
+            named = f'"{given}"' if isinstance(given, str) else shown(given)
+            said.append(f"unknown backend {named}: there are local and ray")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             said.append(f"{field}={shown(problem['input'])}: {message}" if field else message)
