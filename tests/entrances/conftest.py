@@ -39,6 +39,7 @@ def refusals(*others: type[Exception]) -> Iterator[None]:
 def nothing_left(fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """A home and a working folder; a function that fails where an example left a row, a file or a process there."""
     monkeypatch.chdir(tmp_path)
+    (fresh_home / "staging").mkdir(mode=0o700)  # stays once it is there; what is staged in it must not
     store = Store()
     with store.reading() as session:
         session.execute(select(1))

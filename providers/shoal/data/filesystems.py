@@ -37,6 +37,11 @@ def normalise(path: str | os.PathLike[str]) -> str:
         raise InvalidArgumentError("a path is empty: name a Parquet file, a directory or a glob")
     if "\0" in text or _SURROGATE.search(text):
         raise InvalidArgumentError(f"the path {shown(text)} has a character that no path to data can have")
+    if _SCHEME.match(text):
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            raise InvalidArgumentError(f'the path "{text}" is no URI: {error}') from None
     if text.startswith("file://"):
         from urllib.request import url2pathname
 
