@@ -19,7 +19,7 @@ from shoal.state.schema import Base
 from tests.entrances.odd import SECRET
 
 REDACTED = find_spec("shoal.redaction") is not None
-"""Whether credentials are taken out of errors yet. To be removed, with the two conditions on it, once they are."""
+"""Whether credentials are taken out of errors yet. To be removed, with the conditions on it, once they are."""
 
 
 @contextmanager
