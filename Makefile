@@ -94,10 +94,11 @@ test-fast: install  ## The tests that need neither Ray nor a server
 	@$(BIN)/python -m pytest -m "not ray and not server and not crash and not long"
 
 ROUNDS ?= 50
-soak: install  ## The long tests, and SIGKILL at random instants of everything, on real Ray; SEED=n repeats one, ROUNDS=n (about 20 s each)
+soak: install  ## The long tests, 2,000 odd arguments for each public entrance, and SIGKILL at random instants of everything, on real Ray; SEED=n repeats one, ROUNDS=n (about 20 s each)
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.soak --scale-ups 20
 	@$(BIN)/python -m pytest -m long
+	@SHOAL_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 3600 tests/entrances
 
 lint: install  ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .

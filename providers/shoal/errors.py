@@ -8,13 +8,11 @@ _MOST_SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """A value as a message may repeat it: short, and never with the password of a URL."""
+    """A value as a message repeats it: short, whatever it is."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of more than 4300 digits; nested without end
         return f"a value of type {type(value).__name__} that is too long to show"
-    if "@" in text or ("://" in text and "?" in text):
-        return "a value that may hold a password"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 

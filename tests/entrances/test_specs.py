@@ -16,7 +16,7 @@ from shoal.distributors.xgboost import XGBScalingConfig
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of, staging
 from tests.entrances.conftest import refusals
-from tests.entrances.odd import documents, many, numbers, texts, urls
+from tests.entrances.odd import documents, many, nested, numbers, texts, urls
 
 BOOSTING: dict[str, Any] = {
     "dataset": {"paths": ["/data/x.parquet"], "splits": [{"weights": [1, 2], "index": 0, "seed": 1}]},
@@ -120,6 +120,14 @@ def test_configs(data: st.DataObject, kind: Any):
 def test_a_number_of_rounds_is_no_truth_value(field: str):
     with pytest.raises(InvalidArgumentError, match=f"{field}: a number is needed, not true"):
         JobSpec.parse({**BOOSTING, field: True})
+
+
+@pytest.mark.parametrize(
+    "value", [nested(150), nested(5000), 10**5000], ids=["150 levels", "5000 levels", "5000 digits"]
+)
+def test_what_no_json_document_holds_is_refused(value: Any):
+    with pytest.raises(InvalidArgumentError, match=r"levels deep|more than 4000 digits"):
+        JobSpec.parse({**BOOSTING, "params": {"x": value}})
 
 
 @many

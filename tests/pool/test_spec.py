@@ -58,3 +58,22 @@ def test_a_foreign_cluster_has_an_address_and_never_a_token():
 def test_what_is_wrong_with_a_foreign_one_is_said(uri, said):
     with pytest.raises(InvalidArgumentError, match=said):
         PoolSpec.parse(uri)
+
+
+@pytest.mark.parametrize("given", ["inf", "INF", float("inf"), "none", None])
+def test_an_infinite_idle_timeout_means_never(given):
+    spec = PoolSpec.parse({"name": "x", "idle_timeout": given})
+    assert spec.idle_timeout is None
+    assert PoolSpec.parse(spec.uri) == spec
+
+
+@pytest.mark.parametrize("option", ["max_nodes", "idle_timeout"])
+def test_a_truth_value_is_no_number(option):
+    with pytest.raises(InvalidArgumentError, match=f"{option}=True: true and false are no values"):
+        PoolSpec.parse({"name": "x", option: True})
+
+
+@pytest.mark.parametrize("uri", ["local://[::1", "ray://x?address=http://[::1", "ray://x?address=http://h:notaport"])
+def test_what_is_no_url_is_refused(uri):
+    with pytest.raises(InvalidArgumentError):
+        PoolSpec.parse(uri)

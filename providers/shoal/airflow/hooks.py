@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from shoal.airflow import CONNECTION_TYPE, HOOK_NAME, UI_FIELDS, pool_options
 from shoal.errors import InvalidArgumentError, PoolNotFoundError, ShoalError
@@ -110,6 +109,17 @@ def spec_of(connection: Connection) -> PoolSpec:
     """
     if not connection.host:
         raise InvalidArgumentError(f'connection "{connection.conn_id}" names no pool: put its name where the host goes')
-    extra: Mapping[str, Any] = connection.extra_dejson
+    try:
+        extra = connection.extra_dejson
+    except (ValueError, RecursionError):  # an integer of more than 4300 digits; nested without end
+        extra = None
+    if not isinstance(extra, Mapping):
+        raise InvalidArgumentError(
+            f'the extra of connection "{connection.conn_id}" is no JSON object: write options, as in {{"max_nodes": 4}}'
+        )
     given = {name: value for name, value in extra.items() if value not in (None, "")}  # left empty in the form
-    return PoolSpec.parse(f"{connection.schema or 'local'}://{connection.host}?{urlencode(given)}")
+    if twice := [name for name in ("backend", "name") if name in given]:
+        raise InvalidArgumentError(
+            f'the extra of connection "{connection.conn_id}" gives {twice[0]}: host is the name, schema the backend'
+        )
+    return PoolSpec.parse({"backend": connection.schema or "local", "name": connection.host, **given})

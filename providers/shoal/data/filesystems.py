@@ -8,11 +8,12 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError, shown
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 # Schemes that Arrow opens by itself; for all others there is fsspec.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8: Arrow takes no such path
 _OPTION = re.compile(r"\w+=")
 _SECRET_WORD = re.compile(r"secret|token|password|credential|access_key", re.IGNORECASE)
 
@@ -30,10 +31,17 @@ def normalise(path: str | os.PathLike[str]) -> str:
         InvalidArgumentError: If it is no path, or a URI with credentials in it.
     """
     if not isinstance(path, str | os.PathLike):
-        raise InvalidArgumentError(f"a path must be a str or a Path, not {type(path).__name__}: {path!r}")
+        raise InvalidArgumentError(f"a path must be a str or a Path, not {type(path).__name__}: {shown(path)}")
     text = os.fspath(path)
     if not text.strip():
         raise InvalidArgumentError("a path is empty: name a Parquet file, a directory or a glob")
+    if "\0" in text or _SURROGATE.search(text):
+        raise InvalidArgumentError(f"the path {shown(text)} has a character that no path to data can have")
+    if _SCHEME.match(text):
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            raise InvalidArgumentError(f'the path "{text}" is no URI: {error}') from None
     if text.startswith("file://"):
         from urllib.request import url2pathname
 

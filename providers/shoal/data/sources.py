@@ -35,7 +35,7 @@ class ParquetSource:
     """
 
     def __init__(self, paths: Path | Iterable[Path], splits: Sequence[Split] = ()) -> None:
-        several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
         if not several:
             raise InvalidArgumentError("a dataset needs at least one path")
         self.paths = tuple(normalise(path) for path in several)

@@ -55,6 +55,8 @@ def stage_query(query: Any, connection: Any, directory: str) -> list[str]:
                     schemas.append(schema)
                     writer = TableWriter(paths[-1], schema)
                 writer.write(_cast(table, schema), max(table.num_rows, 1))
+        except UnicodeEncodeError:
+            raise InvalidArgumentError("the query has a character that is no Unicode, a lone surrogate") from None
         except sa.exc.SQLAlchemyError as exc:
             # Its first line is the database's own words; the rest repeats the query with its parameters.
             raise DataError(f"the query failed: {str(exc).splitlines()[0]}") from exc
@@ -81,8 +83,16 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
             f"connection must be a SQLAlchemy URL, Engine or Connection, not {type(connection).__name__}"
         )
     statement = sa.text(query) if isinstance(query, str) else query
-    # stream_results: a server-side cursor where the database has one, so that the rows are never all in memory.
-    result = connection.execute(statement, execution_options={"stream_results": True, "max_row_buffer": CHUNK_ROWS})
+    if not isinstance(statement, sa.Executable):
+        raise InvalidArgumentError(f"query must be SQL text or a SQLAlchemy selectable, not {type(query).__name__}")
+    options = {
+        # A server-side cursor where the database has one, so that the rows are never all in memory.
+        "stream_results": True,
+        "max_row_buffer": CHUNK_ROWS,
+        # SQLAlchemy calls SQLite's column "a.b" just "b" otherwise.
+        "sqlite_raw_colnames": True,
+    }
+    result = connection.execute(statement, execution_options=options)
     stack.callback(result.close)
     if not result.returns_rows:
         raise InvalidArgumentError("the query returns no rows: a SELECT is needed")

@@ -79,17 +79,17 @@ class PoolSpec(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not is_pool_name(self.name):
-            raise ValueError(f"{_quoted(self.name)} is no legal pool name: {_NAME_RULE}")
+            raise ValueError(f'"{self.name}" is no legal pool name: {_NAME_RULE}')
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
         given = [name for name in _OF_RAY if getattr(self, name) is not None]
         if self.backend != "ray" and given:
             raise ValueError(f"{', '.join(given)}: only ray:// pools have {'it' if len(given) == 1 else 'them'}")
         if self.backend == "ray":
-            parts = _split(self.address or "")
+            parts = _url_parts(self.address or "")
             if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(
-                    f"address={shown(self.address)}: a ray:// pool needs the URL of the cluster's Job API, "
+                    f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
                     f"as in ray://{self.name}?address=http://10.0.0.5:8265"
                 )
             if parts.username or parts.password or parts.query:
@@ -131,38 +131,32 @@ def is_uri(source: str) -> bool:
     return "://" in source
 
 
-def _fields_of_uri(uri: str) -> dict[str, Any]:
-    parts = _split(uri)
-    if parts is None or not parts.scheme or "://" not in uri:
-        raise InvalidArgumentError(f"{_quoted(uri)} is no pool URI; one looks like local://retrain?max_nodes=4")
-    if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
-        raise InvalidArgumentError(f"{_quoted(uri)}: a pool is {parts.scheme}://NAME?option=value and nothing else")
-    fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
-    try:
-        options = parse_qsl(parts.query, keep_blank_values=True)
-    except ValueError as error:
-        raise InvalidArgumentError(f"{_quoted(uri)}: its options cannot be read: {error}") from None
-    for key, value in options:
-        if key in fields:
-            raise InvalidArgumentError(f"{_quoted(uri)} gives {key} twice")
-        fields[key] = value
-    return fields
-
-
-def _split(url: str) -> SplitResult | None:
+def _url_parts(url: str) -> SplitResult | None:
     """The parts of a URL; None where it is none."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # checked only when it is read
+        _ = parts.port  # checked only when asked for
     except ValueError:
         return None
     return parts
 
 
-def _quoted(text: str) -> str:
-    """In double quotes, unless it may hold a password."""
-    as_repr = shown(text)
-    return f'"{as_repr[1:-1]}"' if as_repr[:1] in "'\"" else as_repr
+def _fields_of_uri(uri: str) -> dict[str, Any]:
+    parts = _url_parts(uri)
+    if parts is None or not parts.scheme or "://" not in uri:
+        raise InvalidArgumentError(f'"{uri}" is no pool URI; one looks like local://retrain?max_nodes=4')
+    if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
+        raise InvalidArgumentError(f'"{uri}": a pool is {parts.scheme}://NAME?option=value and nothing else')
+    fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
+    try:
+        options = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError as error:
+        raise InvalidArgumentError(f'"{uri}": its options cannot be read: {error}') from None
+    for key, value in options:
+        if key in fields:
+            raise InvalidArgumentError(f'"{uri}" gives {key} twice')
+        fields[key] = value
+    return fields
 
 
 def _readable(error: ValidationError) -> str:
@@ -175,7 +169,9 @@ def _readable(error: ValidationError) -> str:
             hint = f"did you mean {near[0]}?" if near else f"legal: {', '.join(sorted(legal))}"
             said.append(f"unknown pool option {field}: {hint}")
         elif field == "backend":
-            said.append(f"unknown backend {_quoted(str(problem['input']))}: there are local and ray")
+            given = problem["input"]
+            named = f'"{given}"' if isinstance(given, str) else shown(given)
+            said.append(f"unknown backend {named}: there are local and ray")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             said.append(f"{field}={shown(problem['input'])}: {message}" if field else message)
