@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shoal.redaction import redact
+
 
 class ShoalError(Exception):
-    """Base of all of shoal's errors: catch this to catch them all."""
+    """Base of all of shoal's errors: catch this to catch them all. Credentials in its message are hidden."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidArgumentError(ShoalError, ValueError):

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shoal.redaction import RedactedRepr
+
 
 class SplitSpec(BaseModel):
     """One part of a random split, by its recipe: no row number is stored."""
@@ -15,10 +17,10 @@ class SplitSpec(BaseModel):
     seed: int = Field(description="Seed of the split.")
 
 
-class DatasetSpec(BaseModel):
+class DatasetSpec(RedactedRepr, BaseModel):
     """A dataset as a job's spec holds it; `DataConnector.from_spec` makes the connector again, on any machine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     format: Literal["parquet"] = Field(default="parquet", description="How the files are written.")
     paths: tuple[str, ...] = Field(min_length=1, description="Files, directories or globs: absolute paths or URIs.")

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
+from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -156,6 +157,7 @@ def end(
 ) -> bool:
     """End an attempt; False when it had ended already, and nothing was changed."""
     assert state in JOB_ENDED
+    error = error and redact(error)
     with store.transaction() as session:
         job = _get(session, key)
         if job.state in JOB_ENDED:

@@ -18,6 +18,7 @@ from shoal.jobs.logs import LogFollower
 from shoal.jobs.spec import JobResult
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
+from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -84,7 +85,7 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error,
+            error=job.error and redact(job.error),  # a row of 0.1 may hold credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -219,6 +220,8 @@ class JobHandle:
         except BaseException as error:
             # Should it have arrived nevertheless, its driver finds that it is not wanted and goes away.
             reason = f"it could not be submitted: {str(error) or type(error).__name__}"
+            if self._secrets is not None:
+                reason = self._secrets.redact(reason)
             attempts.end(self._store, self._key, JobState.FAILED, self._clock(), error=reason)
             credentials.discard(self._key.submission_id)
             raise

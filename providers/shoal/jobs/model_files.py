@@ -37,16 +37,21 @@ def save(folder: str, trained: TrainResult) -> str:
     return path
 
 
-def load_training(result: JobResult) -> TrainResult:
+def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:
     """What the training of a finished job returned: its model, evaluation results and what each worker did.
+
+    Args:
+        result: Of the job.
+        artifact_location: As the job was given it, where that has credentials in it; the result does not have them.
 
     Raises:
         FileNotFoundError: Its files are gone, or out of reach from here.
     """
     from shoal.training.request import TrainResult
 
-    report = json.loads(files.read(f"{result.model_path.rpartition('/')[0]}/{_REPORT}"))
-    report["model"] = b64encode(files.read(result.model_path)).decode()
+    path = files.as_given(result.model_path, artifact_location)
+    report = json.loads(files.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
+    report["model"] = b64encode(files.read(path)).decode()
     return TrainResult.model_validate_json(json.dumps(report))
 
 
@@ -59,8 +64,12 @@ def save_results(folder: str, answer: FunctionResult) -> str:
     return path
 
 
-def load_results(result: JobResult) -> FunctionResult:
+def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
     """What a finished job's function returned on each rank, and what its run took.
+
+    Args:
+        result: Of the job.
+        artifact_location: As the job was given it, where that has credentials in it; the result does not have them.
 
     Raises:
         InvalidArgumentError: It is the result of a job that ran no function.
@@ -70,5 +79,5 @@ def load_results(result: JobResult) -> FunctionResult:
 
     if result.results_path is None:
         raise InvalidArgumentError(f"job {result.job_id} ran no function: load_training has what it returned")
-    answer: FunctionResult = cloudpickle.loads(files.read(result.results_path))
+    answer: FunctionResult = cloudpickle.loads(files.read(files.as_given(result.results_path, artifact_location)))
     return answer

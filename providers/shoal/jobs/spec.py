@@ -14,6 +14,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids, metrics
 from shoal.jobs.metrics import Mode
+from shoal.redaction import RedactedRepr, redact_value
 from shoal.training.request import Framework, TrainRequest
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -23,8 +24,8 @@ _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
 _SQLITE = "sqlite:///"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Strict(RedactedRepr, BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _as_dataset(value: Any) -> Any:
@@ -49,9 +50,11 @@ class Register(_Strict):
     @model_validator(mode="after")
     def _legal(self) -> Self:
         if not _MODEL_NAME.fullmatch(self.model):
-            raise ValueError(f'model "{self.model}" is no legal name: 1 to 250 characters without "/" and ":"')
+            raise InvalidArgumentError(
+                f'model "{self.model}" is no legal name: 1 to 250 characters without "/" and ":"'
+            )
         if not _ALIAS.fullmatch(self.alias):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f'alias "{self.alias}" is not legal: letters, digits, "_", "-", and neither "latest" nor "v1"'
             )
         best = metrics.best_mode(self.metric)
@@ -315,7 +318,7 @@ class ChampionResult(_Strict):
 
 
 class JobResult(_Strict):
-    """What a job returns: small enough for an XCom."""
+    """What a job returns: small enough for an XCom, and without the credentials of its `artifact_location`."""
 
     job_id: str = Field(description="The job.")
     attempt: int = Field(description="Which attempt of it.")
@@ -338,3 +341,8 @@ class JobResult(_Strict):
     model_version: str | None = Field(description="Version in the registry; none: not registered.")
     promoted: bool | None = Field(description="Whether it has the alias now; none: not registered.")
     champion: ChampionResult | None = Field(description="What it was compared to; none: there was no champion.")
+
+    @field_validator("model_path", "model_uri", "results_path")
+    @classmethod
+    def _without_credentials(cls, value: str | None) -> str | None:
+        return value and redact_value(value)

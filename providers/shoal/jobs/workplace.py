@@ -27,5 +27,5 @@ class Workplace:
     key: Key
     run: Run | None
     tags: dict[str, str]
-    environment: dict[str, str]
+    environment: dict[str, str] = field(repr=False)
     begun: float = field(default_factory=time.monotonic)

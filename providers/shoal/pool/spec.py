@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shoal.errors import InvalidArgumentError
+from shoal.redaction import RedactedRepr, has_credentials, redact_value
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
@@ -18,14 +19,14 @@ _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or di
 _OF_RAY = ("address", "gcs", "token_file")
 
 
-class PoolSpec(BaseModel):
+class PoolSpec(RedactedRepr, BaseModel):
     """A pool of Ray nodes.
 
     Raises:
         InvalidArgumentError: From :meth:`parse`, naming the field that is wrong.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
     backend: Annotated[
@@ -64,14 +65,19 @@ class PoolSpec(BaseModel):
         if self.backend != "ray" and given:
             raise ValueError(f"{', '.join(given)}: only ray:// pools have {'it' if len(given) == 1 else 'them'}")
         if self.backend == "ray":
-            parts = urlsplit(self.address or "")
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if has_credentials(self.address or ""):
+                raise InvalidArgumentError(
+                    f"address={redact_value(self.address or '')} had credentials in it: none in a URL; put the token "
+                    "in a file and give token_file="
+                )
+            parts = _url_parts(self.address or "")
+            if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(
                     f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
                     f"as in ray://{self.name}?address=http://10.0.0.5:8265"
                 )
-            if parts.username or parts.password or parts.query:
-                raise ValueError("address: no credentials in a URL; put the token in a file and give token_file=")
+            if parts.query:
+                raise ValueError(f"address={self.address!r}: the URL of a Job API ends with its port or path")
         return self
 
     @classmethod
@@ -104,9 +110,19 @@ def is_uri(source: str) -> bool:
     return "://" in source
 
 
+def _url_parts(url: str) -> SplitResult | None:
+    """The parts of a URL; None where it is none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # checked only when asked for
+    except ValueError:
+        return None
+    return parts
+
+
 def _fields_of_uri(uri: str) -> dict[str, Any]:
-    parts = urlsplit(uri)
-    if not parts.scheme or "://" not in uri:
+    parts = _url_parts(uri)
+    if parts is None or not parts.scheme or "://" not in uri:
         raise InvalidArgumentError(f'"{uri}" is no pool URI; one looks like local://retrain?max_nodes=4')
     if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
         raise InvalidArgumentError(f'"{uri}": a pool is {parts.scheme}://NAME?option=value and nothing else')
