@@ -116,6 +116,8 @@ def _engine(url: Any) -> Any:
         raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
     try:
         return sa.create_engine(found)
+    except sa.exc.NoSuchModuleError:
+        raise InvalidArgumentError(f"connection is no SQLAlchemy URL: {found.drivername} is no dialect here") from None
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(f"connection {redact_value(str(url))} needs a driver: {exc}") from exc
 

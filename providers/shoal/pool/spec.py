@@ -67,8 +67,8 @@ class PoolSpec(RedactedRepr, BaseModel):
         if self.backend == "ray":
             if has_credentials(self.address or ""):
                 raise InvalidArgumentError(
-                    f"address={redact_value(self.address or '')} had credentials in it: none in a URL; put the token "
-                    "in a file and give token_file="
+                    f"address={redact_value(self.address or '')}: no credentials in a URL; put the token in a file "
+                    "and give token_file="
                 )
             parts = _url_parts(self.address or "")
             if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
