@@ -100,7 +100,7 @@ class TestRunningText:
             (f'{{"url":"http://h:80/x","api_key":"{CANARY}"}}', '{"url":"http://h:80/x","api_key":"***"}'),
             (f"Authorization: Bearer {CANARY}", "Authorization: Bearer ***"),
             (f"MLFLOW_TRACKING_PASSWORD={CANARY} train", "MLFLOW_TRACKING_PASSWORD=*** train"),
-            ("http://h:80/x, ask me@example.org; pad_token=3, a = b", "http://h:80/x, ask me@example.org; pad_token=3, a = b"),
+            ("http://h:80/x, ask me@h.org; pad_token=3, a = b", "http://h:80/x, ask me@h.org; pad_token=3, a = b"),
         ],
     )  # fmt: skip
     def test_loses_its_secrets(self, text: str, shown: str) -> None:

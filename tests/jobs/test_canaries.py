@@ -36,7 +36,9 @@ BOOSTING: dict[str, Any] = {
     "group_col": f"{URI}/g",
     "user_code": URI,
     "run_config": {"pool_name": URI, "artifact_location": URI},
-    "tracking": {"uri": f"https://{CANARY}@host", "experiment": URI, "run_name": URI, "tags": {"a/b": URI, "a": SIGNED}},
+    "tracking": {
+        "uri": f"https://{CANARY}@host", "experiment": URI, "run_name": URI, "tags": {"a/b": URI, "a": SIGNED},
+    },
     "register": {"model": "m", "metric": "rmse", "holdout": {"paths": [URI]}},
 }  # fmt: skip
 FUNCTION: dict[str, Any] = {
