@@ -60,7 +60,7 @@ class TestOneUri:
             "sqlite:////folder/a.db",
             "postgresql+psycopg://me@host/db",
             "abfss://container@account.dfs.core.windows.net/path",
-            "s3://bucket/date=2026-01-01/*.parquet?region=eu-central-1",
+            "s3://bucket/token=7/date=2026-01-01/*.parquet?region=eu-central-1",
             "local://retrain?max_nodes=4",
             "http://[::1",
             "http://host:notaport/x",

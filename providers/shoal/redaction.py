@@ -61,7 +61,7 @@ _STRONG = (
     r"(?:secret|private|api|account|(?:shared[_.-]?)?access|storage|service)[_.-]?key|secret[_.-]?access[_.-]?key|"
     r"shared[_.-]?access[_.-]?signature|connection[_.-]?string|sas[_.-]?token|"
     r"(?:auth|access|api|bearer|session|security|refresh|hf|github|gitlab)[_.-]?token"
-    r")|(?:client|app|shared)secret|credentials?|token"
+    r")|(?:client|app|shared)secret|credentials?|token|authorization"
 )
 """Names of secrets wherever they stand. Not ``pad_token`` and the like, which are parameters of language models."""
 _WEAK = (
@@ -76,7 +76,7 @@ _QUERY_WORD = re.compile(
 )
 _QUERY_ALL = re.compile(rf"(?<=[?&;#])(?P<name>{_WEAK})=(?P<value>[^&;]+(?:[&;](?![^&;=]*=)[^&;]*)*)", re.IGNORECASE)
 _SETTING = re.compile(
-    rf"(?<![\w.-])(?P<name>{_STRONG})\s*=\s*(?!=)"
+    rf"(?<![\w./-])(?P<name>{_STRONG})\s*=\s*(?!=)"
     r"(?P<value>'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\{[^}]*\}|(?:[^\s&;\"']|[\"'](?![\s,}\])]|\Z))+)",
     re.IGNORECASE,
 )
@@ -129,14 +129,22 @@ def is_secret_name(name: str) -> bool:
 
 
 @contextmanager
-def redacted_errors() -> Iterator[None]:
-    """Take credentials out of the message and the path of an `OSError` that leaves the block."""
+def redacted_errors(uri: str) -> Iterator[None]:
+    """Take the credentials of a URI out of the message and the path of an `OSError` that leaves the block."""
+
+    def shown(part: object) -> object:
+        if not isinstance(part, str):
+            return part
+        for secret in secrets_in(uri):  # a filesystem names paths without their scheme
+            part = part.replace(secret, HIDDEN)
+        return redact_value(part)
+
     try:
         yield
     except OSError as error:
-        error.args = tuple(redact_value(part) if isinstance(part, str) else part for part in error.args)
-        if isinstance(error.filename, str):
-            error.filename = redact_value(error.filename)
+        error.args = tuple(map(shown, error.args))
+        if error.filename is not None:
+            error.filename = shown(error.filename)
         raise
 
 

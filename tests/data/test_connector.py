@@ -118,6 +118,7 @@ def test_the_same_file_twice_is_refused(write: Write) -> None:
         "https://account.blob.core.windows.net/c/x.parquet?sv=2024&sig=cAnArY%3D",
         "https://bucket.s3.amazonaws.com/x.parquet?X-Amz-Signature=cAnArY",
         "https://cAnArY@host/x.parquet",
+        " s3://key:cAnArY@bucket/x",
     ],
 )
 def test_credentials_in_a_path_are_refused(path: str) -> None:

@@ -34,18 +34,18 @@ def normalise(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if not text.strip():
         raise InvalidArgumentError("a path is empty: name a Parquet file, a directory or a glob")
+    if "://" in text and has_credentials(text):
+        # The text of a path ends up in job specs, logs and MLflow.
+        raise InvalidArgumentError(
+            f"the path {redact_value(text)} had credentials in it: leave them to the environment "
+            "or to the usual credentials file, which the nodes read too"
+        )
     if text.startswith("file://"):
         from urllib.request import url2pathname
 
         return os.path.abspath(url2pathname(urlsplit(text).path))
     if not _SCHEME.match(text):
         return os.path.abspath(os.path.expanduser(text))
-    if has_credentials(text):
-        # The text of a path ends up in job specs, logs and MLflow.
-        raise InvalidArgumentError(
-            f"the path {redact_value(text)} had credentials in it: leave them to the environment "
-            "or to the usual credentials file, which the nodes read too"
-        )
     try:
         urlsplit(text)
     except ValueError as error:

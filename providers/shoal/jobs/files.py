@@ -28,7 +28,7 @@ def write(path: str, content: bytes) -> None:
         import fsspec
 
         # An object store shows an object when it is complete, and not before.
-        with redacted_errors(), fsspec.open(path, "wb") as file:
+        with redacted_errors(path), fsspec.open(path, "wb") as file:
             file.write(content)
         return
     target = Path(path)
@@ -51,7 +51,7 @@ def read(path: str) -> bytes:
         return Path(path).read_bytes()
     import fsspec
 
-    with redacted_errors(), fsspec.open(path, "rb") as file:
+    with redacted_errors(path), fsspec.open(path, "rb") as file:
         content = file.read()
     assert isinstance(content, bytes)
     return content
