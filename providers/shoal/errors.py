@@ -82,7 +82,7 @@ class ScaleError(ShoalError):
     def __init__(self, message: str, nodes: Mapping[str, str] | None = None) -> None:
         lines = [message, *(f"  {name}: {why}" for name, why in (nodes or {}).items())]
         super().__init__("\n".join(lines))
-        self.nodes = dict(nodes or {})
+        self.nodes = {name: redact(why) for name, why in (nodes or {}).items()}
 
 
 class CapacityError(ShoalError):
