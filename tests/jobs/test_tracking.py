@@ -113,7 +113,7 @@ class TestRun:
         folder = experiment.artifact_location.removeprefix("file://")
         assert Path(folder) == artifacts / tracking_module.folder_of(name)
         assert Path(folder).parent == artifacts
-        [note] = fresh_home.parent.rglob(f"{fresh_home.name}/**/{run.run_id}/**/note.txt")
+        [note] = fresh_home.rglob("note.txt")
         assert note.resolve().is_relative_to(folder)
 
     def test_folders_of_experiments(self):
