@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shoal.redaction import redact
+
 _MOST_SHOWN = 80
 
 
@@ -17,7 +19,10 @@ def shown(value: object) -> str:
 
 
 class ShoalError(Exception):
-    """Base of all of shoal's errors: catch this to catch them all."""
+    """Base of all of shoal's errors: catch this to catch them all. Credentials in its message are hidden."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidArgumentError(ShoalError, ValueError):
@@ -100,7 +105,7 @@ class ScaleError(ShoalError):
     def __init__(self, message: str, nodes: Mapping[str, str] | None = None) -> None:
         lines = [message, *(f"  {name}: {why}" for name, why in (nodes or {}).items())]
         super().__init__("\n".join(lines))
-        self.nodes = dict(nodes or {})
+        self.nodes = {name: redact(why) for name, why in (nodes or {}).items()}
 
 
 class CapacityError(ShoalError):

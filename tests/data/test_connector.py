@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pandas as pd
@@ -108,11 +109,42 @@ def test_the_same_file_twice_is_refused(write: Write) -> None:
         DataConnector.from_parquet([path, path.parent]).num_rows()
 
 
-@pytest.mark.parametrize("path", ["s3://key:secret@bucket/x", "s3://bucket/x?secret_key=y"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "s3://key:cAnArY@bucket/x",
+        "s3://key:12/cAnArY+x@bucket/x",
+        "s3://bucket/x?secret_key=cAnArY",
+        "https://account.blob.core.windows.net/c/x.parquet?sv=2024&sig=cAnArY%3D",
+        "https://bucket.s3.amazonaws.com/x.parquet?X-Amz-Signature=cAnArY",
+        "https://cAnArY@host/x.parquet",
+        " s3://key:cAnArY@bucket/x",
+    ],
+)
 def test_credentials_in_a_path_are_refused(path: str) -> None:
     with pytest.raises(InvalidArgumentError, match="credentials") as info:
         DataConnector.from_parquet(path)
-    assert "key:secret" not in str(info.value)
+    assert "cAnArY" not in str(info.value)
+
+
+def test_a_path_that_is_no_uri_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"http://\[::1"):
+        DataConnector.from_parquet("http://[::1")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://me:cAnArY@localhost:notaport/db", "port"),
+        ("postgresql://me:cAnArY@cAnArY@localhost/db", "%40"),
+        ("postgresql://[::1/cAnArY", "port"),
+        ("nothing://me:cAnArY@localhost/db", "no SQLAlchemy URL"),
+    ],
+)
+def test_a_wrong_url_of_a_database_is_refused_without_its_password(url: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as info:
+        DataConnector.from_sql("SELECT 1", url, staging_location=tmp_path)
+    assert "cAnArY" not in "".join(traceback.format_exception(info.value))
 
 
 def test_options_of_a_uri_and_wildcards_are_told_apart() -> None:

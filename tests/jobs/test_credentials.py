@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.errors import InvalidArgumentError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.state import home
@@ -33,6 +34,10 @@ def test_only_what_the_driver_needs_is_taken_from_the_environment():
     ("uri", "shown"),
     [
         ("http://me:pa%40ss@host:5000/x", "http://host:5000/x"),
+        ("http://me:p/a#s?s@host:5000/x", "http://host:5000/x"),
+        (" https://TOKEN@host/x", " https://host/x"),
+        ("postgresql://db/mlflow?password=X", "postgresql://db/mlflow?password=***"),
+        ("https://acc.blob.core.windows.net/c?sv=1&sig=X", "https://acc.blob.core.windows.net/c?sv=1&sig=***"),
         ("postgresql+psycopg://me:secret@db/mlflow", "postgresql+psycopg://db/mlflow"),
         ("s3://KEY:SECRET@bucket/path", "s3://bucket/path"),
         ("http://host:5000/a:b@c", "http://host:5000/a:b@c"),
@@ -51,6 +56,47 @@ def test_hiding_and_revealing_a_document():
 
     assert hidden == {"tracking": {"uri": "http://host"}, "eval": [{"paths": ["/x", "s3://bucket"]}], "n": 1}
     assert credentials.reveal(hidden, uris) == document
+
+
+def test_places_with_slashes_in_their_names_are_told_apart():
+    one, other = "http://a:one@host", "http://a:other@host"
+    document = {"kwargs": {"a/b": one, "a": {"b": other}, "a~1b": f"{one}/x"}}
+
+    hidden, uris = credentials.hide(document)
+
+    assert sorted(uris) == ["/kwargs/a/b", "/kwargs/a~01b", "/kwargs/a~1b"]
+    assert credentials.reveal(hidden, uris) == document
+
+
+def test_values_with_a_secret_name_are_hidden():
+    document = {"kwargs": {"db": {"password": "hunter22", "user": "me"}, "api_key": "", "pad_token": "<pad>"}}
+
+    hidden, found = credentials.hide(document)
+
+    assert hidden == {"kwargs": {"db": {"password": "***", "user": "me"}, "api_key": "", "pad_token": "<pad>"}}
+    assert credentials.reveal(hidden, found) == document
+    assert Secrets(uris=found).redact("connected with hunter22") == "connected with ***"
+
+
+def test_a_name_with_credentials_is_refused():
+    with pytest.raises(InvalidArgumentError, match="credentials") as caught:
+        credentials.hide({"eval_set": {"http://me:hunter22@host": 1}})
+
+    assert "hunter22" not in str(caught.value)
+
+
+def test_the_file_of_a_submitter_of_the_version_before_is_read(fresh_home: Path):
+    document = {"tracking": {"uri": "http://host"}, "dataset": {"paths": ["s3://bucket"]}}
+    path = home() / "credentials" / "job-1.json"
+    path.parent.mkdir()
+    path.write_text(
+        '{"environment": {}, "uris": {"/tracking/uri": "http://a:b@host", "/dataset/paths/0": "s3://k:s@bucket"}}'
+    )
+
+    secrets = credentials.take("job-1")
+
+    revealed = credentials.reveal(document, secrets.uris)
+    assert revealed == {"tracking": {"uri": "http://a:b@host"}, "dataset": {"paths": ["s3://k:s@bucket"]}}
 
 
 def test_the_file_is_for_its_owner_alone_and_read_once(fresh_home: Path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from shoal import ComputePool, jobs
 from shoal.data import DataConnector
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
-from shoal.jobs import JobHandle, JobSpec, Register, Tracking
+from shoal.jobs import JobHandle, JobSpec, Register, Tracking, attempts
+from shoal.jobs.attempts import Key
+from shoal.jobs.logs import log_path
 from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
@@ -214,3 +218,51 @@ def test_a_jobs_log_ends_with_the_first_ranks_traceback_and_the_cause(pool: Comp
     assert "ZeroDivisionError: on purpose" in log[-1]
     assert any("in fail_in_rank_1" in line for line in log[-12:])
     assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
+
+
+def train_with_secrets() -> str:
+    """A function that needs a password, and prints it."""
+    import hashlib
+
+    password = get_context().get_hyper_params()["password"]
+    print(f"connecting to postgresql://me:{password}@db with {os.environ['MLFLOW_TRACKING_PASSWORD']}", flush=True)
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+def test_secrets_reach_the_function_and_nothing_else(
+    pool: ComputePool, tracking: Tracking, session_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hashlib
+
+    import psutil
+
+    assert tracking.uri is not None
+    password, token = f"p/{secrets.token_hex(8)}#?@", secrets.token_hex(12)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", token)
+    config = RunConfig(pool_name=pool.name, job_id="secretive", artifact_location=str(tmp_path))
+    function = PyTorchDistributor(train_with_secrets, PyTorchScalingConfig(num_nodes=1), config)
+    commands: set[str] = set()
+
+    def look() -> None:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                commands.add("\0".join(process.cmdline()))
+
+    monkeypatch.setattr("shoal.distributors.elsewhere.say", lambda line: (look(), lines.append(line)))
+    lines: list[str] = []
+    response = function.run(hyper_params={"password": password, "database": f"postgresql://me:{password}@db/x"})
+
+    assert response.get_results() == [hashlib.sha256(password.encode()).hexdigest()]
+    job = attempts.load(Store(), Key("secretive", 1))
+    assert job.spec["hyper_params"] == {"password": "***", "database": "postgresql://db/x"}
+    log = log_path(Key("secretive", 1))
+    assert "connecting to postgresql://db with ***" in log.read_text()
+    secret = [part.encode() for part in (password, password[2:-3], token)]
+    mlflow_store = Path(tracking.uri.removeprefix("sqlite:///"))
+    stored = [log, *session_home.glob("state.db*"), *mlflow_store.parent.glob("mlflow.db*")]
+    seen = [file.read_bytes() for file in stored] + [repr(job.result).encode(), repr(response).encode()]
+    seen += [line.encode() for line in [*lines, *commands]]
+    assert len(seen) > 10
+    assert not [text for text in seen for part in secret if part in text]
+    assert not list((session_home / "credentials").glob("secretive*"))

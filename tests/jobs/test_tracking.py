@@ -13,6 +13,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
 from shoal.jobs import Register, Tracking, gate, scoring
+from shoal.jobs import tracking as tracking_module
 from shoal.jobs.attempts import Key
 from shoal.jobs.gate import Outcome, is_better
 from shoal.jobs.spec import ChampionResult
@@ -77,6 +78,45 @@ class TestRun:
         assert dataset.dataset.digest == "d" * 32
         assert "secret" not in dataset.dataset.source
         assert run.run_id in run.link
+
+    def test_credentials_stay_out_of_it(self, store: Store, tracking):
+        tagged = tracking.model_copy(
+            update={
+                "run_name": "http://me:cAnArY@host/run",
+                "tags": {"db": "postgresql://me:cAnArY@db", "token": "cAnArY"},
+            }
+        )
+        run = Run.begin(tagged, name="job-1", tags={})
+        run.log_params({"source": "s3://k:cAnArY/x@bucket", "password": "cAnArY", "nested": {"api_key": "cAnArY"}})
+        run.log_dataset("y", "d" * 32, ["https://host/x?sig=cAnArY"], context="training")
+        run.finish("FINISHED")
+
+        read = run.client.get_run(run.run_id)
+        assert "cAnArY" not in str(read.to_dictionary())
+        assert read.info.run_name == "http://host/run"
+        assert read.data.tags["db"] == "postgresql://db"
+        assert read.data.params["source"] == "s3://bucket"
+        assert [item.dataset.source for item in read.inputs.dataset_inputs] == ["https://host/x?sig=***"]
+        assert "cAnArY" not in repr(run)
+
+    @pytest.mark.parametrize("name", ["../../x", "..", "/x", "a/../../../x", "..%2F..%2Fx", "a#b?c", "x" * 400])
+    def test_no_experiment_leads_out_of_the_home(self, store: Store, tracking, fresh_home: Path, name: str):
+        run = Run.begin(tracking.model_copy(update={"experiment": name}), name="job-1", tags={})
+        run.client.log_text(run.run_id, "x", "note.txt")
+        run.finish("FINISHED")
+
+        artifacts = fresh_home / "mlflow" / "artifacts"
+        experiment = run.client.get_experiment_by_name(name)
+        folder = experiment.artifact_location.removeprefix("file://")
+        assert Path(folder) == artifacts / tracking_module.folder_of(name)
+        assert Path(folder).parent == artifacts
+        [note] = fresh_home.rglob("note.txt")
+        assert note.resolve().is_relative_to(folder)
+
+    def test_folders_of_experiments(self):
+        assert tracking_module.folder_of("Nightly run 1.2") == "Nightly run 1.2"
+        folders = [tracking_module.folder_of(name) for name in ("a/b", "a_b", "a#b", "a%2Fb")]
+        assert len(set(folders)) == 4
 
     def test_a_failed_run_is_marked(self, run):
         run.finish("FAILED")

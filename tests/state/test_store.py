@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
+from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect, text
@@ -145,3 +147,29 @@ def test_an_upgrade_that_fails_changes_nothing(either_store, monkeypatch):
         assert inspect(session.connection()).get_table_names() == []
     with Store().reading() as session:
         assert session.get(Lock, "any") is None
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://me:cAnArY@localhost:notaport/db", "port"),
+        ("postgresql://me:cAnArY@cAnArY@localhost/db", "%40"),
+        ("postgresql://[::1/cAnArY", "no URL"),
+        ("http://[::1", "no URL"),
+        ("mysql://me:12/cAnArY@localhost/db", "mysql"),
+        ("sqlite:///relative.db?password=cAnArY", "absolute"),
+        ("postgresql://localhost:1/db?password=cAnArY", r"password=\*\*\*.*cannot be used"),
+        ("postgresql://me:12/cAn#ArY@localhost:1/db?sslpassword=cAnArY", "cannot be used"),
+    ],
+)
+def test_a_wrong_state_url_is_refused_without_its_password(
+    url: str, said: str, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_STATE_URL", url)
+
+    with pytest.raises(StoreError, match=said) as caught:
+        Store()
+
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "cAnArY" not in shown
+    assert "cAn#ArY" not in shown

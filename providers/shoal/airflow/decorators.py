@@ -10,6 +10,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_d
 
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.errors import InvalidArgumentError
+from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -68,7 +69,9 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         from shoal.jobs import load_results
 
         self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
-        return self._handle_output(list(load_results(self.train(context)).results))
+        assert isinstance(self.spec, Mapping)
+        location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
+        return self._handle_output(list(load_results(self.train(context), location).results))
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
         """What the function asks for of the run by the names that Airflow gives it, such as ``run_id``."""

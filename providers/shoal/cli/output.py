@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shoal.cli.exits import InterruptedCommandError, exit_code
 from shoal.errors import ScaleError
+from shoal.redaction import redact
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, for scripts.")]
 
@@ -50,7 +51,7 @@ def print_json(document: Any) -> None:
 
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:
     """Print an error: one ``error: …`` on stderr, or ``{"error": {…}}`` on stdout."""
-    text = "\n".join([message or str(error), *getattr(error, "__notes__", [])])
+    text = redact("\n".join([message or str(error), *getattr(error, "__notes__", [])]))
     # An argument that is no UTF-8 reaches Python as lone surrogates, which no stream takes.
     text = text.encode(errors="backslashreplace").decode()
     if not as_json:

@@ -9,13 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shoal.errors import DataError, InvalidArgumentError, shown
+from shoal.redaction import has_credentials, redact_value
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 # Schemes that Arrow opens by itself; for all others there is fsspec.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 _SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8: Arrow takes no such path
 _OPTION = re.compile(r"\w+=")
-_SECRET_WORD = re.compile(r"secret|token|password|credential|access_key", re.IGNORECASE)
 
 
 def normalise(path: str | os.PathLike[str]) -> str:
@@ -42,19 +42,22 @@ def normalise(path: str | os.PathLike[str]) -> str:
             urlsplit(text)
         except ValueError as error:
             raise InvalidArgumentError(f'the path "{text}" is no URI: {error}') from None
+    if "://" in text and has_credentials(text):
+        # The text of a path ends up in job specs, logs and MLflow.
+        raise InvalidArgumentError(
+            f"the path {redact_value(text)} had credentials in it: leave them to the environment "
+            "or to the usual credentials file, which the nodes read too"
+        )
     if text.startswith("file://"):
         from urllib.request import url2pathname
 
         return os.path.abspath(url2pathname(urlsplit(text).path))
     if not _SCHEME.match(text):
         return os.path.abspath(os.path.expanduser(text))
-    parts = urlsplit(text)
-    if parts.password is not None or _SECRET_WORD.search(parts.query):
-        # The text of a path ends up in job specs, logs and MLflow.
-        raise InvalidArgumentError(
-            f"the {parts.scheme}:// path for {parts.hostname} has credentials in it: leave them to the environment "
-            "or to the usual credentials file, which the nodes read too"
-        )
+    try:
+        urlsplit(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f'the path "{text}" is no URI: {error}') from None
     return text.rstrip("/")
 
 

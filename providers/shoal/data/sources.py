@@ -15,6 +15,7 @@ from shoal.data.plan import RowGroup, RowRange
 from shoal.data.reading import read_ranges
 from shoal.data.splits import GroupSelection, Split, select
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.redaction import redact
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,7 @@ class ParquetSource:
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", ... ({len(self.paths)})" if len(self.paths) > 3 else "")
-        return f"ParquetSource({shown}{', part of a split' if self.splits else ''})"
+        return redact(f"ParquetSource({shown}{', part of a split' if self.splits else ''})")
 
     def __getstate__(self) -> dict[str, Any]:
         # Column statistics serve checks and digests, in the driver alone, and may be a hundred times the rest.

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shoal.redaction import RedactedRepr
+
 
 class SplitSpec(BaseModel):
     """One part of a random split, by its recipe: no row number is stored."""
@@ -15,7 +17,7 @@ class SplitSpec(BaseModel):
     seed: int = Field(description="Seed of the split.")
 
 
-class DatasetSpec(BaseModel):
+class DatasetSpec(RedactedRepr, BaseModel):
     """A dataset as a job's spec holds it; `DataConnector.from_spec` makes the connector again, on any machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

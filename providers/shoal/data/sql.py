@@ -10,6 +10,7 @@ from shoal.data.filesystems import join, resolve
 from shoal.data.footers import open_parquet
 from shoal.data.staging import TableWriter
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.redaction import redact_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +74,7 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
     import sqlalchemy as sa
 
     if isinstance(connection, str | sa.URL):
-        engine = sa.create_engine(connection)
+        engine = _engine(connection)
         stack.callback(engine.dispose)
         connection = stack.enter_context(engine.connect())
     elif isinstance(connection, sa.Engine):
@@ -109,6 +110,26 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
             yield list(chunk)
 
     return names, chunks()
+
+
+def _engine(url: Any) -> Any:
+    import sqlalchemy as sa
+
+    try:
+        found = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):  # their texts may show a password
+        raise InvalidArgumentError(
+            "connection is no SQLAlchemy URL (is its port a number, is its password percent-encoded?): write "
+            "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE"
+        ) from None
+    if "@" in (found.host or ""):  # the rest of a password that a driver would show as the host it cannot find
+        raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
+    try:
+        return sa.create_engine(found)
+    except sa.exc.NoSuchModuleError:
+        raise InvalidArgumentError(f"connection is no SQLAlchemy URL: {found.drivername} is no dialect here") from None
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(f"connection {redact_value(str(url))} needs a driver: {exc}") from exc
 
 
 def _to_table(names: list[str], rows: list[Any]) -> pa.Table:

@@ -49,7 +49,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
         spec = JobSpec.of_request(request, pool_name=pool_name, tracked=_tracked(), user_code=along)
         handle = submit(spec)
         with Rounds() as progress:
-            return load_training(handle.wait(on_log=progress.read))
+            return load_training(handle.wait(on_log=progress.read), request.run_config.artifact_location)
 
 
 def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
@@ -79,7 +79,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
             run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
             tracking=Tracking() if _tracked() else None,
         )
-        return load_results(submit(spec).wait(on_log=say))
+        return load_results(submit(spec).wait(on_log=say), request.run_config.artifact_location)
 
 
 def _tracked() -> bool:

@@ -17,6 +17,7 @@ from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
 from shoal.jobs import ids
 from shoal.jobs.steps import JobStep, transaction
 from shoal.pool.processes import ProcessId
+from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
@@ -192,6 +193,7 @@ def end(
         JobError: There is no such attempt.
     """
     assert state in JOB_ENDED
+    error = error and redact(error)
     with transaction(store, JobStep.END) as session:
         job = _get(session, key)
         if job.state not in seen or job.state in JOB_ENDED:

@@ -1,4 +1,4 @@
-"""Keeps credentials out of a job's spec: out of its URIs, and from the submitter's environment to the driver by file.
+"""Keep credentials out of a job's spec, and hand them from the submitter to the driver by file.
 
 A job's spec stands in the store and in Ray's own history, where anyone who may look at jobs can read it. What is secret
 goes through a 0600 file that the driver deletes as soon as it has read it.
@@ -10,12 +10,15 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shoal import redaction
+from shoal.errors import InvalidArgumentError
 from shoal.state.home import subfolder
 
 _ENVIRONMENT = re.compile(
@@ -23,9 +26,6 @@ _ENVIRONMENT = re.compile(
     r"|MLFLOW_S3_ENDPOINT_URL|AWS_[A-Z0-9_]+|GOOGLE_APPLICATION_CREDENTIALS|AZURE_[A-Z0-9_]+"
 )
 """What the driver is given of the submitter's environment: credentials for storage and tracking, and nothing else."""
-
-_URI_WITH_USER = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/?#\s]*:[^/?#\s]*)@(?P<rest>\S*)")
-
 
 _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
 """Variables whose values are secret themselves, unlike a region's name."""
@@ -39,27 +39,22 @@ class Secrets:
     """What a job needs and its spec must not say."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # place in the spec -> the URI as it was given
+    uris: Mapping[str, str] = field(default_factory=dict)  # place in the spec -> the value as it was given
 
     def redact(self, text: str) -> str:
-        """A text that any of these got into, without them."""
+        """Take these, and every other credential that can be recognised, out of a text."""
         for uri in self.uris.values():
             text = text.replace(uri, without_credentials(uri))
-        for value in self._words():
-            text = text.replace(value, "***")
-        return text
+        for word in sorted(self._words, key=len, reverse=True):
+            text = text.replace(word, redaction.HIDDEN)
+        return redaction.redact(text)
 
-    def _words(self) -> Iterator[str]:
-        yield from (
-            value
-            for name, value in self.environment.items()
-            if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
-        )
-        for uri in self.uris.values():
-            match = _URI_WITH_USER.fullmatch(uri)
-            password = match["user"].partition(":")[2] if match else ""
-            if len(password) >= _SHORTEST_SECRET:
-                yield password
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        named = {value for name, value in self.environment.items() if _SECRET_NAME.search(name)}
+        # A value without a recognisable credential was hidden for its name: all of it is the secret.
+        parts = (redaction.secrets_in(uri) or {uri} for uri in self.uris.values())
+        return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
 
     def __repr__(self) -> str:  # a traceback that shows locals must not show these
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
@@ -71,44 +66,54 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def hide(document: Any) -> tuple[Any, dict[str, str]]:
-    """Take ``user:password@`` out of every URI of a JSON document.
+    """Take the credentials out of a JSON document: those in its texts, and the values that have a secret name.
 
     Returns:
-        The document without them, and the URIs as they were, by their place in it (``/tracking/uri``).
+        The document without them, and the values as they were by their place in it, a JSON pointer (RFC 6901).
+
+    Raises:
+        InvalidArgumentError: A name in the document has credentials in it.
     """
     found: dict[str, str] = {}
 
-    def walk(value: Any, place: str) -> Any:
-        if isinstance(value, dict):
-            return {key: walk(item, f"{place}/{key}") for key, item in value.items()}
-        if isinstance(value, list):
-            return [walk(item, f"{place}/{index}") for index, item in enumerate(value)]
-        if isinstance(value, str) and (match := _URI_WITH_USER.fullmatch(value)):
+    def leaf(name: str, value: Any, place: str) -> Any:
+        if not isinstance(value, str):
+            return value
+        shown = redaction.HIDDEN if value and redaction.is_secret_name(name) else without_credentials(value)
+        if shown != value:
             found[place] = value
-            return match["scheme"] + match["rest"]
-        return value
+        return shown
 
-    return walk(document, ""), found
+    return _mapped(document, leaf), found
 
 
 def reveal(document: Any, uris: Mapping[str, str]) -> Any:
     """The reverse of :func:`hide`."""
-
-    def walk(value: Any, place: str) -> Any:
-        if isinstance(value, dict):
-            return {key: walk(item, f"{place}/{key}") for key, item in value.items()}
-        if isinstance(value, list):
-            return [walk(item, f"{place}/{index}") for index, item in enumerate(value)]
-        return uris.get(place, value)
-
-    return walk(document, "")
+    return _mapped(document, lambda _name, value, place: uris.get(place, value))
 
 
 def without_credentials(uri: str) -> str:
     """A URI as it may be shown."""
-    shown = hide(uri)[0]
-    assert isinstance(shown, str)
-    return shown
+    return redaction.redact_value(uri)
+
+
+def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
+    """Copy a JSON document; `leaf` makes each of its plain values from name, value and place."""
+    if isinstance(value, dict):
+        return {key: _mapped(item, leaf, f"{place}/{_step(key)}", key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mapped(item, leaf, f"{place}/{index}") for index, item in enumerate(value)]
+    return leaf(name, value, place)
+
+
+def _step(key: str) -> str:
+    """A name as a part of a JSON pointer."""
+    if redaction.has_credentials(key):
+        raise InvalidArgumentError(
+            f'the name "{redaction.redact_value(key)}" has credentials in it: put them into a value, where they are '
+            "kept out of the store"
+        )
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def hand_over(submission_id: str, secrets: Secrets) -> None:

@@ -7,6 +7,7 @@ import re
 import uuid
 from pathlib import Path
 
+from shoal.redaction import redact_value, redacted_errors
 from shoal.state.home import home
 from shoal.training import locations
 
@@ -19,12 +20,20 @@ def root(artifact_location: str | None) -> str:
     return locations.local_path(artifact_location).rstrip("/") if artifact_location else str(home() / "jobs")
 
 
+def as_given(path: str, artifact_location: str | None) -> str:
+    """Put the credentials of an `artifact_location` back into a path under it, which a `JobResult` has without them."""
+    given = root(artifact_location)
+    shown = redact_value(given)
+    return given + path.removeprefix(shown) if path.startswith(f"{shown}/") else path
+
+
 def write(path: str, content: bytes) -> None:
     """Write a file; whoever finds it finds all of it."""
     if "://" in path:
         import fsspec
 
-        with fsspec.open(path, "wb") as file:  # an object store shows an object when it is complete, and not before
+        # An object store shows an object when it is complete, and not before.
+        with redacted_errors(path), fsspec.open(path, "wb") as file:
             file.write(content)
         return
     target = Path(path)
@@ -56,7 +65,7 @@ def read(path: str) -> bytes:
         return Path(path).read_bytes()
     import fsspec
 
-    with fsspec.open(path, "rb") as file:
+    with redacted_errors(path), fsspec.open(path, "rb") as file:
         content = file.read()
     assert isinstance(content, bytes)
     return content

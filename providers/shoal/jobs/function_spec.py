@@ -68,7 +68,7 @@ class FunctionJobSpec(AnySpec):
         if (self.train_func is None) == (self.program is None):
             raise ValueError("train_func names the function as pkg.module:name")
         if self.train_func is not None and not is_name(self.train_func):
-            raise ValueError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
+            raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
         if self.program is not None and (self.args or self.kwargs):
             raise ValueError("args and kwargs are of a function that is named; the program has its own")
         return self

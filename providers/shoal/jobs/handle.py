@@ -28,6 +28,7 @@ from shoal.jobs.steps import JobStep, act
 from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.processes import ProcessId
+from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
@@ -103,7 +104,7 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error,
+            error=job.error and redact(job.error),  # a row of 0.1 may hold credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -270,6 +271,8 @@ class JobHandle:
             # Another process may have submitted it meanwhile. Should this submission arrive after all, its driver finds
             # that the attempt has ended, and does nothing.
             reason = f"it could not be submitted: {str(error) or type(error).__name__}"
+            if self._secrets is not None:
+                reason = self._secrets.redact(reason)
             interrupted = self._cancel_on_interrupt and isinstance(error, KeyboardInterrupt)
             seen = JOB_ACTIVE if interrupted else {JobState.PENDING}
             attempts.end(self._store, self._key, JobState.FAILED, self._clock(), seen=seen, error=reason)

@@ -68,16 +68,21 @@ def save(folder: str, claim: Claim, trained: TrainResult) -> str:
     return path
 
 
-def load_training(result: JobResult) -> TrainResult:
+def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:
     """What the training of a finished job returned: its model, evaluation results and what each worker did.
+
+    Args:
+        result: Of the job.
+        artifact_location: As the job was given it, where that has credentials in it; the result does not have them.
 
     Raises:
         FileNotFoundError: Its files are gone, or out of reach from here.
     """
     from shoal.training.request import TrainResult
 
-    report = json.loads(files.read(f"{result.model_path.rpartition('/')[0]}/{_REPORT}"))
-    report["model"] = b64encode(files.read(result.model_path)).decode()
+    path = files.as_given(result.model_path, artifact_location)
+    report = json.loads(files.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
+    report["model"] = b64encode(files.read(path)).decode()
     return TrainResult.model_validate_json(json.dumps(report))
 
 
@@ -93,11 +98,15 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
     return path, hashlib.sha256(content).hexdigest()
 
 
-def load_results(result: JobResult) -> FunctionResult:
+def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
     """What a finished job's function returned on each rank, and what its run took.
 
     Reading a pickle runs code, so the file is read only where the store has its digest; an attempt of shoal 0.1 has
     none, and its file is read as it is.
+
+    Args:
+        result: Of the job.
+        artifact_location: As the job was given it, where that has credentials in it; the result does not have them.
 
     Raises:
         InvalidArgumentError: It is the result of a job that ran no function.
@@ -109,7 +118,7 @@ def load_results(result: JobResult) -> FunctionResult:
     if result.results_path is None:
         raise InvalidArgumentError(f"job {result.job_id} ran no function: load_training has what it returned")
     known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
-    content = files.read(result.results_path)
+    content = files.read(files.as_given(result.results_path, artifact_location))
     if known is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known):
         raise JobError(
             f"{result.results_path} was changed since job {result.job_id} wrote it, and is not read: run the job again"

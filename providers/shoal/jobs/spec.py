@@ -15,6 +15,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids, metrics
 from shoal.jobs.metrics import Mode
+from shoal.redaction import RedactedRepr, redact_value
 from shoal.training.request import Framework, TrainRequest
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -48,7 +49,7 @@ def check_json(fields: Any) -> None:
         left += [(item, depth + 1) for item in items]
 
 
-class _Strict(BaseModel):
+class _Strict(RedactedRepr, BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
@@ -74,9 +75,11 @@ class Register(_Strict):
     @model_validator(mode="after")
     def _legal(self) -> Self:
         if not _MODEL_NAME.fullmatch(self.model):
-            raise ValueError(f'model "{self.model}" is no legal name: 1 to 250 characters without "/" and ":"')
+            raise InvalidArgumentError(
+                f'model "{self.model}" is no legal name: 1 to 250 characters without "/" and ":"'
+            )
         if not _ALIAS.fullmatch(self.alias):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f'alias "{self.alias}" is not legal: letters, digits, "_", "-", and neither "latest" nor "v1"'
             )
         best = metrics.best_mode(self.metric)
@@ -348,7 +351,7 @@ class ChampionResult(_Strict):
 
 
 class JobResult(_Strict):
-    """What a job returns: small enough for an XCom."""
+    """What a job returns: small enough for an XCom, and without the credentials of its `artifact_location`."""
 
     job_id: str = Field(description="The job.")
     attempt: int = Field(description="Which attempt of it.")
@@ -379,3 +382,8 @@ class JobResult(_Strict):
         """
         plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
         return plain
+
+    @field_validator("model_path", "model_uri", "results_path")
+    @classmethod
+    def _without_credentials(cls, value: str | None) -> str | None:
+        return value and redact_value(value)

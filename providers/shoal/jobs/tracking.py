@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import logging
@@ -10,11 +11,11 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.jobs.credentials import without_credentials
 from shoal.jobs.spec import Tracking
+from shoal.redaction import redact_all, redact_value
 from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
 from shoal.training.request import Framework
@@ -34,6 +35,10 @@ _PARAM_LENGTH = 6000
 
 _SIGNATURE_ROWS = 100
 """Rows that the model's signature is inferred from: enough to see the types."""
+
+_FOLDER_LENGTH = 80
+_FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
+"""Names that are taken for folders as they are. A file URI decodes `%`, and ends at `#` and `?`."""
 
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
@@ -60,8 +65,8 @@ class Run:
         link: Where to look at it.
     """
 
-    client: MlflowClient
-    uri: str
+    client: MlflowClient = field(repr=False)  # both with the credentials of the tracking server
+    uri: str = field(repr=False)
     experiment_id: str
     run_id: str
     link: str
@@ -89,7 +94,9 @@ class Run:
             client = mlflow.MlflowClient(uri)
             experiment = _experiment(client, uri, tracking.experiment)
         run = mlflow.start_run(
-            experiment_id=experiment, run_name=tracking.run_name or name, tags={**tracking.tags, **tags}
+            experiment_id=experiment,
+            run_name=redact_value(tracking.run_name or name),
+            tags={**redact_all(tracking.tags), **tags},
         )
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
@@ -97,7 +104,7 @@ class Run:
         """What the model is trained with."""
         from mlflow.entities import Param
 
-        entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in params.items()]
+        entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in redact_all(dict(params)).items()]
         for part in _parts(entities, _PARAMS_PER_CALL):
             self.client.log_batch(self.run_id, params=part)
 
@@ -105,7 +112,7 @@ class Run:
         """What it is trained on: its fingerprint, as a dataset input of the run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        shown = ", ".join(without_credentials(path) for path in source)
+        shown = ", ".join(redact_value(path) for path in source)
         dataset = Dataset(name=name, digest=digest, source_type="parquet", source=shown)
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
@@ -197,10 +204,21 @@ def _legal(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
+def folder_of(experiment: str) -> str:
+    """Name of the folder for an experiment's artifacts: the experiment's own where that is fit for one.
+
+    Any other gets a digest behind what is left of it, so that none leads out of its parent and no two are the same.
+    """
+    if _FOLDER.fullmatch(experiment):
+        return experiment
+    legal = re.sub(r"[^A-Za-z0-9_-]+", "_", experiment)[:_FOLDER_LENGTH]
+    return f"{legal}-{hashlib.sha256(experiment.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
     """The experiment of that name, made where there is none."""
     local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
-    artifacts = f"file://{subfolder('mlflow', 'artifacts') / name}" if local else None
+    artifacts = f"file://{subfolder('mlflow', 'artifacts') / folder_of(name)}" if local else None
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
@@ -208,7 +226,7 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> str:
 
 
 def _link(uri: str, experiment: str, run_id: str) -> str:
-    shown = without_credentials(uri)
+    shown = redact_value(uri)
     if shown.startswith(("http://", "https://")):
         return f"{shown.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
     return f"{run_id} (to look at it: mlflow ui --backend-store-uri {shown})"

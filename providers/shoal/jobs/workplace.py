@@ -29,7 +29,7 @@ class Workplace:
     key: Key
     run: Run | None
     tags: dict[str, str]
-    environment: dict[str, str]
+    environment: dict[str, str] = field(repr=False)
     begun: float = field(default_factory=time.monotonic)
 
     def claim(self) -> Claim:

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
+from shoal.redaction import RedactedRepr, has_credentials, redact_value
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
@@ -19,7 +20,7 @@ _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or di
 _OF_RAY = ("address", "gcs", "token_file")
 
 
-class PoolSpec(BaseModel):
+class PoolSpec(RedactedRepr, BaseModel):
     """A pool of Ray nodes.
 
     Raises:
@@ -86,14 +87,19 @@ class PoolSpec(BaseModel):
         if self.backend != "ray" and given:
             raise ValueError(f"{', '.join(given)}: only ray:// pools have {'it' if len(given) == 1 else 'them'}")
         if self.backend == "ray":
+            if has_credentials(self.address or ""):
+                raise InvalidArgumentError(
+                    f"address={redact_value(self.address or '')}: no credentials in a URL; put the token in a file "
+                    "and give token_file="
+                )
             parts = _url_parts(self.address or "")
             if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(
                     f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
                     f"as in ray://{self.name}?address=http://10.0.0.5:8265"
                 )
-            if parts.username or parts.password or parts.query:
-                raise ValueError("address: no credentials in a URL; put the token in a file and give token_file=")
+            if parts.query:
+                raise ValueError(f"address={self.address!r}: the URL of a Job API ends with its port or path")
         return self
 
     @classmethod

@@ -6,7 +6,7 @@ from copy import copy
 from typing import Any, Literal
 
 from prefect.blocks.core import Block
-from pydantic import HttpUrl, model_validator
+from pydantic import ConfigDict, HttpUrl, model_validator
 
 from shoal.pool import api
 from shoal.pool.spec import PoolSpec, is_uri
@@ -32,6 +32,8 @@ class ComputePool(Block):
             ...
         ```
     """
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # an address may have credentials, which are refused
 
     _block_type_name = "Compute Pool"
     _block_type_slug = "compute-pool"

@@ -66,10 +66,13 @@ def parsed(url: str) -> URL:
     try:
         found = make_url(url)
         backend = found.get_backend_name() if found.drivername != "postgres" else "postgresql"
-    except ArgumentError:  # its text may show a password
+    except (ArgumentError, ValueError):  # their texts may show a password
         raise StoreError(
-            "SHOAL_STATE_URL is no URL: write postgresql+psycopg://USER@HOST/DATABASE or sqlite:////FOLDER/state.db"
+            "SHOAL_STATE_URL is no URL (is its port a number, is its password percent-encoded?): write "
+            "postgresql+psycopg://USER@HOST:5432/DATABASE or sqlite:////FOLDER/state.db"
         ) from None
+    if "@" in (found.host or ""):  # the rest of a password that the driver would show as the host it cannot find
+        raise StoreError('SHOAL_STATE_URL has an "@" in its password: write it as %40')
     if backend == "postgresql":
         return found.set(drivername="postgresql+psycopg")
     if backend != "sqlite":

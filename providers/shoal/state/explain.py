@@ -8,6 +8,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from shoal.errors import StoreError, StoreUnreachableError
+from shoal.redaction import redact_value
 
 _AWAY = {
     "database is locked": "another process has been writing for very long: look for one that is paused, and end it",
@@ -58,7 +59,7 @@ _SQLSTATES = {
 
 def shown(url: str) -> str:
     """A URL as it may be read by anyone."""
-    return make_url(url).render_as_string(hide_password=True)
+    return redact_value(make_url(url).render_as_string(hide_password=False))
 
 
 def explain(error: SQLAlchemyError, url: str) -> StoreError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import InvalidArgumentError, shown
+from shoal.redaction import RedactedRepr
 
 
 def describe(exc: ValidationError) -> str:
@@ -17,7 +18,7 @@ def describe(exc: ValidationError) -> str:
     )
 
 
-class Config(BaseModel):
+class Config(RedactedRepr, BaseModel):
     """A frozen set of options; an unknown one or a wrong value raises `InvalidArgumentError`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

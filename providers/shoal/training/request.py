@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from shoal.data.spec import DatasetSpec
+from shoal.redaction import RedactedRepr
 from shoal.training.rows import Columns
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -16,7 +17,7 @@ Framework = Literal["xgboost", "lightgbm"]
 """What boosts."""
 
 
-class TrainRequest(BaseModel):
+class TrainRequest(RedactedRepr, BaseModel):
     """One training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
