@@ -276,7 +276,7 @@ class _Contest:
         intended = self.ledger.intend(
             lock,
             Promotion(
-                registry=self.ledger.registry,
+                registry_uri=self.ledger.registry,
                 model=self.ledger.model,
                 alias=self.ledger.alias,
                 version=winner,

@@ -93,7 +93,7 @@ class Ledger:
 
     def _of_this_alias(self) -> ColumnElement[bool]:
         return and_(
-            Promotion.registry == self.registry,
+            Promotion.registry_uri == self.registry,
             Promotion.model == self.model,
             Promotion.alias == self.alias,
         )

@@ -249,7 +249,7 @@ class Promotion(Base):
     __table_args__ = (Index("ix_promotions_alias", "registry", "model", "alias"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)  # later ones have greater ids
-    registry: Mapped[str] = mapped_column(Text)  # its URI, without credentials
+    registry_uri: Mapped[str] = mapped_column("registry", Text)  # without credentials
     model: Mapped[str] = mapped_column(Text)
     alias: Mapped[str] = mapped_column(Text)
     version: Mapped[str]  # that the alias is given to
