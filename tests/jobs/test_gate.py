@@ -237,5 +237,6 @@ def test_a_promotion_says_what_it_was_decided_on(registry):
     with registry.store.reading() as session:
         row = session.query(Promotion).filter_by(model=registry.model, version=second.version).one()
     assert (row.previous, row.metric, row.value, row.holdout_digest) == ("1", "rmse", 0.5, "d" * 32)
-    assert (row.job_id, row.attempt, row.alias, row.registry_uri) == ("job", 1, "champion", registry.client()._registry_uri)
+    assert (row.job_id, row.attempt, row.alias) == ("job", 1, "champion")
+    assert row.registry_uri == registry.client()._registry_uri
     assert row.confirmed_at is not None
