@@ -426,7 +426,7 @@ class TestResultComesFirst:
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("on_postgresql", "environment")  # in this order: the store is opened there
 def test_a_result_waits_for_a_store_that_is_away(on_postgresql, store, spec, monkeypatch):
     database = store.url.rpartition("/")[2]
 
