@@ -19,7 +19,7 @@ from shoal.jobs import JobHandle, parse_spec, staging
 from shoal.pool.api import list_pools
 from shoal.pool.processes import ProcessId
 from shoal.state import Store, home
-from shoal.state.home import runtime_root
+from shoal.state.runtime import runtime_root
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
 from shoal.state.store import SCHEMA_VERSION
 from tests.pool.looking import rows as node_rows

@@ -25,6 +25,11 @@ _SCHEME_LENGTH = 40
 _URI = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.:-]*://[^\r\n]*\Z")
 """A text that is one URI from its beginning to its end; a raw password may contain blanks."""
 
+_NO_SCHEME = re.compile(
+    r"(?:(?<![:\w/])//|\bhttps?:(?!//))(?P<user>[^/?#@\s\"':]*:(?P<value>[^@\s\"'<>]+)@)", re.IGNORECASE
+)
+"""A URI whose scheme, or the two slashes behind it, were forgotten."""
+
 _AUTHORITY = re.compile(r"[^/?#]*")
 _WORD = re.compile(r"[^\s\"'<>`]*")
 _PASSWORD_REACH = 256
@@ -182,12 +187,13 @@ def _replaced(text: str, spans: list[_Span]) -> str:
 
 
 def _spans(text: str, *, whole: bool) -> list[_Span]:
-    if "://" not in text and "=" not in text and ":" not in text:
+    if "=" not in text and ":" not in text:
         return []
     named = (_QUERY_ALL if whole else _QUERY_WORD, _SETTING, _ENTRY, _HEADER)
     values = (match for pattern in named for match in pattern.finditer(text) if match["value"] != HIDDEN)
     found = [
         *_users(text, whole=whole),
+        *(_Span(*match.span("user"), "", match["value"]) for match in _NO_SCHEME.finditer(text)),
         *(_Span(*match.span("value"), HIDDEN, match["value"].strip("'\"{}")) for match in values),
     ]
     return sorted(found, key=lambda span: (span.start, -span.end))

@@ -6,7 +6,6 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -17,9 +16,6 @@ from shoal.errors import ShoalError
 from shoal.state import Store
 from shoal.state.schema import Base
 from tests.entrances.odd import SECRET
-
-REDACTED = find_spec("shoal.redaction") is not None
-"""Whether credentials are taken out of errors yet. To be removed, with the conditions on it, once they are."""
 
 
 @contextmanager
@@ -32,7 +28,7 @@ def refusals(*others: type[Exception]) -> Iterator[None]:
         refused = error
     if refused is not None:
         assert str(refused).strip(), f"{type(refused).__name__} says nothing"
-        assert not REDACTED or SECRET not in "".join(traceback.format_exception(refused))
+        assert SECRET not in "".join(traceback.format_exception(refused))
 
 
 @pytest.fixture

@@ -12,14 +12,16 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
-from shoal.jobs import Register, Tracking, gate, scoring
+from shoal.jobs import Register, Tracking, attempts, gate, scoring
 from shoal.jobs import tracking as tracking_module
-from shoal.jobs.attempts import Key
+from shoal.jobs.attempts import Key, Order
 from shoal.jobs.gate import Outcome, is_better
 from shoal.jobs.spec import ChampionResult
 from shoal.jobs.tracking import Run, metric_name
 from shoal.jobs.workplace import Workplace
 from shoal.state import Store
+from shoal.state.schema import JobState
+from tests.jobs.conftest import POOL
 
 NAN = float("nan")
 COLUMNS = ["a", "b"]
@@ -291,6 +293,8 @@ class TestGate:
                 return np.asarray(model_input) @ np.array(self.factors)
 
         register = Register(model="tensors", metric="rmse", holdout=holdout)
+        attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
+        attempts.start(store, Key("job", 1), {}, 0.0)
 
         def entered(times: Times, columns: list[str]) -> Outcome:
             gate.check_holdout(register, "y", columns)
@@ -310,6 +314,12 @@ class TestGate:
         assert other.champion.value < 1e-6 < other.value
         with pytest.raises(DataError, match="the holdout lacks what the model needs: c"):
             entered(Times(1), ["c"])
+
+        attempts.end(store, Key("job", 1), JobState.CANCELLED, 1.0, error="on request")
+        versions = len(run.client.search_model_versions("name='tensors'"))
+        with pytest.raises(JobError, match='attempt 1 of job "job" has been ended or replaced by a newer one'):
+            entered(Times(3, 1), ["a", "b"])
+        assert len(run.client.search_model_versions("name='tensors'")) == versions
 
     def test_a_champion_that_is_gone_is_said(self, run):
         with pytest.raises(JobError, match="the model models:/nothing/1 cannot be loaded"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import DataError
+from shoal.errors import DataError, JobError
 from shoal.jobs import scoring
 from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import without_credentials
@@ -114,10 +114,15 @@ def enter(
 
     Raises:
         DataError: The holdout lacks a column that a model needs, or has a null label.
-        JobError: The champion cannot be loaded.
+        JobError: The champion cannot be loaded, or this attempt has been ended or replaced by a newer one.
     """
     from shoal.data.connector import DataConnector
 
+    if not place.is_current():
+        raise JobError(
+            f'attempt {place.key.attempt} of job "{place.key.job_id}" has been ended or replaced by a newer one: '
+            "its model is not registered"
+        )
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
 
     def champions(uri: str) -> float:

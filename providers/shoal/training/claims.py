@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -84,7 +85,14 @@ class Claim:
         """Make a folder where there is none, and write the marker of this attempt into it."""
         fs, root = _filesystem(folder)
         fs.makedirs(root, exist_ok=True)
-        fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
+        content = json.dumps(asdict(self)).encode()
+        if "://" in folder:
+            fs.pipe_file(f"{root}/{MARKER}", content)  # an object is there when it is complete, and not before
+            return
+        # Renamed into place: a process that is killed half-way must not leave a folder that nobody may replace.
+        partial = Path(folder) / f"{MARKER}.{os.getpid()}"
+        partial.write_bytes(content)
+        partial.replace(Path(folder) / MARKER)
 
     def remove(self, folder: str) -> None:
         """Remove a folder, if there is one.
