@@ -90,7 +90,7 @@ class TestRun:
         )
         run = Run.begin(tagged, name="job-1", tags={})
         run.log_params({"source": "s3://k:cAnArY/x@bucket", "password": "cAnArY", "nested": {"api_key": "cAnArY"}})
-        run.log_dataset("y", "d" * 32, ["https://host/x?sig=cAnArY"], context="training")
+        run.log_dataset("y", "c" * 32, ["https://host/x?sig=cAnArY"], context="training")
         run.finish("FINISHED")
 
         read = run.client.get_run(run.run_id)
