@@ -25,11 +25,6 @@ _SCHEME_LENGTH = 40
 _URI = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.:-]*://[^\r\n]*\Z")
 """A text that is one URI from its beginning to its end; a raw password may contain blanks."""
 
-_NO_SCHEME = re.compile(
-    r"(?:(?<![:\w/])//|\bhttps?:(?!//))(?P<user>[^/?#@\s\"':]*:(?P<value>[^@\s\"'<>]+)@)", re.IGNORECASE
-)
-"""A URI whose scheme, or the two slashes behind it, were forgotten."""
-
 _AUTHORITY = re.compile(r"[^/?#]*")
 _WORD = re.compile(r"[^\s\"'<>`]*")
 _PASSWORD_REACH = 256
@@ -59,6 +54,12 @@ _DATABASES = {
 }
 _USER_IS_NO_SECRET = frozenset(_STORAGE | _DATABASES)
 """Schemes in which a user without a password is a name (of an Azure container, of a database's user), and no token."""
+
+_SCHEMES = "|".join(map(re.escape, sorted(_HTTP | _STORAGE | _DATABASES | {"file", "s3", "s3a", "gs", "gcs"})))
+_FEW_SLASHES = re.compile(
+    rf"(?:(?<![:\w/])//|\b(?:{_SCHEMES}):/?(?!/))(?P<user>[^/?#@\s\"':]*:(?P<value>[^@\s\"'<>]+)@)", re.IGNORECASE
+)
+"""A URI without its scheme, or with fewer than two slashes: as mistyped, or as a path with its slashes made one."""
 
 _STRONG = (
     r"(?:[\w.-]*[_.-])?(?:"
@@ -193,7 +194,7 @@ def _spans(text: str, *, whole: bool) -> list[_Span]:
     values = (match for pattern in named for match in pattern.finditer(text) if match["value"] != HIDDEN)
     found = [
         *_users(text, whole=whole),
-        *(_Span(*match.span("user"), "", match["value"]) for match in _NO_SCHEME.finditer(text)),
+        *(_Span(*match.span("user"), "", match["value"]) for match in _FEW_SLASHES.finditer(text)),
         *(_Span(*match.span("value"), HIDDEN, match["value"].strip("'\"{}")) for match in values),
     ]
     return sorted(found, key=lambda span: (span.start, -span.end))
