@@ -24,6 +24,9 @@ _GROUPS = 64
 _MIN_GROUP_ROWS = 8_192
 _MAX_GROUP_BYTES = 32 * 2**20
 
+_GLOB = "*?[]"
+"""Characters that fsspec takes for a pattern when it removes a folder."""
+
 
 def default_location() -> str:
     """Where data is staged unless it is said otherwise: ``$SHOAL_HOME/staging``, that is, ``~/.shoal/staging``."""
@@ -40,10 +43,16 @@ def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[s
 
     Yields:
         Path or URI of the new directory.
+
+    Raises:
+        InvalidArgumentError: The URI has a character that would keep what was staged from being removed.
+        DataError: Nothing can be written there.
     """
     import pyarrow as pa
 
     base = default_location() if staging_location is None else normalise(staging_location)
+    if not is_local(base) and any(character in base for character in _GLOB):
+        raise InvalidArgumentError(f"staging_location {base} has one of {_GLOB}: name a URI without")
     directory = join(base, uuid.uuid4().hex)
     try:
         if is_local(directory):
