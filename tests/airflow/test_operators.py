@@ -24,7 +24,7 @@ from shoal.airflow.operators import (
     SweepPoolsOperator,
 )
 from shoal.errors import InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
-from shoal.jobs import JobResult, attempts
+from shoal.jobs import JobHandle, JobResult, attempts
 from shoal.jobs.attempts import Key
 from shoal.pool.api import ComputePool
 from shoal.pool.processes import ProcessId
@@ -219,17 +219,15 @@ def test_a_failure_ends_with_its_cause(on_fake_head, spec, context):
     driver.join()
 
 
-def test_a_further_try_attaches_and_after_a_failure_makes_a_new_attempt(on_fake_head, spec, context):
+def test_a_further_try_attaches_and_after_a_failure_makes_a_new_attempt(on_fake_head, spec, context, monkeypatch):
     on_pool = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"pool_name": POOL})})
     first = jobs.submit(on_pool, holder=RUN, key="train/-1")
-    asked = {row(first).asked_at}
+    is_waited_for = threading.Event()
+    wait = JobHandle.wait
+    monkeypatch.setattr(JobHandle, "wait", lambda *args, **kwargs: (is_waited_for.set(), wait(*args, **kwargs))[1])
 
     def fails_once_it_is_waited_for() -> None:
-        def often() -> bool:  # asked for, looked at, waited for
-            asked.add(row(first).asked_at)
-            return len(asked) > 3
-
-        wait_until(often, "the further try")
+        wait_until(is_waited_for.is_set, "the further try")
         ended(JobState.FAILED, error="lost")
 
     driver = meanwhile(fails_once_it_is_waited_for)
@@ -306,7 +304,7 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
     def everywhere(number, run_id=None):
         return number
 
-    monkeypatch.setattr("shoal.jobs.load_results", lambda result: SimpleNamespace(results=(1, 2)))
+    monkeypatch.setattr("shoal.jobs.load_results", lambda result, artifact_location: SimpleNamespace(results=(1, 2)))
     with DAG("a_dag", schedule=None):
         operator = everywhere(5).operator
     driver = meanwhile(ended, JobState.SUCCEEDED)
