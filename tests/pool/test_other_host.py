@@ -130,7 +130,9 @@ def test_one_pool_that_raises_does_not_end_a_sweep(up):
         )  # fmt: skip
         session.add(broken)
     dead = rows()[0]
-    ProcessId.from_json(dead.supervisor).signal(signal.SIGKILL)
+    supervisor = ProcessId.from_json(dead.supervisor)
+    supervisor.signal(signal.SIGKILL)
+    wait_until(lambda: not supervisor.alive(), "the supervisor's end")
 
     did = sweep(Store())
 

@@ -33,6 +33,11 @@ def bind_here(pool: Pool) -> None:
     pool.host, pool.host_id = hostname(), host_id()
 
 
+def is_bound_here(pool: Pool) -> bool:
+    """Whether a pool's row, where it names a host at all, has this machine's name and identity."""
+    return pool.host == ANYWHERE or (pool.host, pool.host_id) == (hostname(), host_id())
+
+
 def python_holder() -> str:
     """``python:<user>@<host>/<pid>``: a plain Python process."""
     return f"python:{getpass.getuser()}@{host()}/{os.getpid()}"

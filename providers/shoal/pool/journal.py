@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, defer
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.pool import plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
-from shoal.pool.holder import ANYWHERE, bind_here, host, is_here
+from shoal.pool.holder import ANYWHERE, bind_here, host, is_bound_here, is_here
 from shoal.pool.plan import (
     Snapshot,
     Verdict,
@@ -145,8 +145,12 @@ def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRe
 
 def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float) -> bool:
     """Whether there is anything to write or to do; False means that reconciling would change nothing."""
-    expired = any(_has_expired(lease, shared_now) for lease in snapshot.leases)
-    return expired or any(_news(snapshot, looked_at, seen)) or plan.is_due(snapshot, now)
+    return (
+        not is_bound_here(snapshot.pool)
+        or any(_has_expired(lease, shared_now) for lease in snapshot.leases)
+        or any(_news(snapshot, looked_at, seen))
+        or plan.is_due(snapshot, now)
+    )
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:

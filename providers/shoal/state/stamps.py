@@ -55,7 +55,8 @@ def shared_now(session: Session, now: float) -> float:
     """
     if session.get_bind().dialect.name != "postgresql":
         return now
-    return float(session.scalars(select(func.extract("epoch", func.clock_timestamp()))).one())
+    with session.no_autoflush:  # a row that the caller is still filling in must not be written yet
+        return float(session.scalars(select(func.extract("epoch", func.clock_timestamp()))).one())
 
 
 @lru_cache(maxsize=1)
