@@ -131,6 +131,7 @@ def _die_before_change(which: str, under: str) -> None:
 OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "submitting": Scene.ask,
     "attaching": Scene.ask,
+    "waiting": lambda scene: scene.found().status(),
     "retrying": Scene.ask,
     "driving": drive,
     "promoting": drive,
@@ -168,6 +169,8 @@ def _carry_out(scene: Scene, operation: str, die_at: str, writing: Connection) -
     seen: dict[str, None] = {}
 
     def passing(step: StrEnum, at: At) -> None:
+        if not isinstance(step, JobStep):  # a driver renews its lease, which is a pool's step
+            return
         seen[point := f"{at} {step}"] = None
         if point == die_at:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,9 @@ from shoal.jobs.model_files import folder, save_results
 from shoal.jobs.staging import question
 from shoal.state import Store
 from shoal.state.schema import JobState
+from shoal.training.claims import Claim
 from shoal.training.pytorch.request import FunctionResult
+from tests.jobs.conftest import POOL
 
 CANARY = "cAnArY"
 URI = f"s3://KEY:a/{CANARY}#x?y@bucket/path"
@@ -125,12 +127,14 @@ def test_errors_of_a_spec_show_none() -> None:
     assert CANARY not in str(limits.value) + str(limits.value.__cause__)
 
 
-def test_a_result_has_none_and_is_read_with_the_location_as_it_was_given() -> None:
+def test_a_result_has_none_and_is_read_with_the_location_as_it_was_given(store: Store) -> None:
+    attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
     location = f"memory://me:a/{CANARY}@store/models"
     answer = FunctionResult(
         results=(7,), model_dir=f"{location}/model", metrics={}, num_workers=1, seconds=0.5, restarts=0, workers=()
     )  # fmt: skip
-    path = save_results(folder(Key("job", 1), location), answer)
+    path, digest = save_results(folder(Key("job", 1), location), Claim("job", "the test"), answer)
+    attempts.end(store, Key("job", 1), JobState.SUCCEEDED, 1.0, result={}, results_digest=digest)
     result = result_of(model_path=answer.model_dir, model_uri=answer.model_dir, results_path=path)
 
     assert CANARY not in result.model_dump_json() + repr(result)

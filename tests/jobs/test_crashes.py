@@ -95,6 +95,12 @@ class Stage:
         assert act(self.scene(), "driving", "before publish") is None
         self.newest().status = "RUNNING"
 
+    def long_unasked(self) -> None:
+        """A driver has begun, and nobody has asked for as long as a waiter leaves between two notes."""
+        self.running()
+        with Store().transaction() as session:
+            session.execute(update(Job).values(asked_at=Job.asked_at - 60, asked_clock=None))
+
     def lost(self) -> None:
         """A driver has begun and was killed."""
         self.running()
@@ -169,9 +175,10 @@ def nothing(_: Stage) -> None:
 
 CASES = {
     "submitting": Case(nothing, (ASK, HAND_OVER, SEND), ("written ask", "after ask", "before send", "after send")),
-    "attaching": Case(Stage.running, (ASK, TOUCH), ("written touch",)),
+    "attaching": Case(Stage.running, (ASK,), ("written ask",)),
+    "waiting": Case(Stage.long_unasked, (TOUCH,), ("written touch",)),
     "retrying": Case(
-        Stage.lost, (ASK, TOUCH, END, TIDY, HAND_OVER, SEND), ("written end", "after end"), tried=(END, TIDY, SEND)
+        Stage.lost, (ASK, END, TIDY, HAND_OVER, SEND), ("written end", "after end"), tried=(END, TIDY, SEND)
     ),
     "driving": Case(
         Stage.submitted,
@@ -185,7 +192,7 @@ CASES = {
         tried=(NOTE_RUN, *PROMOTING, END),
     ),
     "beating": Case(Stage.running, (BEAT,), ("written beat",)),
-    "collecting": Case(Stage.succeeded, (ASK, TOUCH, COLLECT), ("written collect",), tried=(TOUCH, COLLECT)),
+    "collecting": Case(Stage.succeeded, (ASK, COLLECT), ("written collect",), tried=(COLLECT,)),
     "cancelling": Case(Stage.submitted, (END, STOP, TIDY), ("written end", "after end", "before tidy")),
     "sweeping": Case(Stage.lost, (END, TIDY), ("after end",)),
 }
@@ -222,7 +229,7 @@ def test_killed(stage, operation, point):
     assert act(stage.scene(), operation, point) is None
 
     before = stage.row()
-    if START in case.steps or operation in ("attaching", "beating"):  # whose driver was killed before
+    if START in case.steps or operation in ("attaching", "waiting", "beating"):  # whose driver was killed before
         stage.driver_died()
     result = stage.settle()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -54,9 +53,10 @@ class Claim:
             return False
         if linked or not fs.isdir(root):
             raise InvalidArgumentError(f"{folder} is no folder: {self._remedy}")
-        if all(_name(path) in beside for path in fs.ls(root, detail=False)):
-            return True
         found = _read(fs, root)
+        names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
+        if found is None and names <= {MARKER}:  # empty, or its maker was killed while it wrote the marker
+            return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
                 f'{folder} is not empty, and no marker ({MARKER}) says that this job "{self.job_id}" has made it: '
@@ -85,14 +85,7 @@ class Claim:
         """Make a folder where there is none, and write the marker of this attempt into it."""
         fs, root = _filesystem(folder)
         fs.makedirs(root, exist_ok=True)
-        content = json.dumps(asdict(self)).encode()
-        if "://" in folder:
-            fs.pipe_file(f"{root}/{MARKER}", content)  # an object is there when it is complete, and not before
-            return
-        # Renamed into place: a process that is killed half-way must not leave a folder that nobody may replace.
-        partial = Path(folder) / f"{MARKER}.{os.getpid()}"
-        partial.write_bytes(content)
-        partial.replace(Path(folder) / MARKER)
+        fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
 
     def remove(self, folder: str) -> None:
         """Remove a folder, if there is one.
