@@ -146,7 +146,8 @@ class Switchboard:
     def close(self) -> None:
         """Closes all lines and stops listening."""
         self._closing = True
-        self._wake_in.send(b"x")
+        with contextlib.suppress(OSError):  # the thread may have looked in between, and closed it already
+            self._wake_in.send(b"x")
         self._thread.join(timeout=5)
 
     def _serve(self) -> None:
