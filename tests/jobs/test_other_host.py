@@ -59,7 +59,7 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
     assert report == {
         "cancelled": [running.job_id],
         "released": True,
-        "swept": [],
+        "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver took"],
         "left": [
             f"the driver of job {running.job_id} ends itself on host {host()} within seconds",
             f'host {host()} ends the nodes of pool "{POOL}" that no other demand needs',
