@@ -7,6 +7,7 @@ import os
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
 from shoal.pool import journal
 from shoal.state import Store
+from shoal.state.schema import Pool
 
 POOL_VARIABLE = "SHOAL_POOL"
 """Set by the user, and inside a job by its node."""
@@ -27,10 +28,10 @@ def which_pool(store: Store, name: str | None = None) -> str:
     given = name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:
         known = journal.pool_names(session)
-    if given:
-        if given not in known:
-            raise PoolNotFoundError(given, known)
-        return given
+        if given:
+            if session.get(Pool, given) is None:
+                raise PoolNotFoundError(given, known)
+            return given
     if len(known) == 1:
         return known[0]
     if not known:
