@@ -171,7 +171,8 @@ def _value(column: sa.Column[Any]) -> Any:
         assert column.type.enum_class is not None
         return next(iter(column.type.enum_class))
     kinds = {sa.String: f"{column.name} é", sa.Boolean: True, sa.Integer: 7, sa.Float: 1.5}
-    plain = (value for kind, value in kinds.items() if isinstance(column.type, kind))
+    type_ = column.type.impl_instance if isinstance(column.type, sa.TypeDecorator) else column.type
+    plain = (value for kind, value in kinds.items() if isinstance(type_, kind))
     return next(plain, {"a": [1, "é", None]})  # all others are JSON
 
 
