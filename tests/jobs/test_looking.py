@@ -19,7 +19,6 @@ from shoal.jobs.truth import Silence, address, look
 from shoal.pool import journal
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import Seen
-from shoal.pool.plan import is_due
 from shoal.pool.reconcile import Changes, reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, engines
@@ -142,7 +141,7 @@ def test_where_nothing_is_due_reconciling_changes_nothing(empty, found):
         session.add_all(found)
         session.flush()
         snapshot = journal.load(session, POOL)
-        due = is_due(snapshot, NOW)
+        due = journal.is_due(snapshot, [], Seen(), NOW, shared_now=NOW)
         journal.record_seen(session, snapshot, [], Seen())
         intents = journal.advance(session, snapshot, NOW)
         changed = bool(session.new or session.deleted or any(session.is_modified(row) for row in session.dirty))
