@@ -484,7 +484,8 @@ class TestWait:
     def test_a_pool_on_another_host_is_no_verdict(self, store, submit, held, spec):
         handle = JobHandle(store, row(store, submit(spec)))
         with store.transaction() as session:
-            session.get_one(Pool, POOL).host = "b"
+            pool = session.get_one(Pool, POOL)
+            pool.host, pool.host_id = "b", "another"
 
         with pytest.raises(PoolElsewhereError, match="local to host b"):
             handle.status()
