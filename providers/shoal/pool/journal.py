@@ -56,8 +56,9 @@ def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
 
 
 def unfinished_jobs(session: Session, pools: Collection[str]) -> list[Job]:
-    """The jobs of some pools that have not ended."""
-    return list(session.scalars(select(Job).where(Job.pool.in_(pools), _UNFINISHED)))
+    """Load the jobs of some pools that have not ended, without their specs and results, which may be large."""
+    query = select(Job).where(Job.pool.in_(pools), _UNFINISHED).options(defer(Job.spec), defer(Job.result))
+    return list(session.scalars(query))
 
 
 def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
@@ -77,12 +78,7 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
             session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
         ),
         nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
-        works=any(
-            _works(job)
-            for job in session.scalars(
-                select(Job).where(Job.pool == name, _UNFINISHED).options(defer(Job.spec), defer(Job.result))
-            )
-        ),
+        works=any(_works(job) for job in unfinished_jobs(session, [name])),
     )
 
 
