@@ -132,8 +132,14 @@ def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
 
 
 def test_a_failure_long_ago_is_history(up, clock):
-    ProcessId.from_json(rows()[0].supervisor).signal(signal.SIGKILL)
-    wait_until(lambda: reconcile(Store(), "tiny", clock=clock) and len(up.get_nodes()) == 1, "the replacement")
+    dead = rows()[0]
+    ProcessId.from_json(dead.supervisor).signal(signal.SIGKILL)  # which takes the kernel a moment to carry out
+
+    def replaced() -> bool:
+        reconcile(Store(), "tiny", clock=clock)
+        return [node["name"] for node in up.get_nodes() if node["name"] != dead.name] != []
+
+    wait_until(replaced, "the replacement")
     with Store().reading() as session:
         from shoal.pool import journal
 
