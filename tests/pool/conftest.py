@@ -1,24 +1,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.backends import BACKENDS, LocalBackend
+from shoal.pool.backends import BACKENDS
 from tests.conftest import STORES
 from tests.pool.looking import nothing_left
+from tests.pool.tiny import TinyBackend
+from tests.support import fork_server
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="session")
+def forked_supervisors() -> Iterator[str]:
+    """The address of the session's server that forks the supervisors of tiny nodes."""
+    with fork_server.running() as address:
+        yield address
+
+
 @pytest.fixture
-def tiny(fresh_home, monkeypatch):
+def tiny(fresh_home, forked_supervisors, monkeypatch):
     """Pools of tiny nodes, without the detached reconciler: whoever acts or sweeps does it all."""
-    monkeypatch.setitem(BACKENDS, "local", lambda: LocalBackend("tests.pool.tiny"))
+    monkeypatch.setitem(BACKENDS, "local", TinyBackend)
     monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
     monkeypatch.setattr("shoal.pool.plan.SPAWN_GRACE", 2.0)  # a tiny supervisor claims its row within a second
+    monkeypatch.setenv(fork_server.ADDRESS, forked_supervisors)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     yield fresh_home
 

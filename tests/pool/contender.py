@@ -9,11 +9,12 @@ import sys
 
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS, LocalBackend
+from shoal.pool.backends import BACKENDS
+from tests.pool.tiny import TinyBackend
 
 
 def main() -> None:
-    BACKENDS["local"] = lambda: LocalBackend("tests.pool.tiny")
+    BACKENDS["local"] = TinyBackend
     import shoal.pool.api as api
 
     api.ensure_running = lambda: None

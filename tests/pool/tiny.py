@@ -10,13 +10,17 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.pool import supervisor
+from shoal.pool.backends import LocalBackend, NodeRef, PoolRef
+from shoal.pool.backends.local import log_path, node_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.steps import At, JournalStep
 from shoal.state import steps
 from shoal.state.schema import Node
+from tests.support import fork_server
 from tests.waiting import wait_until
 
 FAIL_FILE = "refuse-to-start"
@@ -74,7 +78,22 @@ class TinyMember:
             child.kill()
 
 
-if __name__ == "__main__":
+class TinyBackend(LocalBackend):
+    """The local backend whose supervisors are forked."""
+
+    def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
+        for node in nodes:
+            fork_server.spawn(
+                [node.id, str(node.epoch)], env=node_environment(node), log=log_path(node.pool, node.name)
+            )
+
+
+def main() -> None:
+    """Be the supervisor of one."""
     supervisor.ensure_running = lambda: None
     steps.passing = passing
     supervisor.main(lambda: TinyMember)
+
+
+if __name__ == "__main__":
+    main()
