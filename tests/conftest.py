@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.postgres import MISSING, Postgres, binaries
-
-HOMES: list[Path] = []
+from tests.support import session_leftovers
 
 with suppress(ModuleNotFoundError):  # where the collection is tested against the newest Prefect
     from hypothesis import settings
@@ -26,10 +24,25 @@ with suppress(ModuleNotFoundError):  # where the collection is tested against th
     settings.load_profile("shoal")
 
 
+def pytest_configure() -> None:
+    session_leftovers.begin()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session that leaves anything behind, after the last fixture is torn down."""
+    if left := session_leftovers.found():
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.section("left behind", red=True)
+        for sentence in left:
+            reporter.line(sentence, red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_home() -> Iterator[Path]:
     """`$SHOAL_HOME` of the session: nothing touches the developer's own."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
+    session_leftovers.add_home(folder)
     before = {name: os.environ.get(name) for name in ("SHOAL_HOME", "SHOAL_POOL", "SHOAL_STATE_URL", "RAY_ADDRESS")}
     for name in before:
         os.environ.pop(name, None)
@@ -42,17 +55,7 @@ def session_home() -> Iterator[Path]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    # A store that several tests share keeps its files in the home of the first, and makes it anew after that test.
-    for home in [folder, *HOMES]:
-        remove_home(home)
-
-
-def remove_home(home: Path) -> None:
-    """Remove a home with all its runtime roots."""
-    for record in home.glob("runtime-*.json"):
-        for root in json.loads(record.read_text()):
-            shutil.rmtree(root, ignore_errors=True)
-    shutil.rmtree(home, ignore_errors=True)
+    session_leftovers.remove_homes()
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +87,11 @@ def fresh_home() -> Iterator[Path]:
 def new_home() -> Iterator[Path]:
     """A home for the duration."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
-    HOMES.append(folder)
+    session_leftovers.add_home(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_HOME", str(folder))
         yield folder
-    remove_home(folder)
+    session_leftovers.remove_home(folder)
 
 
 @pytest.fixture(scope="session")

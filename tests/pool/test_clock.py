@@ -79,9 +79,7 @@ def test_a_lease_of_another_boot_or_of_0_1_expires_by_the_wall_clock(up, clock):
 
 
 def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, clock, tiny, monkeypatch):
-    monkeypatch.setattr(
-        "tests.pool.tiny.TinyBackend.start", lambda self, pool, nodes: None
-    )  # nodes that never come
+    monkeypatch.setattr("tests.pool.tiny.TinyBackend.start", lambda self, pool, nodes: None)  # nodes that never come
     up.scale(3, is_async=True)
     clock.pass_to(ROLLBACK_AFTER - 60)
     sweep(Store(), clock=clock)

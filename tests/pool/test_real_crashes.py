@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,7 @@ from shoal.state import Store
 from shoal.state.home import lock_file
 from shoal.state.locks import file_lock
 from shoal.state.schema import NodeState
-from tests.conftest import remove_home
+from tests.conftest import new_home
 from tests.pool.act import HOLDER, run
 from tests.pool.leftovers import Watch
 from tests.pool.looking import nothing_left, rows
@@ -30,9 +28,7 @@ URI = "local://real"
 @pytest.fixture(scope="module")
 def alone() -> Iterator[ComputePool]:
     """A real pool in a home of its own, without the detached reconciler: it would be done before anybody is killed."""
-    folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOAL_HOME", str(folder))
+    with new_home(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("shoal.pool.api.ensure_running", lambda: None)
         # Held, so that no supervisor revives it.
         with file_lock(lock_file("reconciler")):
@@ -40,7 +36,6 @@ def alone() -> Iterator[ComputePool]:
             yield pool
             pool.down()
             nothing_left()
-    remove_home(folder)
 
 
 def a_dead_supervisor() -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.conftest import remove_home
+from tests.support.session_leftovers import remove_home
 
 
 def soak(rounds: int, seed: int) -> int:
