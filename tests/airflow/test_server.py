@@ -1,4 +1,7 @@
-"""The real DAGs in a real Airflow - scheduler, DAG processor, API server, LocalExecutor - on a real pool."""
+"""The real DAGs in a real Airflow - scheduler, DAG processor, API server, LocalExecutor - on a real pool.
+
+One of them in `make test`, the others in `make soak`.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,7 @@ def is_given_back() -> bool:
     return status.leases == () and len(status.active) == status.target == 1
 
 
+@pytest.mark.long
 def test_two_months_at_once_train_evaluate_and_give_the_pool_back(airflow: LocalAirflow):
     runs = {month: airflow.trigger(DAG_ID, {"month": month, "rounds": 5}) for month in (2, 3)}
 
@@ -156,6 +160,7 @@ def test_two_networks_are_trained_judged_and_registered(airflow: LocalAirflow):
     wait_until(is_given_back, "the pool as it was")
 
 
+@pytest.mark.long
 def test_a_broken_training_fails_the_run_and_the_pool_is_given_back(airflow: LocalAirflow):
     broken = retraining_spec(2).model_copy(update={"params": {"objective": "reg:nonsense"}})
 
@@ -169,6 +174,7 @@ def test_a_broken_training_fails_the_run_and_the_pool_is_given_back(airflow: Loc
     wait_until(is_given_back, "the pool as it was")
 
 
+@pytest.mark.long
 def test_a_killed_worker_fails_the_run_and_its_log_ends_with_the_cause(airflow: LocalAirflow):
     run = airflow.trigger(ANY, {"spec": forever()})
     trains(run)
@@ -182,6 +188,7 @@ def test_a_killed_worker_fails_the_run_and_its_log_ends_with_the_cause(airflow: 
     wait_until(is_given_back, "the pool as it was")
 
 
+@pytest.mark.long
 def test_marking_a_run_failed_ends_its_job(airflow: LocalAirflow):
     run = airflow.trigger(ANY, {"spec": forever()})
     trains(run)
@@ -193,6 +200,7 @@ def test_marking_a_run_failed_ends_its_job(airflow: LocalAirflow):
     wait_until(is_given_back, "the pool as it was")
 
 
+@pytest.mark.long
 def test_a_killed_task_process_leaves_nothing(airflow: LocalAirflow):
     run = airflow.trigger(ANY, {"spec": forever()})
     trains(run)
@@ -205,6 +213,7 @@ def test_a_killed_task_process_leaves_nothing(airflow: LocalAirflow):
     wait_until(is_given_back, "the pool as it was")
 
 
+@pytest.mark.long
 def test_a_run_deleted_while_it_trains_ends_its_job(airflow: LocalAirflow):
     run = airflow.trigger(ANY, {"spec": forever()})
     trains(run)
@@ -223,6 +232,7 @@ def test_a_run_deleted_while_it_trains_ends_its_job(airflow: LocalAirflow):
     wait_until(is_given_back, "the pool as it was")
 
 
+@pytest.mark.long
 def test_the_janitor_ends_what_a_run_left_that_has_no_teardown(airflow: LocalAirflow):
     """Past its `dagrun_timeout` a run is failed and its tasks are ended, the teardown among them."""
     theirs = ComputePool(POOL, holder=f"airflow:{ANY}/a run of another Airflow")

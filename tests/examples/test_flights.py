@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
-STAGES = ["scaling 1 -> 3", "MLflow run"]
+STAGES = ["scaling 1 -> 3", pytest.param("MLflow run", marks=pytest.mark.long)]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

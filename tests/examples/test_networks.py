@@ -25,6 +25,7 @@ def on(pool: ComputePool, spec: FunctionJobSpec, tracking: Tracking) -> Function
     return spec.model_copy(update={"run_config": run_config, "tracking": tracking})
 
 
+@pytest.mark.long
 def test_digits_are_learned_judged_and_registered(pool: ComputePool, tracking: Tracking) -> None:
     import mlflow
 

@@ -47,6 +47,7 @@ def restored(real_pool):
     assert wait_until(check, "the pool to be back at its demand")
 
 
+@pytest.mark.long
 def test_two_months_at_once_each_get_their_own_model(retrain, restored, real_pool):
     with ThreadPoolExecutor() as threads:
         months = [threads.submit(retrain, month, 5, "tests") for month in (2, 3)]
@@ -62,6 +63,7 @@ def test_two_months_at_once_each_get_their_own_model(retrain, restored, real_poo
     assert {first["job_id"], second["job_id"]} == {table.description.split("`")[1] for table in tables}
 
 
+@pytest.mark.long
 def test_a_bad_parameter_fails_the_run_and_restores_the_pool(retrain, restored, monkeypatch, logged):
     monkeypatch.setitem(flights.PARAMS, "eval_metric", "nonsense")
     ended = retrain(2, 5, "tests", return_state=True)
@@ -94,6 +96,7 @@ load_flow_from_entrypoint("%s:retrain")(2, 100_000, "tests")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_the_flows_process_is_ended(retrain, restored, real_pool, how):
     environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value()}

@@ -1,27 +1,25 @@
-"""One of many that want something of a pool of tiny nodes at once: ``python -m tests.pool.contender scale|lease SIZE``.
-
-Waits for a line on standard input, so that all begin together. Prints what became of it, on one line.
-"""
+"""One of many processes that want something of a pool of tiny nodes at once."""
 
 from __future__ import annotations
 
-import sys
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS
-from tests.pool.tiny import TinyBackend
 
 
-def main() -> None:
-    BACKENDS["local"] = TinyBackend
-    import shoal.pool.api as api
+def contend(what: str, size: int, go: Event, told: Connection) -> None:
+    """Wait for the signal, so that all begin together, and tell what became of it.
 
-    api.ensure_running = lambda: None
-    what, size = sys.argv[1], int(sys.argv[2])
+    Args:
+        what: "scale" or "lease".
+        size: Nodes.
+        go: The signal.
+        told: Gets one sentence.
+    """
     pool = ComputePool("tiny")
-    print("ready", flush=True)
-    sys.stdin.readline()
+    go.wait()
     try:
         if what == "scale":
             pool.scale(size)
@@ -29,10 +27,6 @@ def main() -> None:
             with pool.lease(size):
                 held = len(pool.get_nodes())
                 assert held >= size, f"{held} of {size} nodes while it held the lease"
-        print("done")
+        told.send("done")
     except (InvalidArgumentError, ScaleError) as error:
-        print(f"refused: {error}".replace("\n", " "))
-
-
-if __name__ == "__main__":
-    main()
+        told.send(f"refused: {error}")

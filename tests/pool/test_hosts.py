@@ -107,6 +107,7 @@ def test_a_pool_over_three_hosts(spread):
     assert len({hosts_backend.host_of(name).address for name in names}) == 3
 
 
+@pytest.mark.long
 def test_a_link_is_cut_in_the_middle_of_a_job(spread, cut, tmp_path):
     spread.scale(3)
     handle = jobs.submit(endless(tmp_path))
@@ -127,6 +128,7 @@ def test_a_link_is_cut_in_the_middle_of_a_job(spread, cut, tmp_path):
     wait_until(lambda: not any(node.busy for node in spread.describe().active), "the gang's end")
 
 
+@pytest.mark.long
 def test_a_link_is_cut_in_the_middle_of_scaling(spread, cut):
     spread.scale(3)
     before = {row.id for row in rows()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 
 import pytest
 
@@ -11,7 +10,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
 from shoal.state.schema import Demand, NodeState, Operation, OperationState
-from tests.pool.conftest import ROOT
+from tests.pool.contender import contend
 from tests.pool.looking import folders, rows, tagged
 from tests.waiting import wait_until
 
@@ -24,32 +23,29 @@ WANTS = [("lease" if number % 3 == 2 else "scale", 1 + (number * 5) % 6) for num
 
 def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(either_tiny):
     pool = ComputePool(f"local://tiny?max_nodes={MAX_NODES}").up()
+    context = multiprocessing.get_context("fork")
+    go = context.Event()
+    pipes = [context.Pipe(duplex=False) for _ in WANTS]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.pool.contender", what, str(size)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for what, size in WANTS
-    ]  # fmt: skip
+        context.Process(target=contend, args=(what, size, go, telling))
+        for (what, size), (_, telling) in zip(WANTS, pipes, strict=True)
+    ]
     try:
         for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        said = [process.communicate(timeout=240) for process in processes]
+            process.start()
+        go.set()
+        said = [hearing.recv() if hearing.poll(240) else "nothing" for hearing, _ in pipes]
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    for (what, size), process, (out, err) in zip(WANTS, processes, said, strict=True):
-        assert process.returncode == 0, err
+            process.join()
+    for (what, size), out in zip(WANTS, said, strict=True):
         if size > MAX_NODES:
             assert f"of {size} is above MAX_NODES={MAX_NODES}" in out
         elif what == "lease":
-            assert out == "done\n"  # nobody's demand takes a node of a lease
+            assert out == "done"  # nobody's demand takes a node of a lease
         else:
-            assert out == "done\n" or "a newer operation set the demand" in out, out
+            assert out == "done" or "a newer operation set the demand" in out, out
 
     def settled() -> bool:
         return sweep(Store()) == [] and [node.state for node in rows()] == [NodeState.READY] * pool.describe().target
