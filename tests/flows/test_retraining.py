@@ -88,7 +88,7 @@ from shoal.examples import flights
 make = flights.retraining_spec
 def soon_orphaned(month, n_estimators):
     spec = make(month, n_estimators=n_estimators)
-    return spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": 4.0})})
+    return spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": 10.0})})
 flights.retraining_spec = soon_orphaned
 load_flow_from_entrypoint("%s:retrain")(2, 100_000, "tests")
 """

@@ -121,7 +121,7 @@ def test_another_process_finds_the_job_and_cancels_it(pool: ComputePool, spec: J
     assert jobs.submit(forever(spec), holder=ENGINE).attempt == handle.attempt
     assert jobs.cancel(handle.job_id)
 
-    assert not driver.alive()
+    wait_until(lambda: not driver.alive(), "the driver's end")  # on a busy machine it outlives the 15 s of `cancel`
     wait_until(lambda: gang_is_gone(pool), "the gang's end")
     with pytest.raises(JobCancelledError, match="on request"):
         jobs.attach(handle.job_id).wait(on_log=None)
