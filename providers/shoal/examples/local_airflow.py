@@ -1,4 +1,5 @@
-"""An Airflow of one's own on loopback: scheduler, DAG processor and API server, which end with whoever started them.
+"""An Airflow of one's own on loopback: scheduler, DAG processor and API server, which end with the process that
+started them.
 
 ``python -m shoal.examples.local_airflow`` is the keeper: it starts the three in its own session, and when its standard
 input closes - because it was told to stop, or because its starter was killed - it ends everything in that session.

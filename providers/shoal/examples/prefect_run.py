@@ -43,7 +43,7 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Has the kernel send SIGTERM when whoever started the process is killed. Not a `preexec_fn`: with one, Python runs its
+"""Has the kernel send SIGTERM when the process that started it is killed. Not a `preexec_fn`: with one, Python runs its
 own handlers around the fork, and a Ctrl-C that falls into one of them is lost."""
 
 _CHILD = """
