@@ -47,6 +47,7 @@ def restored(real_pool):
     assert wait_until(check, "the pool to be back at its demand")
 
 
+@pytest.mark.timeout(600)  # 122 s here on 2 CPUs, beside the other half of the tests
 def test_two_months_at_once_each_get_their_own_model(retrain, restored, real_pool):
     with ThreadPoolExecutor() as threads:
         months = [threads.submit(retrain, month, 5, "tests") for month in (2, 3)]

@@ -109,7 +109,7 @@ def test_a_pool_over_three_hosts(spread):
 def test_a_link_is_cut_in_the_middle_of_a_job(spread, cut, tmp_path):
     spread.scale(3)
     handle = jobs.submit(endless(tmp_path))
-    wait_until(lambda: any("eval-rmse" in line for line in handle.logs()), "the first rounds", 60)
+    wait_until(lambda: any("eval-rmse" in line for line in handle.logs()), "the first rounds", 120)
     victim = rows()[-1]
     cut.append(hosts_backend.host_of(victim.name))
     cut[0].cut()
