@@ -6,13 +6,13 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
 
 import psycopg
 
+from shoal.examples.ports import free_port
 from tests.waiting import wait_until
 
 USER, PASSWORD = "shoal", "not-a-secret"
@@ -45,8 +45,7 @@ class Postgres:
         self._user = _unprivileged() if os.getuid() == 0 else None
         if self._user:
             os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         password = self._folder / "password"
         password.write_text(PASSWORD)
         password.chmod(0o644)  # in a 0700 folder

@@ -22,6 +22,7 @@ from shoal.state import Store, home
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
 from shoal.state.store import SCHEMA_VERSION
+from tests.pool.looking import processes_of_home
 from tests.pool.looking import rows as node_rows
 from tests.upgrading import HOLDER, POOL, document
 from tests.waiting import wait_until
@@ -84,18 +85,6 @@ def code_of(supervisor: ProcessId) -> str:
     environment = dict(entry.decode().split("=", 1) for entry in entries if entry)
     import_it = [sys.executable, "-c", "import shoal, os; print(os.path.realpath(shoal.__file__))"]
     return subprocess.run(import_it, env=environment, cwd="/", capture_output=True, text=True, check=True).stdout
-
-
-def processes_of_home() -> list[str]:
-    mine = f"SHOAL_HOME={home()}".encode()
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name != str(os.getpid()) and mine in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:  # no process, ended meanwhile, or another user's
-            continue
-    return found
 
 
 @pytest.fixture

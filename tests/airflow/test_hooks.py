@@ -42,6 +42,7 @@ def test_a_connection_is_a_pool(connect, connection, uri):
         ("compute-pool://retrain?max_node=8", "did you mean max_nodes"),
         ("compute-pool://retrain/moon", "unknown backend"),
         (as_json(max_nodes="many"), "max_nodes"),
+        (json.dumps({"conn_type": "compute_pool", "host": "retrain", "extra": '{"max_nodes": 8'}), "is no JSON object"),
     ],
 )
 def test_a_wrong_connection_is_refused_by_name(connect, connection, said, fresh_home):

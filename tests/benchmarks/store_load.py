@@ -121,10 +121,10 @@ def _fill(waiters: int) -> None:
     """A pool whose one node is being started, an operation that waits for it, and running jobs."""
     from shoal.jobs import attempts
     from shoal.jobs.attempts import Key, Order
-    from shoal.pool.holder import host
     from shoal.pool.processes import ProcessId
     from shoal.pool.spec import PoolSpec
     from shoal.state import Store
+    from shoal.state.host import hostname
     from shoal.state.schema import (
         Demand,
         Node,
@@ -140,8 +140,8 @@ def _fill(waiters: int) -> None:
     with store.transaction() as session:
         session.add(
             Pool(
-                name="bench", spec=PoolSpec(name="bench").model_dump(), state=PoolState.UP, host=host(), min_nodes=1,
-                max_nodes=4, epoch=1, next_node=1, created_at=now, touched_at=now,
+                name="bench", spec=PoolSpec(name="bench").model_dump(), state=PoolState.UP, host=hostname(),
+                min_nodes=1, max_nodes=4, epoch=1, next_node=1, created_at=now, touched_at=now,
             )
         )  # fmt: skip
         session.flush()

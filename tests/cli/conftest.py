@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app
-from shoal.pool.holder import host
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
+from shoal.state.host import hostname
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 Invoke = Callable[..., Result]
@@ -64,7 +64,7 @@ def a_pool(fresh_home: Path) -> str:
                 name=spec.name,
                 spec=spec.model_dump(mode="json"),
                 state=PoolState.DOWN,
-                host=host(),
+                host=hostname(),
                 min_nodes=spec.min_nodes,
                 max_nodes=spec.max_nodes,
                 epoch=1,

@@ -109,7 +109,7 @@ def test_what_sweep_cannot_end_is_a_failure(shoal, monkeypatch):
     assert document(result.stdout)["left"] == ["0123456789"]
 
 
-def test_a_reconciler_that_is_stopped_is_mentioned(shoal, fresh_home):
+def test_a_reconciler_that_is_stopped_is_mentioned(shoal, fresh_home, a_pool):
     environment = {**os.environ, "SHOAL_HOME": str(fresh_home)}
     with subprocess.Popen(
         [sys.executable, "-c", "input()", "shoal.pool.reconciler"], env=environment, stdin=subprocess.PIPE
@@ -124,6 +124,7 @@ def test_a_reconciler_that_is_stopped_is_mentioned(shoal, fresh_home):
             assert found["status"] == "note"
             assert found["found"].startswith(f"is stopped (SIGSTOP), pid {process.pid}: ")
             assert f"kill -CONT {process.pid}" in found["advice"]
+            assert f"the reconciler is stopped (SIGSTOP), pid {process.pid}: " in shoal("pool", "describe").stderr
         finally:
             process.kill()
 

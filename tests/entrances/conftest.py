@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from sqlalchemy import func, select
 
@@ -16,6 +15,7 @@ from shoal.errors import ShoalError
 from shoal.state import Store
 from shoal.state.schema import Base
 from tests.entrances.odd import SECRET
+from tests.pool.looking import processes_of_home
 
 
 @contextmanager
@@ -33,21 +33,20 @@ def refusals(*others: type[Exception]) -> Iterator[None]:
 
 @pytest.fixture
 def nothing_left(fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A home and a working folder; a function that fails where an example left a row, a file or a process there."""
+    """A home and a working folder; a function that fails where an example left a file. No row or process is left."""
     monkeypatch.chdir(tmp_path)
     (fresh_home / "staging").mkdir(mode=0o700)  # stays once it is there; what is staged in it must not
     store = Store()
     with store.reading() as session:
         session.execute(select(1))
     before = _files(fresh_home, tmp_path)
-    running = set(psutil.Process().children(recursive=True))
 
     def check() -> None:
         assert _files(fresh_home, tmp_path) == before
-        assert set(psutil.Process().children(recursive=True)) <= running
 
     yield check
     check()
+    assert processes_of_home() == []
     with store.reading() as session:
         tables = Base.metadata.sorted_tables
         rows = {table.name: session.scalar(select(func.count()).select_from(table)) for table in tables}

@@ -28,7 +28,7 @@ def nothing_runs() -> None:
     wait_until(lambda: sweep() == [], "nothing left to sweep")
     nothing_left()
     # What was killed takes the kernel a moment.
-    wait_until(lambda: not any(map(is_prefects, psutil.process_iter())), "the end of Prefect's processes", 5)
+    wait_until(lambda: not any(map(is_prefects, psutil.process_iter())), "the end of Prefect's processes")
 
 
 def is_prefects(process: psutil.Process) -> bool:

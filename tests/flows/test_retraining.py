@@ -48,6 +48,7 @@ def restored(real_pool):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # 122 s here on 2 CPUs, beside the other half of the tests
 def test_two_months_at_once_each_get_their_own_model(retrain, restored, real_pool):
     with ThreadPoolExecutor() as threads:
         months = [threads.submit(retrain, month, 5, "tests") for month in (2, 3)]
@@ -90,7 +91,7 @@ from shoal.examples import flights
 make = flights.retraining_spec
 def soon_orphaned(month, n_estimators):
     spec = make(month, n_estimators=n_estimators)
-    return spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": 4.0})})
+    return spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": 10.0})})
 flights.retraining_spec = soon_orphaned
 load_flow_from_entrypoint("%s:retrain")(2, 100_000, "tests")
 """

@@ -9,10 +9,9 @@ import pytest
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.spec import JobSpec
-from shoal.pool.holder import host
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.host import host_id
+from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool, PoolState
 from tests.jobs.fake_head import FakeHead
 
@@ -27,7 +26,7 @@ def add_pool(store: Store) -> None:
                 name=POOL,
                 spec=PoolSpec(name=POOL).model_dump(),
                 state=PoolState.UP,
-                host=host(),
+                host=hostname(),
                 host_id=host_id(),
                 min_nodes=1,
                 max_nodes=4,

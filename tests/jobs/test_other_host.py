@@ -8,9 +8,8 @@ import pytest
 
 from shoal.jobs import attempts, submission
 from shoal.jobs.attempts import Key
-from shoal.pool.holder import host
 from shoal.pool.processes import ProcessId
-from shoal.state.host import host_id
+from shoal.state.host import host_id, hostname
 from shoal.state.schema import Job, JobState, Lease, Pool
 from tests import otherhost
 from tests.jobs.conftest import POOL
@@ -43,7 +42,7 @@ def test_cancel_from_another_host_cancels_and_says_what_is_left(store, running):
         "attempt": 1,
         "cancelled": True,
         "state": "cancelled",
-        "left": f"the driver of job {running.job_id} ends itself on host {host()} within seconds",
+        "left": f"the driver of job {running.job_id} ends itself on host {hostname()} within seconds",
     }
     assert row(store, running).state is JobState.CANCELLED
 
@@ -61,8 +60,8 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
         "released": True,
         "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver took"],
         "left": [
-            f"the driver of job {running.job_id} ends itself on host {host()} within seconds",
-            f'host {host()} ends the nodes of pool "{POOL}" that no other demand needs',
+            f"the driver of job {running.job_id} ends itself on host {hostname()} within seconds",
+            f'host {hostname()} ends the nodes of pool "{POOL}" that no other demand needs',
         ],
     }
     assert row(store, running).state is JobState.CANCELLED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -13,11 +14,25 @@ from shoal.pool.processes import NODE_TAG, ProcessId
 from shoal.state import Store, home
 from shoal.state.runtime import node_folders, node_ids, runtime_root
 from shoal.state.schema import Node
+from tests.waiting import wait_until
 
 
 def rows() -> list[Node]:
     with Store().transaction() as session:
         return list(session.scalars(select(Node).order_by(Node.created_at)))
+
+
+def processes_of_home() -> list[str]:
+    """Command lines of all that was started for this home, detached or not; the caller is left out."""
+    mine = f"SHOAL_HOME={home()}".encode()
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name != str(os.getpid()) and mine in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # no process, ended meanwhile, or another user's
+            continue
+    return found
 
 
 def tagged() -> list[int]:
@@ -43,6 +58,13 @@ def folders() -> list[str]:
 def node_processes(node: Node) -> list[ProcessId]:
     supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
     return processes.of_node(node.id, node_folders(node.id), supervisor)
+
+
+def kill_supervisor(node: Node) -> None:
+    """SIGKILL a node's supervisor, and wait until the kernel has carried that out."""
+    supervisor = ProcessId.from_json(node.supervisor)
+    supervisor.signal(signal.SIGKILL)
+    wait_until(lambda: not supervisor.alive(), f"the end of the supervisor of {node.name}")
 
 
 def a_worker() -> psutil.Process | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,14 @@ import pytest
 import shoal.pool
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends.local import node_folder, token_path
-from shoal.pool.processes import NODE_TAG, ProcessId, spawn_detached
+from shoal.pool.processes import NODE_TAG, spawn_detached
 from shoal.pool.reconcile import sweep
 from shoal.pool.steps import JournalStep
 from shoal.state import Store, home
 from shoal.state.schema import NodeState
 from tests.pool.act import HOLDER, fork, points
 from tests.pool.leftovers import Watch
-from tests.pool.looking import rows
+from tests.pool.looking import kill_supervisor, rows
 from tests.pool.tiny import DIE_FILE, FAIL_FILE
 from tests.waiting import wait_until
 
@@ -69,8 +68,7 @@ def without_capacity() -> None:
 def with_leftovers() -> None:
     """A node whose supervisor is dead, and one that has no row."""
     up().scale(2)
-    worker = next(node for node in rows() if not node.is_head)
-    ProcessId.from_json(worker.supervisor).signal(signal.SIGKILL)
+    kill_supervisor(next(node for node in rows() if not node.is_head))
     spawn_detached(
         ["/bin/sleep", "1000"],
         env={NODE_TAG: STRAY, "SHOAL_HOME": str(home())},

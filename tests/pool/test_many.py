@@ -21,6 +21,7 @@ WANTS = [("lease" if number % 3 == 2 else "scale", 1 + (number * 5) % 6) for num
 """Sizes of 1 to 6, leases among them: some are above MAX_NODES."""
 
 
+@pytest.mark.timeout(600)  # 112 s here on 2 CPUs, beside the other half of the tests
 def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(either_tiny):
     pool = ComputePool(f"local://tiny?max_nodes={MAX_NODES}").up()
     context = multiprocessing.get_context("fork")

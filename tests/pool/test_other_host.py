@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 
 from shoal.errors import InvalidArgumentError, PoolElsewhereError, PoolNotFoundError
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.holder import host
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.state import Store
-from shoal.state.host import host_id
+from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool, PoolState
 from tests import otherhost
-from tests.pool.looking import folders, nothing_left, rows, tagged
+from tests.pool.looking import folders, kill_supervisor, nothing_left, rows, tagged
 from tests.waiting import wait_until
 
 
@@ -42,15 +39,15 @@ def test_a_pool_stays_with_its_host_when_that_is_renamed(up):
 
     assert up.scale(2) is True
 
-    assert bound_to("tiny") == (host(), host_id())
+    assert bound_to("tiny") == (hostname(), host_id())
 
 
 def test_a_row_of_0_1_with_this_hostname_is_adopted(up):
-    move("tiny", to=host(), identity=None)
+    move("tiny", to=hostname(), identity=None)
 
     reconcile(Store(), "tiny")
 
-    assert bound_to("tiny") == (host(), host_id())
+    assert bound_to("tiny") == (hostname(), host_id())
 
 
 def test_a_row_of_0_1_with_another_hostname_is_not(up):
@@ -61,7 +58,7 @@ def test_a_row_of_0_1_with_another_hostname_is_not(up):
             up.scale(2)
         assert bound_to("tiny") == ("elsewhere", None)
     finally:
-        move("tiny", to=host(), identity=host_id())
+        move("tiny", to=hostname(), identity=host_id())
 
 
 def test_a_container_of_the_same_name_is_another_host(up):
@@ -70,7 +67,7 @@ def test_a_container_of_the_same_name_is_another_host(up):
     done = otherhost.shoal("pool", "down", "tiny")
 
     assert done.returncode == 1
-    assert f"local to host {host()} and cannot be changed from another of the same name" in done.stderr
+    assert f"local to host {hostname()} and cannot be changed from another of the same name" in done.stderr
     assert "shoal pool delete tiny --abandon" in done.stderr
     assert len(up.get_nodes()) == 1
 
@@ -87,7 +84,7 @@ def test_a_lease_released_from_another_host_ends_the_nodes_on_this_one(tiny):
 
     assert did == [
         "tiny: released the lease of airflow:dag/run: its DAG run ended as failed",
-        f'host {host()} ends the nodes of pool "tiny" that no other demand needs',
+        f'host {hostname()} ends the nodes of pool "tiny" that no other demand needs',
     ]
     wait_until(lambda: reconcile(Store(), "tiny") and pool.describe().state == "down", "this host to end them")
 
@@ -98,7 +95,7 @@ def test_a_pool_whose_host_never_returns_is_deleted_from_another_one(up):
 
     kept = otherhost.shoal("pool", "delete", "tiny", "--json")
     assert kept.returncode == 1
-    assert f"local to host {host()}" in json.loads(kept.stdout)["error"]["message"]
+    assert f"local to host {hostname()}" in json.loads(kept.stdout)["error"]["message"]
     assert len(up.get_nodes()) == 1
 
     gone = otherhost.shoal("pool", "delete", "tiny", "--abandon", "--json")
@@ -125,14 +122,12 @@ def test_a_pool_here_is_deleted_with_its_nodes_and_not_abandoned(up, tiny):
 def test_one_pool_that_raises_does_not_end_a_sweep(up):
     with Store().transaction() as session:
         broken = Pool(
-            name="broken", spec={"name": "broken", "backend": "none"}, state=PoolState.UP, host=host(), min_nodes=1,
+            name="broken", spec={"name": "broken", "backend": "none"}, state=PoolState.UP, host=hostname(), min_nodes=1,
             max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
         )  # fmt: skip
         session.add(broken)
     dead = rows()[0]
-    supervisor = ProcessId.from_json(dead.supervisor)
-    supervisor.signal(signal.SIGKILL)
-    wait_until(lambda: not supervisor.alive(), "the supervisor's end")
+    kill_supervisor(dead)
 
     did = sweep(Store())
 

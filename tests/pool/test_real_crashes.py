@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
 from shoal.state.home import lock_file
@@ -17,7 +15,7 @@ from shoal.state.schema import NodeState
 from tests.conftest import new_home
 from tests.pool.act import HOLDER, run
 from tests.pool.leftovers import Watch
-from tests.pool.looking import nothing_left, rows
+from tests.pool.looking import kill_supervisor, nothing_left, rows
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -38,11 +36,6 @@ def alone() -> Iterator[ComputePool]:
             nothing_left()
 
 
-def a_dead_supervisor() -> None:
-    worker = next(node for node in rows() if not node.is_head)
-    ProcessId.from_json(worker.supervisor).signal(signal.SIGKILL)
-
-
 CASES = [
     # operation, size before, point, size after
     ("growing", 1, "after start", 3),
@@ -58,7 +51,7 @@ def test_killed(alone, operation, before, point, after):
     watch = Watch()
     watch.look()
     if operation == "sweeping":
-        a_dead_supervisor()
+        kill_supervisor(next(node for node in rows() if not node.is_head))
     assert run(URI, operation, point) is None
     watch.look()
 

@@ -155,7 +155,7 @@ def test_a_writer_that_is_paused_loses_its_transaction_and_hears_it(on_postgresq
     store = Store()
     paused = subprocess.Popen([sys.executable, "-c", PAUSED], stderr=subprocess.PIPE, text=True)
     try:
-        os.waitid(os.P_PID, paused.pid, os.WSTOPPED | os.WNOWAIT)
+        os.waitid(os.P_PID, paused.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         with store.transaction() as session:  # waits for it, not for ever
             session.add(Lock(name="other", holder="test", expires_at=0))
         paused.send_signal(signal.SIGCONT)

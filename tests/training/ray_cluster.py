@@ -154,6 +154,6 @@ def alive(pids: list[int]) -> list[int]:
     return running
 
 
-def assert_ended(pids: list[int], seconds: float = 5) -> None:
+def assert_ended(pids: list[int], seconds: float = 30) -> None:
     """None of them is left; the kernel closes the sockets of a process, which a driver sees, just before its end."""
     wait_until(lambda: not alive(pids), f"processes {pids} to end", seconds)

@@ -15,7 +15,7 @@ class PoolTasks:
     """The two tasks around those that use the pool, to be put before and after others (``prepare >> tasks.setup``).
 
     :param setup: Brings the pool up and leases its nodes.
-    :param teardown: Cancels the run's jobs, releases its lease, sweeps; runs whatever became of the tasks between.
+    :param teardown: Cancels the run's jobs, releases its lease, sweeps; runs however the tasks between ended.
     """
 
     setup: LeasePoolOperator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -110,8 +111,9 @@ def spec_of(connection: Connection) -> PoolSpec:
     if not connection.host:
         raise InvalidArgumentError(f'connection "{connection.conn_id}" names no pool: put its name where the host goes')
     try:
+        json.loads((connection.extra or "").strip() or "{}")  # Airflow takes an extra that is no JSON for an empty one
         extra = connection.extra_dejson
-    except (ValueError, RecursionError):  # an integer of more than 4300 digits; nested without end
+    except (ValueError, RecursionError):
         extra = None
     if not isinstance(extra, Mapping):
         raise InvalidArgumentError(

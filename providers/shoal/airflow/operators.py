@@ -173,7 +173,7 @@ class DistributedTrainOperator(PoolOperator):
 
 
 class CleanupPoolOperator(PoolOperator):
-    """End what a run has on a pool: its jobs, its lease, and whatever nobody owns. The teardown of ``pool_for_run``.
+    """End what a run has on a pool: its jobs, its lease, and all that nobody owns. The teardown of ``pool_for_run``.
 
     :param holder: The run, ``airflow:<dag_id>/<run_id>``; by default this one. (templated)
     :param pool_name: Name of a pool, or its URI. (templated)
@@ -209,7 +209,7 @@ class SweepPoolsOperator(BaseOperator):
 
         def why_ended(run: str) -> str | None:
             dag_id, slash, run_id = run.partition("/")
-            if not slash:  # somebody's own holder, not `holder_of` a DAG run
+            if not slash:  # a name that a user has chosen, and `holder_of` has not made
                 return None
             try:
                 state = context["ti"].get_dagrun_state(dag_id, run_id)

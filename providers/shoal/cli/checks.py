@@ -216,7 +216,7 @@ def _store() -> Iterator[Check]:
     yield _shared_memory(pools)
     yield from (_pool(pool) for pool in pools)
     yield _chosen_pool(pools)
-    yield _reconciler(pools)
+    yield reconciler(pools)
     left = leftovers(store)
     if left:
         yield Check("left-over nodes", "note", ", ".join(left), "`shoal sweep` ends them")
@@ -268,7 +268,12 @@ def _chosen_pool(pools: list[PoolStatus]) -> Check:
     return Check(POOL_VARIABLE, "ok", chosen or "not set")
 
 
-def _reconciler(pools: list[PoolStatus]) -> Check:
+def reconciler(pools: list[PoolStatus]) -> Check:
+    """Look whether the reconciler of this home runs, and is not stopped.
+
+    Args:
+        pools: All that there are.
+    """
     found = _reconciler_process()
     if found is not None:
         pid, stopped = found

@@ -8,7 +8,7 @@ import typer
 
 from shoal.cli.exits import ExitCode
 from shoal.cli.interrupts import on_interrupt
-from shoal.cli.output import Json, fields, print_json, show, table, when
+from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.pool.tunables import ROLLBACK_AFTER
@@ -70,7 +70,12 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def describe(name: Name = None, as_json: Json = False) -> None:
     """Show a pool: state, limits, nodes, leases, last operation."""
-    _show(_pool(name).describe(), as_json)
+    from shoal.cli.checks import reconciler
+
+    status = _pool(name).describe()
+    _show(status, as_json)
+    if (check := reconciler([status])).status != "ok":
+        say(f"the reconciler {check.found}: {check.advice}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""An Airflow of one's own on loopback: scheduler, DAG processor and API server, which end with whoever started them.
+"""An Airflow on loopback: scheduler, DAG processor and API server, which end with the process that started them.
 
 ``python -m shoal.examples.local_airflow`` is the keeper: it starts the three in its own session, and when its standard
 input closes - because it was told to stop, or because its starter was killed - it ends everything in that session.
@@ -11,7 +11,6 @@ import os
 import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import httpx
 import psutil
 
 from shoal.errors import ShoalError
+from shoal.examples.ports import free_port
 
 USER = "admin"
 _COMPONENTS = (
@@ -57,7 +57,7 @@ class LocalAirflow:
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self.home = home
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self._environment = {**os.environ, **self._settings(dags), **(environment or {})}
         self._on_wait = on_wait
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -260,11 +260,6 @@ class LocalAirflow:
             for name, value in options.items()
         }
         return {"AIRFLOW_HOME": str(self.home), "DO_NOT_TRACK": "1", **named}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _in_session(session: int) -> list[psutil.Process]:

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import httpx
 
 from shoal.errors import PoolNotFoundError, ShoalError
 from shoal.examples.flights import POOL, Timeline, check_it_loads, run_alone, summary
+from shoal.examples.ports import free_port
 from shoal.jobs.spec import JobResult
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder
@@ -43,7 +43,7 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Has the kernel send SIGTERM when whoever started the process is killed. Not a `preexec_fn`: with one, Python runs its
+"""Has the kernel send SIGTERM when the process that started it is killed. Not a `preexec_fn`: with one, Python runs its
 own handlers around the fork, and a Ctrl-C that falls into one of them is lost."""
 
 _CHILD = """
@@ -95,8 +95,7 @@ def run(month: int, rounds: int) -> JobResult:
 @contextmanager
 def _server(folder: Path) -> Iterator[dict[str, str]]:
     """A Prefect server with its files in `folder`; gives the environment of its clients."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {
         **os.environ,
         "PREFECT_HOME": str(folder),

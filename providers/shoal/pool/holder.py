@@ -8,12 +8,6 @@ import os
 from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool
 
-
-def host() -> str:
-    """Name of this machine, for messages; `shoal.state.host.host_id` tells machines apart."""
-    return hostname()
-
-
 ANYWHERE = ""
 """Instead of a host's name: what a pool carries that any host can act on."""
 
@@ -40,9 +34,9 @@ def is_bound_here(pool: Pool) -> bool:
 
 def python_holder() -> str:
     """``python:<user>@<host>/<pid>``: a plain Python process."""
-    return f"python:{getpass.getuser()}@{host()}/{os.getpid()}"
+    return f"python:{getpass.getuser()}@{hostname()}/{os.getpid()}"
 
 
 def cli_holder() -> str:
     """``cli:<user>@<host>``: somebody at a terminal."""
-    return f"cli:{getpass.getuser()}@{host()}"
+    return f"cli:{getpass.getuser()}@{hostname()}"

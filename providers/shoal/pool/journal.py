@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, defer
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.pool import plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
-from shoal.pool.holder import ANYWHERE, bind_here, host, is_bound_here, is_here
+from shoal.pool.holder import ANYWHERE, bind_here, is_bound_here, is_here
 from shoal.pool.plan import (
     Snapshot,
     Verdict,
@@ -32,6 +32,7 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import DRAIN_GRACE, START_TIMEOUT
 from shoal.state import stamps
+from shoal.state.host import hostname
 from shoal.state.schema import (
     JOB_ENDED,
     Demand,
@@ -94,7 +95,7 @@ def require_here(pool: Pool) -> None:
         PoolElsewhereError: It is bound to another machine.
     """
     if not is_here(pool):
-        here = "another of the same name" if pool.host == host() else host()
+        here = "another of the same name" if pool.host == hostname() else hostname()
         raise PoolElsewhereError(
             f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: call from there; '
             f"if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",

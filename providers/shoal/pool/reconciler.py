@@ -20,7 +20,7 @@ from sqlalchemy import select
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool import journal
 from shoal.pool.backends.local import inherited_environment
-from shoal.pool.holder import host, is_here
+from shoal.pool.holder import is_here
 from shoal.pool.processes import spawn_detached
 from shoal.pool.reconcile import reconcile
 from shoal.pool.retention import retain
@@ -28,6 +28,7 @@ from shoal.pool.silent_jobs import SilentJobs
 from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
 from shoal.state import Store
 from shoal.state.home import home, lock_file, store_tag, subfolder
+from shoal.state.host import hostname
 from shoal.state.locks import open_locked
 from shoal.state.schema import Pool, PoolState
 
@@ -64,7 +65,7 @@ def _lock_path() -> Path:
 
 def _lock_path_of_0_1() -> Path:
     """Where supervisors of shoal 0.1 look whether a reconciler runs: without it each would spawn one every 5 s."""
-    return home() / f"reconciler-{host()}{store_tag()}.lock"
+    return home() / f"reconciler-{hostname()}{store_tag()}.lock"
 
 
 def run() -> None:
