@@ -50,7 +50,7 @@ class Waiting:
 
         Raises:
             ScaleError: It was rolled back, which is seen to the end, or another took its place.
-            StoreUnreachableError: The store was away when they were over.
+            StoreUnreachableError: The store was still away when `patience` was over.
         """
         operation = self._ended(operation_id, patience, least=least, on_progress=on_progress)
         if operation is None:
