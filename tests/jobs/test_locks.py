@@ -54,6 +54,45 @@ def test_a_dead_holders_lock_is_taken_when_it_has_expired(store):
         assert clock.now >= 10.0
 
 
+def test_a_dead_holders_lock_is_taken_after_its_time_to_live_though_the_clock_was_set_back(store):
+    """Or though the holder's host, which shares the store, was ahead by that."""
+    clock = Clock()
+    with store.transaction() as session:
+        session.add(Lock(name="promote", holder="dead", expires_at=3600.0))
+
+    with store_lock(store, "promote", 2.0, clock=clock, monotonic=clock, sleep=clock.sleep):
+        assert 2.0 <= clock.now < 3600.0
+
+
+def test_a_lock_that_its_holder_renews_is_not_taken(store):
+    clock = Clock()
+    with store.transaction() as session:
+        session.add(Lock(name="promote", holder="other", expires_at=3600.0))
+
+    def renew_and_sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        with store.transaction() as session:
+            session.get_one(Lock, "promote").expires_at = 3600.0 + clock.now
+
+    with (
+        pytest.raises(JobError, match='"promote" was held by others'),
+        store_lock(store, "promote", 2.0, patience=5.0, clock=clock, monotonic=clock, sleep=renew_and_sleep),
+    ):
+        pytest.fail("not reached")
+
+
+def test_on_postgresql_a_lock_expires_by_the_databases_clock(on_postgresql, fresh_home):
+    """This host's clock is years behind."""
+    clock = Clock()
+    with Store().transaction() as session:
+        session.add(Lock(name="promote", holder="dead", expires_at=1e9))
+
+    with store_lock(Store(), "promote", 60.0, clock=clock, monotonic=clock, sleep=clock.sleep):
+        assert clock.now == 0.0
+        with Store().reading() as session:
+            assert session.get_one(Lock, "promote").expires_at > 1e9
+
+
 def test_patience_ends(store):
     clock = Clock()
     with store.transaction() as session:
@@ -61,7 +100,7 @@ def test_patience_ends(store):
 
     with (
         pytest.raises(JobError, match='"promote" was held by others'),
-        store_lock(store, "promote", 60.0, patience=5.0, clock=clock, sleep=clock.sleep),
+        store_lock(store, "promote", 60.0, patience=5.0, clock=clock, monotonic=clock, sleep=clock.sleep),
     ):
         pytest.fail("not reached")
 

@@ -410,6 +410,22 @@ class TestWait:
         with pytest.raises(JobFailedError, match="has not answered for"):
             handle.wait(on_log=None)
 
+    def test_a_killed_driver_is_noticed_after_the_clock_was_set_back(self, store, head, submit, held, spec, clock):
+        set_back = [0.0]
+        handle = held(submit(spec), monotonic=lambda: clock.now + set_back[0])
+        run(store, head, handle)
+        job = head.jobs[key(handle).submission_id]
+
+        def happen() -> None:
+            job.status, job.exit_code = "FAILED", -9
+            clock.now, set_back[0] = clock.now - 900.0, 900.0
+
+        clock.after(5.0, happen)
+
+        with pytest.raises(JobFailedError):
+            handle.wait(on_log=None)
+        assert clock.now < 200.0  # it was 105 then
+
     def test_a_head_that_was_silent_before_and_after_a_suspend_is_given_time(
         self, store, head, submit, held, spec, clock
     ):

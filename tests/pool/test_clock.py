@@ -9,12 +9,23 @@ import time
 import pytest
 
 from shoal.errors import ScaleError
+from shoal.pool import requests
 from shoal.pool.api import ComputePool
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
-from shoal.pool.tunables import KEEP_LOGS, KEEP_OPERATIONS, LEASE_TTL, REPLACE_COOLDOWN, ROLLBACK_AFTER
+from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import (
+    DRAIN_GRACE,
+    KEEP_LOGS,
+    KEEP_OPERATIONS,
+    LEASE_TTL,
+    REPLACE_COOLDOWN,
+    ROLLBACK_AFTER,
+    START_TIMEOUT,
+)
 from shoal.state import Store
-from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState
+from shoal.state.host import host_id
+from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool
 from tests.pool import clocks
 from tests.pool.looking import node_processes, nothing_left, rows
 from tests.pool.tiny import FAIL_FILE, SLOW_FILE
@@ -120,7 +131,7 @@ def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
     reconcile(Store(), "tiny", clock=clock)
     late = wait_until(lambda: rows()[1] if rows()[1].state is NodeState.STARTING else None, "a node that starts")
     with Store().transaction() as session:
-        session.get_one(Node, late.id).start_deadline = time.time()
+        session.get_one(Node, late.id).start_deadline = late.created_at
     (tiny / SLOW_FILE).unlink()
     wait_until(lambda: node_processes(late) == [], "its end")
     assert rows()[1].state is NodeState.STARTING  # it never counted
@@ -186,3 +197,223 @@ def test_a_paused_holder_is_refused_when_it_wakes(up, clock):
         up.wait_for_nodes(2)
     lease.release()  # nothing happens
     assert up.describe().target == 1
+
+
+SUSPEND = 3600.0
+
+
+class Rows:
+    """A pool of which there is nothing but its rows: no process is started, and the test says what became of a node.
+
+    Attributes:
+        pool: Its user's side.
+    """
+
+    def __init__(self, clock: clocks.Clock) -> None:
+        self.pool = ComputePool("local://tiny?max_nodes=4", clock=clock)
+        self._clock = clock
+        with Store().transaction() as session:
+            spec = PoolSpec.parse("local://tiny?max_nodes=4")
+            requests.up(session, spec, holder="test", rollback_after=ROLLBACK_AFTER, owner=None, now=clock())
+        self.reconcile()
+        self.arrive()
+        self.reconcile()
+
+    def reconcile(self) -> list[str]:
+        """What became of operations and of the pool."""
+        return list(reconcile(Store(), "tiny", clock=self._clock).decided)
+
+    def arrive(self) -> None:
+        """Have all nodes come up that were asked for."""
+        self.all_are(NodeState.READY, endpoint={"gcs": "", "api": "", "ray_node_id": ""})
+
+    def all_are(self, state: NodeState, **fields: object) -> None:
+        with Store().transaction() as session:
+            for node in session.query(Node):
+                node.state = state
+                for name, value in fields.items():
+                    setattr(node, name, value)
+
+    def states(self) -> list[NodeState]:
+        return [node.state for node in rows()]
+
+    def change(self, **fields: object) -> None:
+        """Write into the pool's row."""
+        with Store().transaction() as session:
+            for name, value in fields.items():
+                setattr(session.get_one(Pool, "tiny"), name, value)
+
+    def row(self) -> Pool:
+        with Store().reading() as session:
+            return session.get_one(Pool, "tiny")
+
+    def operation(self) -> tuple[OperationState, int]:
+        """How far the last operation is, and how many nodes the pool is to have."""
+        status = self.pool.describe()
+        assert status.last_operation
+        return OperationState(status.last_operation.state), status.target
+
+
+def only_rows(monkeypatch, clock):
+    monkeypatch.setattr("shoal.pool.backends.LocalBackend.start", lambda self, pool, nodes: None)
+    return Rows(clock)
+
+
+@pytest.fixture
+def only(tiny, clock, monkeypatch):
+    return only_rows(monkeypatch, clock)
+
+
+@pytest.fixture
+def only_on_either(either_tiny, clock, monkeypatch):
+    return only_rows(monkeypatch, clock)
+
+
+ROLLED_BACK = "scale to 3 of {}: rolled back, 1 of 3 nodes were ready at the deadline"
+
+
+def test_an_operation_that_is_open_across_a_suspend_succeeds(only_on_either, clock):
+    only = only_on_either
+    only.pool.scale(3, is_async=True)
+    only.reconcile()
+    clock.set_ahead(SUSPEND)
+    only.reconcile()
+    assert only.operation() == (OperationState.OPEN, 3)
+    only.arrive()
+    only.reconcile()
+    assert only.operation() == (OperationState.SUCCEEDED, 3)
+
+
+@pytest.mark.parametrize("jump", [SUSPEND, -SUSPEND], ids=["suspend", "set back"])
+def test_after_a_jump_an_operation_is_rolled_back_when_its_time_has_really_passed(only, clock, jump):
+    only.pool.scale(3, is_async=True)
+    only.reconcile()
+    clock.set_ahead(jump)
+    clock.pass_to(ROLLBACK_AFTER - 60)
+    only.reconcile()
+    assert only.operation() == (OperationState.OPEN, 3)
+    status = only.pool.describe()
+    assert status.last_operation and 0 < status.last_operation.deadline - clock() <= 60
+    clock.pass_to(ROLLBACK_AFTER + 1)
+    assert only.reconcile() == [ROLLED_BACK.format(only.pool.holder)]
+
+
+def test_what_is_asked_for_right_after_a_suspend_has_its_own_time_only(only, clock):
+    """Nothing looked at the pool between the suspend and the request."""
+    clock.set_ahead(SUSPEND)
+    only.pool.scale(3, is_async=True)
+    clock.pass_to(ROLLBACK_AFTER + 1)
+    assert only.reconcile() == [ROLLED_BACK.format(only.pool.holder)]
+
+
+@pytest.mark.parametrize("want", ["up", "renew"])
+def test_a_pool_that_is_wanted_right_after_a_suspend_was_not_wanted_later(only, clock, want):
+    lease = only.pool.lease(1)
+    clock.set_ahead(SUSPEND)
+    if want == "renew":
+        lease.renew()
+    else:
+        only.pool.up()
+    only.reconcile()
+    assert only.row().touched_at <= clock()
+
+
+def test_a_starting_node_survives_a_suspend_and_not_its_deadline(only, clock):
+    only.pool.scale(2, is_async=True, options={"rollback_after_seconds": 10 * DAY})
+    only.reconcile()
+    with Store().transaction() as session:
+        session.get_one(Node, rows()[1].id).state = NodeState.STARTING
+    clock.set_ahead(SUSPEND)
+    only.reconcile()
+    assert only.states() == [NodeState.READY, NodeState.STARTING]
+    [_, starting] = rows()
+    clock.pass_to(2 * START_TIMEOUT)
+    only.reconcile()
+    assert starting.id not in [node.id for node in rows()]
+
+
+def test_a_busy_node_drains_for_its_grace_whatever_the_clock_says(only, clock):
+    only.pool.scale(2, is_async=True)
+    only.reconcile()
+    only.arrive()
+    only.reconcile()
+    only.all_are(NodeState.READY, busy=True)
+    only.pool.scale(1, is_async=True)
+    only.reconcile()
+    assert only.states() == [NodeState.READY, NodeState.DRAINING]
+    clock.set_ahead(SUSPEND)
+    only.reconcile()
+    assert only.states() == [NodeState.READY, NodeState.DRAINING]
+    clock.pass_to(DRAIN_GRACE + 1)
+    only.reconcile()
+    assert only.states() == [NodeState.READY]
+
+
+def test_a_pool_is_not_idle_while_its_host_is_suspended(only_on_either, clock):
+    only = only_on_either
+    clock.set_ahead(2 * DAY)
+    assert only.reconcile() == []
+    assert only.row().state == "up"
+    clock.pass_to(DAY + 60)
+    assert only.reconcile() == ["it goes down, because nobody wanted anything of it for 86400 s"]
+
+
+def test_a_suspend_does_not_shorten_a_cooldown(only, clock):
+    only.pool.alter(min_nodes=2)
+    only.change(start_failures=2, last_failure="quota exceeded", cooldown_until=clock() + REPLACE_COOLDOWN)
+    clock.set_ahead(SUSPEND)
+    only.reconcile()
+    assert only.states() == [NodeState.READY]
+    assert "2 nodes in a row failed" in (only.pool.describe().reason or "")
+    clock.pass_to(REPLACE_COOLDOWN + 1)
+    only.reconcile()
+    assert only.states() == [NodeState.READY, NodeState.PLANNED]
+
+
+def test_a_node_that_was_suspended_is_not_older_for_it(only, clock):
+    """A node that dies young counts as a failed start, and a failure is history once all nodes are old."""
+    only.change(start_failures=1)
+    clock.set_ahead(SUSPEND)
+    only.reconcile()
+    assert only.row().start_failures == 1
+    only.all_are(NodeState.FAILED, error="killed")
+    only.reconcile()
+    assert only.row().start_failures == 2
+
+
+@pytest.mark.parametrize("stamp", [None, {"clock": "another boot", "at": 0.0, "of": 0.0}], ids=["0.1", "another boot"])
+def test_without_a_stamp_of_this_boot_an_operation_is_judged_by_the_wall_clock(only, clock, stamp):
+    only.pool.scale(3, is_async=True)
+    only.reconcile()
+    only.change(clock=stamp)
+    clock.set_ahead(ROLLBACK_AFTER - 60)
+    assert only.reconcile() == []
+    only.change(clock=stamp)
+    clock.set_ahead(ROLLBACK_AFTER + 1)
+    assert only.reconcile() == [ROLLED_BACK.format(only.pool.holder)]
+
+
+def test_a_pool_of_another_host_keeps_that_hosts_times(only, clock):
+    """Releasing a lease is all that is done from elsewhere, and every write looks at the clock."""
+    only.pool.lease(1)
+    only.change(host_id="another")
+    before = only.row().clock
+    clock.set_ahead(SUSPEND)
+    try:
+        only.pool.release()
+        assert only.row().clock == before
+    finally:
+        only.change(host_id=host_id())
+
+
+def test_a_supervisor_brings_its_node_up_after_a_suspend(up, clock, tiny):
+    """Here the wall clock cannot be set for another process, so the row's times are put back by as much."""
+    (tiny / SLOW_FILE).touch()
+    up.scale(2, is_async=True)
+    reconcile(Store(), "tiny", clock=clock)
+    starting = wait_until(lambda: rows()[1] if rows()[1].state is NodeState.STARTING else None, "a node that starts")
+    with Store().transaction() as session:
+        node = session.get_one(Node, starting.id)
+        node.created_at, node.start_deadline = node.created_at - SUSPEND, node.start_deadline - SUSPEND
+    (tiny / SLOW_FILE).unlink()
+    wait_until(lambda: {node.id: node.state for node in rows()}[starting.id] is NodeState.READY, "the node")

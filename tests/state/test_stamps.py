@@ -51,3 +51,30 @@ def test_hosts_share_the_databases_clock(on_postgresql, fresh_home):
 def test_a_store_of_one_host_goes_by_that_hosts_clock(fresh_home):
     with Store().transaction() as session:
         assert stamps.shared_now(session, 5.25) == 5.25
+
+
+def clocks(monkeypatch, *, wall: float, monotonic: float) -> None:
+    monkeypatch.setattr(stamps, "wall", lambda: wall)
+    monkeypatch.setattr(stamps, "monotonic", lambda: monotonic)
+
+
+def test_a_jump_is_what_the_wall_clock_moved_and_the_monotonic_clock_did_not(monkeypatch):
+    clocks(monkeypatch, wall=5000.0, monotonic=100.0)
+    before = stamps.present()
+    for wall, monotonic, jump in [(5060.0, 160.0, 0.0), (8660.0, 160.0, 3600.0), (1460.0, 160.0, -3600.0)]:
+        clocks(monkeypatch, wall=wall, monotonic=monotonic)
+        assert stamps.jump(before, stamps.present()) == jump
+
+
+def test_nothing_is_known_of_a_jump_since_another_boot(monkeypatch):
+    assert stamps.jump({"clock": "another boot", "at": 0.0, "of": 0.0}, stamps.present()) is None
+    assert stamps.jump(None, stamps.present()) is None
+
+
+def test_a_process_that_is_stopped_between_two_clocks_reads_them_anew(monkeypatch):
+    """Stopped for 600 s after it has read the monotonic clock."""
+    readings = iter([100.0, 700.0, 700.0, 700.0])
+    monkeypatch.setattr(stamps, "monotonic", lambda: next(readings))
+    monkeypatch.setattr(stamps, "wall", lambda: 5600.0)
+    present = stamps.present()
+    assert (present["of"], present["at"]) == (5600.0, 700.0)

@@ -231,9 +231,9 @@ class JobHandle:
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
         """
-        until = self._clock() + _STOP_PATIENCE_S
+        until = self._monotonic() + _STOP_PATIENCE_S
         stopped = False
-        while self._clock() < until:
+        while self._monotonic() < until:
             view = look(self._store, job, self._endpoint_of)
             if view.silence in (Silence.POOL_GONE, Silence.HEAD_REPLACED) or (view.ray_job and view.ray_job.ended):
                 break
@@ -373,12 +373,12 @@ class JobHandle:
 
     def _follow(self, timeout: float | None) -> Iterator[str]:
         log = self._log()
-        started = self._clock()
+        started = self._monotonic()
         head_check = started
         while True:
-            if self._clock() >= head_check:
+            if self._monotonic() >= head_check:
                 job = self.settle()
-                head_check = self._clock() + _HEAD_CHECK_S
+                head_check = self._monotonic() + _HEAD_CHECK_S
             else:
                 job = self._ask()
             ended = job.state in JOB_ENDED
@@ -386,7 +386,7 @@ class JobHandle:
                 yield from log.lines(ended=ended)
             if ended:
                 return
-            if timeout is not None and self._clock() - started > timeout:
+            if timeout is not None and self._monotonic() - started > timeout:
                 raise JobTimeoutError(
                     f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s; it goes on: '
                     f"shoal.jobs.attach({self.job_id!r}) finds it again"
@@ -406,8 +406,8 @@ class JobHandle:
 
     def _await_clean_up(self, job: Job) -> None:
         """Give a driver on this host the time to finish its MLflow run: the caller may take the pool down next."""
-        until = self._clock() + _CLEAN_UP_PATIENCE_S
-        while job.driver and ProcessId.from_json(job.driver).alive() and self._clock() < until:
+        until = self._monotonic() + _CLEAN_UP_PATIENCE_S
+        while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:
             self._sleep(_CLEAN_UP_POLL_S)
 
     def _entrypoint(self) -> list[str]:

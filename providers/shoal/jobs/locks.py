@@ -15,11 +15,16 @@ from shoal.errors import JobError, StoreError
 from shoal.jobs.steps import JobStep, transaction
 from shoal.state import Store
 from shoal.state.schema import Lock
+from shoal.state.stamps import shared_now
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 """Between looks at a lock that another holds; what is done under one takes about a second."""
+
+
+_Claim = tuple[str, float]
+"""Holder of a lock and `expires_at`: one of them changes when the lock is renewed or taken."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class HeldLock:
         lock = session.get(Lock, self.name, with_for_update=True)
         if lock is None or lock.holder != self.holder:
             return False
-        lock.expires_at = self.clock() + self.ttl
+        lock.expires_at = shared_now(session, self.clock()) + self.ttl
         return True
 
 
@@ -59,12 +64,13 @@ def store_lock(
     *,
     patience: float = 300.0,
     clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[HeldLock]:
     """Hold a named lock for the block.
 
-    A holder that is paused for longer than `ttl` goes on without the lock: what must not happen then asks
-    :meth:`HeldLock.renew` first.
+    A holder that is paused for longer than `ttl`, or whose clock is set ahead, goes on without the lock: what must not
+    happen then asks :meth:`HeldLock.renew` first.
 
     Args:
         store: Where the lock's row is kept.
@@ -72,15 +78,24 @@ def store_lock(
         ttl: Seconds after which others may take it from a holder that died; far more than the block takes.
         patience: Seconds to wait for another holder, several times its `ttl`.
         clock: Seconds since the epoch.
+        monotonic: Seconds by a clock that never jumps.
         sleep: How to wait.
 
     Raises:
         JobError: Another held it all the while.
     """
     held = HeldLock(name, uuid4().hex, ttl, clock)
-    until = clock() + patience
-    while not _take(store, held):
-        if clock() > until:
+    began = since = monotonic()
+    seen: _Claim | None = None
+    while True:
+        # A live holder would have renewed it. Its end may never come: it is a time by a clock that was ahead.
+        dead = seen if monotonic() - since >= ttl else None
+        claim = _take(store, held, dead)
+        if claim is None:
+            break
+        if claim != seen:
+            seen, since = claim, monotonic()
+        if monotonic() - began > patience:
             raise JobError(f'the lock "{name}" was held by others for {patience:.0f} s: try again')
         sleep(_POLL_S)
     try:
@@ -89,17 +104,19 @@ def store_lock(
         _release(store, held)
 
 
-def _take(store: Store, held: HeldLock) -> bool:
-    now = held.clock()
+def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
+    """Take the lock if it is free, has expired or is held by `dead`; otherwise return the claim that keeps it."""
     with transaction(store, JobStep.LOCK) as session:
+        now = shared_now(session, held.clock())
         lock = session.get(Lock, held.name)
         if lock is None:
             session.add(Lock(name=held.name, holder=held.holder, expires_at=now + held.ttl))
-            return True
-        if lock.expires_at > now:
-            return False
+            return None
+        claim = (lock.holder, lock.expires_at)
+        if lock.expires_at > now and claim != dead:
+            return claim
         lock.holder, lock.expires_at = held.holder, now + held.ttl
-        return True
+        return None
 
 
 def _release(store: Store, held: HeldLock) -> None:

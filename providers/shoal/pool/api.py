@@ -373,13 +373,14 @@ class ComputePool:
                 try:
                     with transaction(self._store, JournalStep.REQUEST) as session:
                         operation_id = request(session)
-                        deadline = session.get_one(Operation, operation_id).deadline
+                        operation = session.get_one(Operation, operation_id)
                 except PoolStoppingError:  # as another run ends, this one begins
                     operation_id = ""
                     self._waiting.until_down(on_progress)
             ensure_running()
             if not is_async:
-                self._waiting.for_operation(operation_id, deadline, least=least, on_progress=on_progress)
+                patience = operation.deadline - operation.created_at
+                self._waiting.for_operation(operation_id, patience, least=least, on_progress=on_progress)
         except BaseException as error:
             if operation_id:
                 try:

@@ -13,7 +13,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.pool import plan
+from shoal.pool import clock, plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import ANYWHERE, bind_here, is_bound_here, is_here
 from shoal.pool.plan import (
@@ -63,7 +63,7 @@ def unfinished_jobs(session: Session, pools: Collection[str]) -> list[Job]:
 
 
 def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
-    """All rows of a pool, by default locked until the transaction ends.
+    """All rows of a pool, by default locked until the transaction ends, with times that have followed the wall clock.
 
     Raises:
         PoolNotFoundError: There is no such pool.
@@ -71,6 +71,8 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
     pool = session.get(Pool, name, with_for_update=lock, populate_existing=True)
     if pool is None:
         raise PoolNotFoundError(name, pool_names(session))
+    if lock:
+        clock.follow(session, pool)
     return Snapshot(
         pool=pool,
         demand=session.get(Demand, name),
@@ -144,6 +146,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
     """Whether there is anything to write or to do; False means that reconciling would change nothing."""
     return (
         not is_bound_here(snapshot.pool)
+        or clock.has_jumped(snapshot.pool)
         or any(_has_expired(lease, shared_now) for lease in snapshot.leases)
         or any(_news(snapshot, looked_at, seen))
         or plan.is_due(snapshot, now)

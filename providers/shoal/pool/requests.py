@@ -14,7 +14,7 @@ from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolStoppingError
-from shoal.pool import journal
+from shoal.pool import clock, journal
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
 from shoal.pool.spec import PoolSpec
@@ -31,8 +31,12 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     """
     pool = session.get(Pool, spec.name, with_for_update=True)
     if pool is None:
-        pool = Pool(name=spec.name, epoch=0, created_at=now, state=PoolState.DOWN, host=ANYWHERE)
+        pool = Pool(
+            name=spec.name, epoch=0, created_at=now, state=PoolState.DOWN, host=ANYWHERE, clock=stamps.present()
+        )
         session.add(pool)
+    else:
+        clock.follow(session, pool)
     if pool.state is PoolState.STOPPING:
         raise PoolStoppingError(f'pool "{spec.name}" is still going down')
     if pool.state is PoolState.UP:
@@ -171,7 +175,9 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     if lease.epoch != epoch:
         raise FencedError(f"lease {lease_id} is at epoch {lease.epoch}, this is {epoch}: somebody took it over")
     _prolong(session, lease, now)
-    session.get_one(Pool, lease.pool).touched_at = now
+    pool = session.get_one(Pool, lease.pool)
+    clock.follow(session, pool)
+    pool.touched_at = now
 
 
 def renew_held(session: Session, name: str, holder: str, now: float) -> bool:

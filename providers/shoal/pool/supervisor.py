@@ -83,7 +83,7 @@ class Supervisor:
         self._me = ProcessId.mine()
         self._folder = node_folder(node_id)
         self._stopping = False
-        self._store_seen = time.monotonic()
+        self._store_seen = self._begun = time.monotonic()
 
     def run(self) -> int:
         """Own the node until its end; returns the exit code."""
@@ -157,7 +157,7 @@ class Supervisor:
                 raise RuntimeError(why)
             if row and row.state is NodeState.DRAINING and not draining:
                 draining = True
-                member.drain(max(1.0, (row.drain_deadline or 0.0) - time.time() or DRAIN_GRACE), "the pool shrinks")
+                member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
                 with suppress(StoreError):  # it hears of it at the next look
                     self._report(busy=now_busy)
@@ -192,7 +192,9 @@ class Supervisor:
             raise _Ended("its row was given to another")
         if node.state is NodeState.ENDING:
             raise _Ended(node.error or "its row says so")
-        if node.state is NodeState.STARTING and time.time() > node.start_deadline:
+        # Both times follow the wall clock's jumps, so their difference does not change by one.
+        may_take = node.start_deadline - node.created_at
+        if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
             raise _Ended("it was not up at its deadline")
         return node
 

@@ -143,6 +143,7 @@ class Pool(Base):
     cooldown_until: Mapped[float | None]  # no replacement is started before
     created_at: Mapped[float]
     touched_at: Mapped[float]  # last time somebody wanted something of it; `idle_timeout` counts from here
+    clock: Mapped[dict[str, Any] | None]  # stamp of the time when its rows last followed the clock (`shoal.pool.clock`)
 
 
 class Demand(Base):
@@ -216,6 +217,7 @@ class Node(Base):
     supervisor: Mapped[dict[str, Any] | None]  # process identity (boot id, pid, start ticks), written by its own claim
     endpoint: Mapped[dict[str, str] | None]  # where to reach it, once ready
     busy: Mapped[bool]  # as last reported by its supervisor
+    # All times of a node follow the jumps of the wall clock, so their differences are time that really passed.
     spawned_at: Mapped[float | None]  # when a supervisor was last spawned for it
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]

@@ -2,7 +2,7 @@
 
 Stored times are wall-clock times. Comparing one with the clock of now cancelled jobs after a suspend and after a change
 of the clock. So whatever may end something after a time keeps a stamp beside the value: all processes of one boot share
-the monotonic clock.
+the monotonic clock. A stamp of the present time tells later by how much the wall clock has jumped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,18 @@ from sqlalchemy.orm import Session
 
 from shoal.state.host import boot_id
 
+_ONE_INSTANT_S = 0.1
+"""The most that two readings of clocks may be apart to count as one; they are microseconds apart."""
+
 
 def monotonic() -> float:
     """Seconds since this host's boot, without the time that it was suspended."""
     return time.monotonic()
+
+
+def wall() -> float:
+    """Seconds since the epoch by this host's clock, which may be set and goes on during a suspend."""
+    return time.time()
 
 
 def stamp(value: float) -> dict[str, Any]:
@@ -44,6 +52,24 @@ def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
     if stamped is None or stamped["of"] != value or stamped["clock"] != _clock_id():
         return None
     return monotonic() - float(stamped["at"])
+
+
+def present() -> dict[str, Any]:
+    """Stamp of the present time, to compare with a later one by :func:`jump`."""
+    while True:
+        at, now = monotonic(), wall()
+        if monotonic() - at < _ONE_INSTANT_S:  # otherwise this process was stopped between the two
+            return {"clock": _clock_id(), "at": at, "of": now}
+
+
+def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | None:
+    """Compute by how many seconds the wall clock jumped between two stamps of the present time.
+
+    A suspend counts as a jump ahead. None if the first stamp is missing, or of another host or boot.
+    """
+    if before is None or before["clock"] != after["clock"]:
+        return None
+    return float((after["of"] - before["of"]) - (after["at"] - before["at"]))
 
 
 def shared_now(session: Session, now: float) -> float:

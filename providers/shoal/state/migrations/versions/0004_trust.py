@@ -14,6 +14,7 @@ _HOLDERS = ("leases", "operations", "jobs", "locks")
 def upgrade() -> None:
     with op.batch_alter_table("pools") as pools:
         pools.add_column(sa.Column("host_id", sa.String(length=255), nullable=True))
+        pools.add_column(sa.Column("clock", sa.JSON(), nullable=True))
     with op.batch_alter_table("jobs") as jobs:
         jobs.add_column(sa.Column("heartbeat_at", sa.Double(), nullable=True))
         jobs.add_column(sa.Column("results_digest", sa.String(length=64), nullable=True))
@@ -62,4 +63,5 @@ def downgrade() -> None:
         jobs.drop_column("results_digest")
         jobs.drop_column("heartbeat_at")
     with op.batch_alter_table("pools") as pools:
+        pools.drop_column("clock")
         pools.drop_column("host_id")
