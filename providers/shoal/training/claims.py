@@ -48,7 +48,7 @@ class Claim:
             InvalidArgumentError: If something is there that this attempt must not touch.
         """
         fs, root = _filesystem(folder)
-        linked = "://" not in folder and Path(folder).is_symlink()
+        linked = _is_link(folder)
         if not linked and not fs.exists(root):
             return False
         if linked or not fs.isdir(root):
@@ -68,6 +68,11 @@ class Claim:
                 "older: it publishes nothing"
             )
         return True
+
+    def has_marked(self, folder: str) -> bool:
+        """Whether there is a folder with the marker of this very attempt."""
+        fs, root = _filesystem(folder)
+        return not _is_link(folder) and _read(fs, root) == self
 
     def take(self, folder: str) -> None:
         """Make a folder anew, with the marker of this attempt.
@@ -123,6 +128,10 @@ def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:
 
     fs, root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
     return fs, str(root).rstrip("/")
+
+
+def _is_link(folder: str) -> bool:
+    return "://" not in folder and Path(folder).is_symlink()
 
 
 def _name(path: str) -> str:
