@@ -274,11 +274,12 @@ def test_a_checkpoint_that_was_told_and_never_written_is_not_missed(
     assert driver.worker().load() == {"step": 3}
 
 
-def test_checkpoints_go_to_any_filesystem() -> None:
-    checkpoints = Checkpoints("memory://bucket/job", KEY)
+@pytest.mark.parametrize("folder", ["memory://bucket/job", "memory://bucket/run[1]/job"])
+def test_checkpoints_go_to_any_filesystem(folder: str) -> None:
+    checkpoints = Checkpoints(folder, KEY)
     for step in range(3):
         checkpoints.save({"step": step})
-    assert Checkpoints("memory://bucket/job", KEY, checkpoints.told).load() == {"step": 2}
+    assert Checkpoints(folder, KEY, checkpoints.told).load() == {"step": 2}
     assert checkpoints.latest() == 3
 
 
