@@ -23,7 +23,7 @@ from shoal.errors import (
     PoolElsewhereError,
     PoolNotFoundError,
 )
-from shoal.jobs import JobHandle, JobResult, JobSpec, Tracking, attempts, credentials, model_files, submission
+from shoal.jobs import JobHandle, JobSpec, Tracking, attempts, credentials, model_files, submission
 from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.handle import JobTimeoutError
@@ -37,26 +37,10 @@ from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.run_config import RunConfig
 from tests.jobs.conftest import POOL
 from tests.jobs.fake_head import FakeHead
+from tests.jobs.results import result_of
 
 ENGINE = "airflow:dag/run"
-RESULT = JobResult(
-    job_id="job",
-    attempt=1,
-    model_path="/m/model.ubj",
-    model_digest="0" * 64,
-    model_uri="/m/model.ubj",
-    metrics={"eval-rmse": 1.0},
-    best_iteration=None,
-    rows=3,
-    num_workers=1,
-    seconds=1.0,
-    restarts=0,
-    peak_memory_per_worker=(1,),
-    mlflow_run_id=None,
-    model_version=None,
-    promoted=None,
-    champion=None,
-)
+RESULT = result_of(metrics={"eval-rmse": 1.0}, rows=3)
 
 
 class Clock:
