@@ -191,7 +191,7 @@ class Driver:
         return environment
 
     def _on_sigterm(self, *_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one farewell is enough
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the job ends once
         raise _Ended
 
 

@@ -1,4 +1,4 @@
-"""A job in the hand of whoever submitted it or found it again."""
+"""The client handle of one attempt of a job: its status, log, result, and cancelling it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _POLL_S = 0.5
 """Between looks at a job's row, which take no lock."""
 
 _HEAD_CHECK_S = 3.0
-"""Between questions to the head whether the driver still runs: only a driver that was killed makes it necessary."""
+"""Between two questions to the head whether the driver still runs; needed only for a driver that was killed."""
 
 _ORPHAN_GRACE_S = 60.0
 """Past `orphan_after`, how long a driver has to end itself: its watchdog looks every 2 s."""
@@ -297,7 +297,7 @@ class JobHandle:
         return job
 
     def settle(self) -> Job:
-        """Read the row, and set it right where the driver did not live to do so.
+        """Read the row, and end an attempt whose driver died without recording an end.
 
         The row of a job on another host's pool is only read: that host sets it right.
         """
@@ -313,10 +313,14 @@ class JobHandle:
         return attempts.load(self._store, self._key)
 
     def end_if_lost(self) -> bool:
-        """Set the row right where nobody else will, without asking for the job: the look of a sweep.
+        """End an attempt that was lost, without asking for the job; a sweep calls it.
 
         Returns:
-            Whether the attempt was lost: its driver did not live to say so, or was never submitted and nobody asks.
+            Whether the attempt was lost: its driver died without recording an end, or it was never submitted and nobody
+            asks for it.
+
+        Raises:
+            PoolElsewhereError: The pool is bound to another machine.
         """
         job = attempts.load(self._store, self._key)
         if job.state in JOB_ENDED:
@@ -360,7 +364,7 @@ class JobHandle:
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
     def _ask(self) -> Job:
-        """Read the row, and note there now and then that somebody asks."""
+        """Read the row, and note there at intervals that the job is asked for."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._asking.is_due(job, self._clock()):
             return attempts.touch(self._store, self._key, self._clock())
