@@ -524,6 +524,20 @@ class TestWait:
             handle.wait(timeout=30.0, on_log=None)
         assert list(head.jobs) == [key(handle).submission_id]
 
+    def test_staged_data_that_are_half_removed_end_no_sweep(self, store, submit, held, caplog):
+        connectors = [DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [float(n)]})) for n in range(2)]
+        half, whole = (Path(str(connector.staging)) for connector in connectors)
+        for connector in connectors:
+            job = submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y"))
+            attempts.end(store, key(job), JobState.FAILED, 1.0, error="lost")
+        (half / MARKER).unlink()  # as a process leaves it that is killed while it removes the folder
+
+        done = jobs.sweep()
+
+        assert [sentence for sentence in done if sentence.endswith("attempt 1: removed its staged data")]
+        assert (half.exists(), whole.exists()) == (True, False)
+        assert f"{half} was not staged by shoal: it is not removed" in caplog.text
+
 
 class TestCancel:
     def test_a_job_that_runs(self, store, head, submit, held, spec):
