@@ -353,6 +353,23 @@ class TestDriver:
 
         assert credentials.take(KEY.submission_id) == Secrets()
 
+    def test_the_run_of_a_killed_driver_is_ended_by_the_next_attempt(self, store, spec, monkeypatch):
+        import mlflow
+
+        client = mlflow.MlflowClient(spec.tracking.uri)
+        killed = client.create_run(client.create_experiment("of a killed driver")).info.run_id
+        document, _ = credentials.hide(spec.model_copy(update={"question": "q"}).document())
+        attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
+        attempts.start(store, KEY, {}, 1.0)
+        attempts.note_run(store, KEY, killed)
+        attempts.end(store, KEY, JobState.FAILED, 2.0, error="its driver was killed")
+        monkeypatch.setattr(sys, "argv", ["driver", "job", "2"])
+
+        code, _ = drive(store, spec)
+
+        assert code == 0, log()
+        assert client.get_run(killed).info.status == "FAILED"
+
 
 @pytest.mark.usefixtures("environment")
 class TestResultComesFirst:

@@ -170,6 +170,15 @@ class Driver:
         self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
         attempts.note_run(self._store, self._key, self._run.run_id)
         print(f"MLflow run: {self._run.link}", flush=True)
+        with _logged("the MLflow run of the attempt before could not be ended"):
+            self._end_previous_run(self._run)
+
+    def _end_previous_run(self, run: Run) -> None:
+        """End the MLflow run of a driver that was killed: only a driver has MLflow and the credentials for it."""
+        previous = attempts.previous_run(self._store, self._key)
+        if previous is not None:
+            run_id, state = previous
+            run.end_other(run_id, _RUN_STATUS[state])
 
     def _tags(self) -> dict[str, str]:
         return {
