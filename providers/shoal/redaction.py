@@ -136,7 +136,7 @@ def is_secret_name(name: str) -> bool:
 
 @contextmanager
 def redacted_errors(uri: str) -> Iterator[None]:
-    """Take the credentials of a URI out of the message and the path of an `OSError` that leaves the block."""
+    """Take the credentials of a URI out of an error that leaves the block, and hide its causes, which may have them."""
 
     def shown(part: object) -> object:
         if not isinstance(part, str):
@@ -147,11 +147,13 @@ def redacted_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except OSError as error:
+    except Exception as error:  # every filesystem has exceptions of its own
+        if not has_credentials(uri):
+            raise
         error.args = tuple(map(shown, error.args))
-        if error.filename is not None:
+        if isinstance(error, OSError) and error.filename is not None:
             error.filename = shown(error.filename)
-        raise
+        raise error from None
 
 
 class RedactedRepr:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shoal import RunConfig
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import FunctionJobSpec, JobResult, JobSpec, Register, Tracking, attempts, credentials, load_results
+from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, attempts, credentials, load_results
 from shoal.jobs.attempts import Key, Order
 from shoal.jobs.handle import JobStatus
 from shoal.jobs.model_files import folder, save_results
@@ -22,6 +22,7 @@ from shoal.state.schema import JobState
 from shoal.training.claims import Claim
 from shoal.training.pytorch.request import FunctionResult
 from tests.jobs.conftest import POOL
+from tests.jobs.results import result_of
 
 CANARY = "cAnArY"
 URI = f"s3://KEY:a/{CANARY}#x?y@bucket/path"
@@ -145,23 +146,3 @@ def test_a_result_has_none_and_is_read_with_the_location_as_it_was_given(store: 
     with pytest.raises(FileNotFoundError) as caught:
         load_results(result.model_copy(update={"results_path": f"{result.results_path}.gone"}), location)
     assert CANARY not in str(caught.value)
-
-
-def result_of(**paths: str) -> JobResult:
-    return JobResult(
-        job_id="job",
-        attempt=1,
-        model_digest=None,
-        metrics={},
-        best_iteration=None,
-        rows=None,
-        num_workers=1,
-        seconds=0.5,
-        restarts=0,
-        peak_memory_per_worker=(),
-        mlflow_run_id=None,
-        model_version=None,
-        promoted=None,
-        champion=None,
-        **paths,
-    )

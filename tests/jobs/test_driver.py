@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import pytest
 from shoal.data import DataConnector, staging
 from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
-from shoal.errors import TrainingError
+from shoal.errors import StoreError, StoreUnreachableError, TrainingError
 from shoal.jobs import (
     JobResult,
     JobSpec,
@@ -352,6 +353,23 @@ class TestDriver:
 
         assert credentials.take(KEY.submission_id) == Secrets()
 
+    def test_the_run_of_a_killed_driver_is_ended_by_the_next_attempt(self, store, spec, monkeypatch):
+        import mlflow
+
+        client = mlflow.MlflowClient(spec.tracking.uri)
+        killed = client.create_run(client.create_experiment("of a killed driver")).info.run_id
+        document, _ = credentials.hide(spec.model_copy(update={"question": "q"}).document())
+        attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
+        attempts.start(store, KEY, {}, 1.0)
+        attempts.note_run(store, KEY, killed)
+        attempts.end(store, KEY, JobState.FAILED, 2.0, error="its driver was killed")
+        monkeypatch.setattr(sys, "argv", ["driver", "job", "2"])
+
+        code, _ = drive(store, spec)
+
+        assert code == 0, log()
+        assert client.get_run(killed).info.status == "FAILED"
+
 
 @pytest.mark.usefixtures("environment")
 class TestResultComesFirst:
@@ -424,6 +442,42 @@ class TestResultComesFirst:
 
         assert (code, job.state, job.error, job.result) == (1, JobState.CANCELLED, "on request", None)
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
+
+    def test_a_result_with_nan_whose_commit_was_not_answered(self, store, spec, monkeypatch):
+        end = attempts.end
+
+        def train(request: TrainRequest, **more: object) -> TrainResult:
+            return plain_xgboost(request, **more).model_copy(update={"eval_results": {"eval": {"auc": [float("nan")]}}})
+
+        def unanswered(*arguments: object, **more: object) -> bool:
+            monkeypatch.setattr(attempts, "end", end)
+            assert end(*arguments, **more)
+            raise StoreUnreachableError("the server closed the connection")
+
+        monkeypatch.setattr("shoal.training.boosting.train", train)
+        monkeypatch.setattr("shoal.jobs.patience.STORE_PERIOD", 0.05)
+        monkeypatch.setattr(attempts, "end", unanswered)
+
+        code, job = drive(store, spec.model_copy(update={"tracking": None}))
+
+        assert (code, job.state) == (0, JobState.SUCCEEDED), log()
+        assert math.isnan(JobResult.model_validate(job.result).metrics["eval-auc"])
+
+    def test_a_run_that_the_row_cannot_take_is_ended(self, store, spec, monkeypatch):
+        import mlflow
+
+        def refused(*_: object) -> None:
+            raise StoreError("the disk is full")
+
+        monkeypatch.setattr(attempts, "note_run", refused)
+        spec = spec.model_copy(update={"tracking": Tracking(uri=spec.tracking.uri, experiment="not noted")})
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, job.error) == (1, JobState.FAILED, "the disk is full")
+        client = mlflow.MlflowClient(spec.tracking.uri)
+        [run] = client.search_runs([client.get_experiment_by_name("not noted").experiment_id])
+        assert run.info.status == "FAILED"
 
 
 @pytest.mark.usefixtures("on_postgresql", "environment")  # in this order: the store is opened there

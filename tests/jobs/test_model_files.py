@@ -17,6 +17,7 @@ from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.claims import MARKER
 from shoal.training.pytorch.request import FunctionResult
+from tests.jobs.results import result_of
 
 KEY = Key("job", 1)
 ORDER = Order("job", "retrain", "airflow:d/r", {"question": "q"}, {"api": "a", "gcs": "g"}, None)
@@ -43,25 +44,7 @@ def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:
     attempts.start(store, KEY, {}, 2.0)
     folder = model_files.folder(KEY, str(location))
     path, sha256 = model_files.save_results(folder, place(store).claim(), ANSWER)
-    result = JobResult(
-        job_id="job",
-        attempt=1,
-        model_path="/model",
-        model_digest=None,
-        model_uri="/model",
-        metrics={},
-        best_iteration=None,
-        rows=None,
-        results_path=path,
-        num_workers=2,
-        seconds=1.0,
-        restarts=0,
-        peak_memory_per_worker=(),
-        mlflow_run_id=None,
-        model_version=None,
-        promoted=None,
-        champion=None,
-    )
+    result = result_of(results_path=path)
     said = {"result": result.model_dump(mode="json"), "results_digest": sha256 if digest else None}
     assert attempts.end(store, KEY, JobState.SUCCEEDED, 3.0, **said)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sqlalchemy import select
 
 from shoal import jobs
 from shoal.data import DataConnector
+from shoal.data.staging import MARKER
 from shoal.errors import (
     JobCancelledError,
     JobError,
@@ -21,7 +23,7 @@ from shoal.errors import (
     PoolElsewhereError,
     PoolNotFoundError,
 )
-from shoal.jobs import JobHandle, JobResult, JobSpec, Tracking, attempts, credentials, submission
+from shoal.jobs import JobHandle, JobSpec, Tracking, attempts, credentials, model_files, submission
 from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.handle import JobTimeoutError
@@ -35,26 +37,10 @@ from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.run_config import RunConfig
 from tests.jobs.conftest import POOL
 from tests.jobs.fake_head import FakeHead
+from tests.jobs.results import result_of
 
 ENGINE = "airflow:dag/run"
-RESULT = JobResult(
-    job_id="job",
-    attempt=1,
-    model_path="/m/model.ubj",
-    model_digest="0" * 64,
-    model_uri="/m/model.ubj",
-    metrics={"eval-rmse": 1.0},
-    best_iteration=None,
-    rows=3,
-    num_workers=1,
-    seconds=1.0,
-    restarts=0,
-    peak_memory_per_worker=(1,),
-    mlflow_run_id=None,
-    model_version=None,
-    promoted=None,
-    champion=None,
-)
+RESULT = result_of(metrics={"eval-rmse": 1.0}, rows=3)
 
 
 class Clock:
@@ -127,6 +113,13 @@ def run(store: Store, head: FakeHead, handle: JobHandle, lines: str = "") -> Non
 
 def row(store: Store, handle: JobHandle) -> Job:
     return attempts.load(store, key(handle))
+
+
+def elsewhere(store: Store) -> None:
+    """The pool is bound to another host."""
+    with store.transaction() as session:
+        pool = session.get_one(Pool, POOL)
+        pool.host, pool.host_id = "b", "another"
 
 
 class TestSubmit:
@@ -497,15 +490,25 @@ class TestWait:
         with pytest.raises(JobTimeoutError):
             handle.wait(timeout=120.0, on_log=None)
 
-    def test_a_pool_on_another_host_is_no_verdict(self, store, submit, held, spec):
+    def test_a_pool_on_another_host_is_no_verdict(self, store, submit, spec):
         handle = JobHandle(store, row(store, submit(spec)))
-        with store.transaction() as session:
-            pool = session.get_one(Pool, POOL)
-            pool.host, pool.host_id = "b", "another"
+        elsewhere(store)
 
+        assert handle.status().state is JobState.PENDING
         with pytest.raises(PoolElsewhereError, match="local to host b"):
-            handle.status()
+            handle.end_if_lost()
         assert row(store, handle).state is JobState.PENDING
+
+    def test_a_job_on_another_host_is_waited_for_by_its_row(self, store, submit, spec, clock):
+        handle = JobHandle(store, row(store, submit(spec)), clock=clock, sleep=clock.sleep)
+        elsewhere(store)
+        clock.after(30.0, lambda: attempts.start(store, key(handle), {"boot": "b", "pid": 1, "start": 1}, clock()))
+        clock.after(
+            90.0, lambda: attempts.end(store, key(handle), JobState.SUCCEEDED, clock(), result=RESULT.model_dump())
+        )
+
+        assert handle.wait(on_log=None) == RESULT
+        assert row(store, handle).asked_at > 1060.0  # its driver knows that it is still wanted
 
     @pytest.mark.parametrize(
         ("owner", "state"), [(True, JobState.CANCELLED), (False, JobState.RUNNING)], ids=["its own", "another's"]
@@ -536,6 +539,20 @@ class TestWait:
         with pytest.raises(JobTimeoutError):
             handle.wait(timeout=30.0, on_log=None)
         assert list(head.jobs) == [key(handle).submission_id]
+
+    def test_staged_data_that_are_half_removed_end_no_sweep(self, store, submit, held, caplog):
+        connectors = [DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [float(n)]})) for n in range(2)]
+        half, whole = (Path(str(connector.staging)) for connector in connectors)
+        for connector in connectors:
+            job = submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y"))
+            attempts.end(store, key(job), JobState.FAILED, 1.0, error="lost")
+        (half / MARKER).unlink()  # as a process leaves it that is killed while it removes the folder
+
+        done = jobs.sweep()
+
+        assert [sentence for sentence in done if sentence.endswith("attempt 1: removed its staged data")]
+        assert (half.exists(), whole.exists()) == (True, False)
+        assert f"{half} was not staged by shoal: it is not removed" in caplog.text
 
 
 class TestCancel:
@@ -576,6 +593,46 @@ class TestCancel:
         head.close()
 
         assert handle.cancel()  # its watchdog sees the row
+
+    def test_a_head_that_refuses_the_token(self, store, head, submit, held, spec, tmp_path):
+        (tmp_path / "another").write_text("another token")
+        wrong = Endpoint(head.endpoint.api, head.endpoint.gcs, tmp_path / "another")
+        handle = held(submit(spec), at=lambda: wrong)
+        run(store, head, handle)
+
+        assert handle.cancel()
+
+        assert row(store, handle).state is JobState.CANCELLED
+        assert handle.left is not None
+        assert re.fullmatch(r"the driver of job \S+ ends itself within seconds; .* refused the token.*", handle.left)
+
+    def test_staged_data_that_cannot_be_removed(self, submit, held, caplog):
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
+        handle = held(submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y")))
+        (Path(str(connector.staging)) / MARKER).unlink()
+
+        assert handle.cancel()
+
+        assert "was not staged by shoal: it is not removed" in caplog.text
+        with pytest.raises(JobCancelledError):
+            handle.wait(on_log=None)
+
+    @pytest.mark.parametrize("mine", [True, False], ids=["its own folder", "a folder of others"])
+    def test_half_written_files_are_removed_where_the_attempt_has_marked_the_folder(
+        self, store, submit, held, spec, tmp_path, mine
+    ):
+        spec = spec.model_copy(update={"run_config": RunConfig(artifact_location=str(tmp_path))})
+        handle = held(submit(spec))
+        folder = tmp_path / handle.job_id / "1"
+        folder.mkdir(parents=True)
+        if mine:
+            model_files.claim_of(store, key(handle)).mark(str(folder))
+        half = folder / f"data.{'0' * 32}"
+        half.write_text("half")
+
+        assert handle.cancel()
+
+        assert half.exists() is not mine
 
 
 def test_attaching_finds_the_newest_attempt(store, submit, spec):

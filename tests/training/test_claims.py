@@ -85,3 +85,19 @@ def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
     (target / "inner").symlink_to(tmp_path)
     FIRST.remove(str(target))
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+def test_a_location_with_a_patterns_characters_means_itself() -> None:
+    base = f"memory://{uuid4().hex}"
+    theirs, mine = f"{base}/run1/model/job", f"{base}/run*/model/job"
+    write(f"{theirs}/weights")
+    FIRST.take(mine)
+    write(f"{mine}/deep/weights[1]")
+
+    SECOND.take(mine)
+
+    assert names(theirs) == ["weights"]
+    assert names(mine) == [MARKER]
+    SECOND.remove(mine)
+    assert not SECOND.check(mine)
+    assert names(theirs) == ["weights"]

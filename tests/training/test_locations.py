@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import files
 from shoal.training import locations
+
+SECRET = "wJalrXUtnFEMI"
 
 
 def test_a_relative_location_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +47,15 @@ def test_a_trial_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path) -> No
 def test_a_location_that_cannot_be_written_to_is_refused(location: str) -> None:
     with pytest.raises(InvalidArgumentError, match=rf'artifact_location "{location}" cannot be written to: .*Choose'):
         locations.try_out(location)
+
+
+@pytest.mark.parametrize("use", [locations.try_out, lambda location: files.write(f"{location}/x", b"")])
+def test_keys_in_a_location_are_neither_in_the_error_nor_in_its_traceback(
+    use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # S3 takes no keys there: the library takes them for a part of the bucket's name, and shows that.
+    with pytest.raises(Exception, match="bucket") as refused:
+        use(f"s3://AKIAIOSFODNN7EXAMPLE:{SECRET}@bucket/models")
+    assert SECRET not in "".join(traceback.format_exception(refused.value))

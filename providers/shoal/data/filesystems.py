@@ -54,10 +54,6 @@ def normalise(path: str | os.PathLike[str]) -> str:
         return os.path.abspath(url2pathname(urlsplit(text).path))
     if not _SCHEME.match(text):
         return os.path.abspath(os.path.expanduser(text))
-    try:
-        urlsplit(text)
-    except ValueError as error:
-        raise InvalidArgumentError(f'the path "{text}" is no URI: {error}') from None
     return text.rstrip("/")
 
 

@@ -85,7 +85,7 @@ def discard(location: str) -> bool:
     Raises:
         InvalidArgumentError: If the directory was not made by :func:`staged`; nothing is removed.
     """
-    from pyarrow.fs import FileType
+    from pyarrow.fs import FileSelector, FileType
 
     filesystem, inner = resolve(normalise(location))
     directory, marker = filesystem.get_file_info([inner, f"{inner}/{MARKER}"])
@@ -93,6 +93,12 @@ def discard(location: str) -> bool:
         return False
     if marker.type == FileType.NotFound:
         raise InvalidArgumentError(f"{location} was not staged by shoal: it is not removed")
+    # The marker goes last: where this process is killed, the next one can remove the rest.
+    for found in filesystem.get_file_info(FileSelector(inner)):
+        if found.type == FileType.Directory:
+            filesystem.delete_dir(found.path)
+        elif found.base_name != MARKER:
+            filesystem.delete_file(found.path)
     filesystem.delete_dir(inner)
     return True
 

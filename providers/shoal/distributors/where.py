@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import secrets
 
 from shoal.training.claims import Claim
@@ -63,7 +63,7 @@ def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResul
 
         config = request.run_config
         job_id = config.job_id or f"pytorch-{secrets.token_hex(6)}"
-        claim = Claim(job_id, f"python:{getpass.getuser()}")
+        claim = Claim(job_id, f"python:{os.getuid()}")
         return run_here(request, program, claim=claim, location=files.root(config.artifact_location))
     from shoal.distributors.elsewhere import run_function_as_job
 

@@ -1,4 +1,4 @@
-"""How seldom a waiter has to write that it asks about a job, for the job to know that it is still wanted."""
+"""Decide when a waiter has to note in a job's row that it asks, so that the job does not end itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PER_ORPHAN_AFTER = 3
 
 
 class Asking:
-    """Tells when one waiter has to note that it asks: not while another of the same job does.
+    """Decides when one waiter has to note that it asks: not while another waiter of the same job does.
 
-    It counts by its own clock for how long `asked_at` has kept its value, because the clock of who wrote it may be
-    another host's. Only its first look compares the two: a process that asks once has nothing else to go by.
+    It counts by its own clock for how long `asked_at` has kept its value, because another host's clock may have
+    written it. Only its first look compares the two: a process that asks once has nothing else to go by.
     """
 
     def __init__(self) -> None:

@@ -124,6 +124,13 @@ def first_asked(store: Store, job_id: str) -> float | None:
         return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
 
 
+def previous_run(store: Store, key: Key) -> tuple[str, JobState] | None:
+    """The MLflow run of the attempt before, and how that attempt ended; None where it had no run."""
+    with store.reading() as session:
+        job = session.get(Job, (key.job_id, key.attempt - 1))
+    return None if job is None or job.mlflow_run_id is None else (job.mlflow_run_id, job.state)
+
+
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
     """Attempts without their specs, the newest first, of one pool or of all, in some states or (none given) in any."""
     query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))

@@ -1,4 +1,4 @@
-"""What a run has to leave behind, whatever became of it: nothing."""
+"""Release everything that a run still holds on a pool, and set lost jobs right."""
 
 from __future__ import annotations
 
@@ -113,13 +113,14 @@ def settle_jobs() -> list[str]:
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
-    """`clean_up` on every pool where a run has something; a pool that raises is reported and keeps no other waiting.
-
-    Returns what was done, a sentence each.
+    """Call `clean_up` on every pool where a run has something; one that raises is reported, and the others follow.
 
     Args:
         holder: The run.
         reason: Kept with the jobs that are cancelled.
+
+    Returns:
+        What was done, a sentence each.
     """
     done: list[str] = []
     holder = storable(holder)
@@ -137,7 +138,7 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
 
 
 def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
-    """End what runs of a workflow engine that are over still have on any pool: a janitor's look.
+    """End what runs of a workflow engine that have ended still have on any pool; a janitor calls it.
 
     Args:
         engine: First part of its holders' names: ``airflow``, ``prefect``.

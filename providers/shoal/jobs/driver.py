@@ -30,7 +30,7 @@ from shoal.jobs.tracking import Run
 from shoal.jobs.watchdog import Reason, Watchdog
 from shoal.jobs.workplace import Workplace
 from shoal.pool.processes import ProcessId
-from shoal.state import Store
+from shoal.state import Store, codec
 from shoal.state.schema import Job, JobState
 from shoal.training.lean import import_lean
 
@@ -110,7 +110,7 @@ class Driver:
             connect(self._job.endpoint["gcs"])
             # Set last, because Ray has just set its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            self._run = self._begin_run()
+            self._begin_run()
             result, results_digest = self._work(self._run)
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
@@ -141,7 +141,8 @@ class Driver:
                 return True
             # An earlier try may have been committed although its answer was lost.
             job = attempts.load(self._store, self._key)
-            return (job.state, job.error, job.result) == (end.state, error, result)
+            # As text: a NaN in a result is not equal to itself.
+            return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
 
         try:
             stored = patiently(self._store, write)
@@ -158,18 +159,26 @@ class Driver:
             return function_work.work(self._spec, place)
         return boosting_work.work(self._spec, place), None
 
-    def _begin_run(self) -> Run | None:
+    def _begin_run(self) -> None:
         if self._spec.tracking is None:
-            return None
+            return
         if not tracking.available():
             if self._spec.tracking.uri or self._spec.register_as:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool: the run is not tracked", flush=True)
-            return None
-        run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
-        attempts.note_run(self._store, self._key, run.run_id)
-        print(f"MLflow run: {run.link}", flush=True)
-        return run
+            return
+        self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
+        attempts.note_run(self._store, self._key, self._run.run_id)
+        print(f"MLflow run: {self._run.link}", flush=True)
+        with _logged("the MLflow run of the attempt before could not be ended"):
+            self._end_previous_run(self._run)
+
+    def _end_previous_run(self, run: Run) -> None:
+        """End the MLflow run of a driver that was killed: only a driver has MLflow and the credentials for it."""
+        previous = attempts.previous_run(self._store, self._key)
+        if previous is not None:
+            run_id, state = previous
+            run.end_other(run_id, _RUN_STATUS[state])
 
     def _tags(self) -> dict[str, str]:
         return {
@@ -191,7 +200,7 @@ class Driver:
         return environment
 
     def _on_sigterm(self, *_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one farewell is enough
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the job ends once
         raise _Ended
 
 

@@ -16,7 +16,7 @@ _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
 
 
 def root(artifact_location: str | None) -> str:
-    """Where jobs' files go: what was said, else a folder of `$SHOAL_HOME`."""
+    """Return the directory or URI for jobs' files: the given one, else a folder of `$SHOAL_HOME`."""
     return locations.local_path(artifact_location).rstrip("/") if artifact_location else str(home() / "jobs")
 
 
@@ -28,7 +28,7 @@ def as_given(path: str, artifact_location: str | None) -> str:
 
 
 def write(path: str, content: bytes) -> None:
-    """Write a file; whoever finds it finds all of it."""
+    """Write a file that is complete or absent."""
     if "://" in path:
         import fsspec
 

@@ -1,7 +1,8 @@
-"""A job in the hand of whoever submitted it or found it again."""
+"""The client handle of one attempt of a job: its status, log, result, and cancelling it."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,8 +16,9 @@ from shoal.errors import (
     PoolDownError,
     PoolElsewhereError,
     PoolNotFoundError,
+    ShoalError,
 )
-from shoal.jobs import attempts, credentials, files, model_files, staging
+from shoal.jobs import attempts, credentials, model_files, staging
 from shoal.jobs.asking import Asking
 from shoal.jobs.attempts import Key
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
@@ -32,11 +34,13 @@ from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 0.5
 """Between looks at a job's row, which take no lock."""
 
 _HEAD_CHECK_S = 3.0
-"""Between questions to the head whether the driver still runs: only a driver that was killed makes it necessary."""
+"""Between two questions to the head whether the driver still runs; needed only for a driver that was killed."""
 
 _ORPHAN_GRACE_S = 60.0
 """Past `orphan_after`, how long a driver has to end itself: its watchdog looks every 2 s."""
@@ -169,7 +173,7 @@ class JobHandle:
 
     @property
     def left(self) -> str | None:
-        """What :meth:`cancel` had to leave to another host, in a sentence; None where nothing is left."""
+        """What :meth:`cancel` had to leave to the driver itself, in a sentence; None where nothing is left."""
         return self._left
 
     def status(self) -> JobStatus:
@@ -222,6 +226,8 @@ class JobHandle:
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends itself on host {error.host} within seconds"
             return True
+        except JobError as error:  # the head is there, and refuses: the row tells the driver
+            self._left = f"the driver of job {self.job_id} ends itself within seconds; it was not waited for: {error}"
         self._tidy(job)
         return True
 
@@ -230,6 +236,7 @@ class JobHandle:
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
+            JobError: The head refuses to answer.
         """
         until = self._monotonic() + _STOP_PATIENCE_S
         stopped = False
@@ -290,20 +297,30 @@ class JobHandle:
         return job
 
     def settle(self) -> Job:
-        """Read the row, and set it right where the driver did not live to do so."""
+        """Read the row, and end an attempt whose driver died without recording an end.
+
+        The row of a job on another host's pool is only read: that host sets it right.
+        """
         job = self._ask()
         if job.state in JOB_ENDED:
             return job
-        is_missing = self._judge(job) is Missing.SUBMISSION
+        try:
+            is_missing = self._judge(job) is Missing.SUBMISSION
+        except PoolElsewhereError:
+            return job
         if is_missing and self._clock() - job.created_at > _SUBMISSION_GRACE_S:
             self.send()
         return attempts.load(self._store, self._key)
 
     def end_if_lost(self) -> bool:
-        """Set the row right where nobody else will, without asking for the job: the look of a sweep.
+        """End an attempt that was lost, without asking for the job; a sweep calls it.
 
         Returns:
-            Whether the attempt was lost: its driver did not live to say so, or was never submitted and nobody asks.
+            Whether the attempt was lost: its driver died without recording an end, or it was never submitted and nobody
+            asks for it.
+
+        Raises:
+            PoolElsewhereError: The pool is bound to another machine.
         """
         job = attempts.load(self._store, self._key)
         if job.state in JOB_ENDED:
@@ -347,7 +364,7 @@ class JobHandle:
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
     def _ask(self) -> Job:
-        """Read the row, and note there now and then that somebody asks."""
+        """Read the row, and note there at intervals that the job is asked for."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._asking.is_due(job, self._clock()):
             return attempts.touch(self._store, self._key, self._clock())
@@ -372,7 +389,7 @@ class JobHandle:
         return verdict
 
     def _follow(self, timeout: float | None) -> Iterator[str]:
-        log = self._log()
+        follower = self._log()
         started = self._monotonic()
         head_check = started
         while True:
@@ -383,7 +400,7 @@ class JobHandle:
                 job = self._ask()
             ended = job.state in JOB_ENDED
             if job.state is not JobState.PENDING:  # before its driver runs there is only Ray's own chatter
-                yield from log.lines(ended=ended)
+                yield from follower.lines(ended=ended)
             if ended:
                 return
             if timeout is not None and self._monotonic() - started > timeout:
@@ -440,9 +457,13 @@ class JobHandle:
         return lines[-1] if lines else "(nothing)"
 
     def _tidy(self, job: Job) -> None:
-        """Remove what the driver would have removed."""
-        spec = parse_spec(job.spec)
+        """Remove what the driver would have removed; a failure is logged, because the row says already how it ended."""
         with act(JobStep.TIDY):
-            credentials.discard(self._key.submission_id)
-            staging.discard(spec.staged())
-            files.discard_unfinished(model_files.folder(self._key, spec.run_config.artifact_location))
+            try:
+                credentials.discard(self._key.submission_id)
+                spec = parse_spec(job.spec)
+                staging.discard(spec.staged())
+                folder = model_files.folder(self._key, spec.run_config.artifact_location)
+                model_files.discard_unfinished(folder, model_files.claim_of(self._store, self._key))
+            except (ShoalError, OSError) as error:
+                log.warning("job %s, attempt %d: not everything was removed: %s", self.job_id, self.attempt, error)

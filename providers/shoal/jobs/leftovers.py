@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy import select
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs import credentials, staging
 from shoal.jobs.function_spec import parse_spec
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 1000
 """Ended attempts, the newest first, whose staged data are looked for."""
@@ -51,10 +54,15 @@ def _staged_data(store: Store) -> Iterator[str]:
         done = [(job, _staged(job)) for job in session.scalars(ended)]
         needed = {at for job in session.scalars(select(Job).where(Job.state.not_in(JOB_ENDED))) for at in _staged(job)}
     for job, staged in done:
-        if unneeded := (staged & there) - needed:
-            staging.discard(unneeded)
-            there -= unneeded
-            yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
+        unneeded = (staged & there) - needed
+        there -= unneeded
+        for location in unneeded:
+            try:
+                staging.discard([location])
+            except (ShoalError, OSError) as error:  # one folder must not keep the others, or the sweep, from their turn
+                log.warning("job %s, attempt %d: staged data were left behind: %s", job.id, job.attempt, error)
+            else:
+                yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
 
 
 def _staged(job: Job) -> set[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
@@ -57,31 +58,37 @@ class LogFollower:
 
 
 class _Tee:
-    """A text stream that writes to two, and nothing secret to either."""
+    """A text stream that writes to another and to a file, and nothing secret to either.
 
-    def __init__(self, first: TextIO, second: TextIO, redact: Callable[[str], str]) -> None:
-        self._streams = (first, second)
+    What cannot be written (the disk is full, a stream is closed) is lost: a training run does not fail for its log.
+    """
+
+    def __init__(self, stream: TextIO, file: FileIO, redact: Callable[[str], str]) -> None:
+        self._stream = stream
+        self._file = file
         self._redact = redact
 
     def write(self, text: str) -> int:
-        shown = self._redact(text)
-        for stream in self._streams:
-            stream.write(shown)
+        shown = self._redact(text).encode(errors="backslashreplace")  # lone surrogates are no UTF-8
+        with suppress(OSError, ValueError):
+            self._stream.write(shown.decode())
+        with suppress(OSError):
+            self._file.write(shown)
         return len(text)
 
     def flush(self) -> None:
-        for stream in self._streams:
-            stream.flush()
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
     def isatty(self) -> bool:
         return False
 
     def fileno(self) -> int:
-        return self._streams[0].fileno()
+        return self._stream.fileno()
 
     @property
     def encoding(self) -> str:
-        return self._streams[0].encoding
+        return self._stream.encoding
 
 
 @contextmanager
@@ -94,7 +101,7 @@ def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr
-    with path.open("a", buffering=1) as file:
+    with FileIO(path, "a") as file:  # unbuffered: closing it has nothing left to write, and cannot fail
         sys.stdout, sys.stderr = _Tee(out, file, redact), _Tee(err, file, redact)
         try:
             yield

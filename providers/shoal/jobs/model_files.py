@@ -15,10 +15,10 @@ from shoal.jobs.logs import LOG_NAME
 from shoal.jobs.steps import JobStep, act
 from shoal.state import Store
 from shoal.training import locations
+from shoal.training.claims import Claim
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult
-    from shoal.training.claims import Claim
     from shoal.training.pytorch.request import FunctionResult
     from shoal.training.request import TrainResult
 
@@ -33,6 +33,11 @@ _LOGS = (LOG_NAME,)
 def folder(key: Key, artifact_location: str | None) -> str:
     """Where an attempt's files go: a local path or a URI."""
     return f"{files.root(artifact_location)}/{key.job_id}/{key.attempt}"
+
+
+def claim_of(store: Store, key: Key) -> Claim:
+    """What marks an attempt's folders as its own."""
+    return Claim(key.job_id, f"job of {attempts.first_asked(store, key.job_id)!r}", key.attempt)
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
@@ -53,6 +58,12 @@ def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
 def _mark(folder: str, claim: Claim) -> None:
     claim.check(folder, beside=_LOGS)
     claim.mark(folder)
+
+
+def discard_unfinished(folder: str, claim: Claim) -> None:
+    """Remove files that a killed driver was writing, from a folder that its own attempt has marked."""
+    if claim.has_marked(folder):
+        files.discard_unfinished(folder)
 
 
 def save(folder: str, claim: Claim, trained: TrainResult) -> str:

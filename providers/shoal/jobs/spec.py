@@ -290,7 +290,7 @@ class JobSpec(AnySpec):
             *filter(None, (self.weight_col, self.base_margin_col, self.group_col)),
         ]
         if twice := sorted({name for name in named if named.count(name) > 1}):
-            raise ValueError(f"a column has one part to play, and {', '.join(twice)} is named for two")
+            raise ValueError(f"a column may have only one role, and {', '.join(twice)} is named for two")
         if strange := [name for name in self.categorical_cols if name not in self.input_cols]:
             raise ValueError(f"categorical_cols names {', '.join(strange)}, which is not among input_cols")
         if self.early_stopping_rounds and not self.eval_set:

@@ -77,7 +77,7 @@ def submit(
             # Where it had been asked for before, its own copy of the data is the one that it trains on.
             staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
-        # It had died without a word: the next round makes a new attempt.
+        # It was lost without recording an end: the next round makes a new attempt.
 
 
 def _answers(handle: JobHandle, job: Job, order: Order) -> bool:

@@ -188,6 +188,11 @@ class Run:
         info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
         return str(info.model_uri)
 
+    def end_other(self, run_id: str, status: str) -> None:
+        """End another run of the same tracking server as FINISHED, FAILED or KILLED, if it has not ended."""
+        if self.client.get_run(run_id).info.status == "RUNNING":
+            self.client.set_terminated(run_id, status)
+
     def finish(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""
         import mlflow

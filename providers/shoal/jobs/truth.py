@@ -1,4 +1,4 @@
-"""What has become of an attempt that its row says is pending or running: a driver that was killed cannot write it."""
+"""Find out whether an attempt that its row says is pending or running was lost: a killed driver cannot record it."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class View:
 
 @dataclass(frozen=True)
 class Lost:
-    """An attempt ended, and its driver did not say so."""
+    """An attempt ended, and its driver did not record it."""
 
     state: JobState
     reason: str
 
 
 class Missing(Enum):
-    """The attempt was never submitted: whoever wrote its row died before."""
+    """The attempt was never submitted: the process that wrote its row died before."""
 
     SUBMISSION = auto()
 
 
 def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], str]) -> Lost | Missing | None:
-    """Decide what has become of an attempt; None while all is well or nothing can be said yet.
+    """Decide whether an attempt was lost or never submitted; None while it runs, or while that is not certain.
 
     Args:
         job: Its row, pending or running.

@@ -24,7 +24,7 @@ _HEARTBEAT_S = 5.0
 """The shortest time between two signs of life: each is a write to the store, and every job that runs makes them."""
 
 _GRACE_S = 10.0
-"""How long the main thread may take to end the gang and say goodbye, before the process is ended under it."""
+"""How long the main thread may take to end the gang and record the end, before the process is killed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Watchdog:
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """A run's lease lives as long as its job does, even where whoever asked for it has no time to renew it."""
+        """Renew the run's lease, which lives as long as its job, even where the run itself cannot renew it."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
@@ -129,11 +129,11 @@ class Watchdog:
             try:
                 job, self.reason = self.look()
             except StoreError:
-                continue  # a store that cannot be reached is no reason to throw hours of training away
+                continue  # training goes on while the store cannot be reached
             if self.reason is None:
                 self._renew_lease(job)
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
             if not self._done.wait(_GRACE_S):
-                os._exit(1)  # what it wrote so far is complete or absent; the row is set right by whoever asks next
+                os._exit(1)  # its files are complete or absent; the next process that asks for the job ends the row
             return

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from shoal.jobs import attempts
+from shoal.jobs import attempts, model_files
 from shoal.jobs.attempts import Key
+from shoal.jobs.patience import patiently
 from shoal.jobs.tracking import Run
 from shoal.state import Store
 from shoal.training.claims import Claim
@@ -34,8 +35,8 @@ class Workplace:
 
     def claim(self) -> Claim:
         """What marks this attempt's folders as its own."""
-        return Claim(self.key.job_id, f"job of {attempts.first_asked(self.store, self.key.job_id)!r}", self.key.attempt)
+        return model_files.claim_of(self.store, self.key)
 
     def is_current(self) -> bool:
-        """Whether this attempt runs, and none is newer."""
-        return attempts.is_current(self.store, self.key)
+        """Whether this attempt runs, and none is newer; a store that is away is waited for."""
+        return patiently(self.store, lambda: attempts.is_current(self.store, self.key))

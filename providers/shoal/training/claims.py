@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 
@@ -48,7 +49,7 @@ class Claim:
             InvalidArgumentError: If something is there that this attempt must not touch.
         """
         fs, root = _filesystem(folder)
-        linked = "://" not in folder and Path(folder).is_symlink()
+        linked = _is_link(folder)
         if not linked and not fs.exists(root):
             return False
         if linked or not fs.isdir(root):
@@ -68,6 +69,11 @@ class Claim:
                 "older: it publishes nothing"
             )
         return True
+
+    def has_marked(self, folder: str) -> bool:
+        """Whether there is a folder with the marker of this very attempt."""
+        fs, root = _filesystem(folder)
+        return not _is_link(folder) and _read(fs, root) == self
 
     def take(self, folder: str) -> None:
         """Make a folder anew, with the marker of this attempt.
@@ -107,11 +113,7 @@ class Claim:
                     path.unlink()
             shutil.rmtree(folder)
             return
-        fs, root = _filesystem(folder)
-        for path in fs.ls(root, detail=False):
-            if _name(path) != MARKER:
-                fs.rm(path, recursive=True)
-        fs.rm(root, recursive=True)
+        _remove_at_uri(*_filesystem(folder))
 
     @property
     def _remedy(self) -> str:
@@ -123,6 +125,25 @@ def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:
 
     fs, root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
     return fs, str(root).rstrip("/")
+
+
+def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
+    # One by one: `fs.rm` takes a name with "*", "?" or "[" for a pattern, and removes all that match.
+    found: dict[str, Any] = fs.find(root, withdirs=True, detail=True)
+    marker = f"{root}/{MARKER}"
+    for path, info in found.items():
+        if info["type"] != "directory" and path != marker:
+            fs.rm_file(path)
+    with contextlib.suppress(FileNotFoundError):
+        fs.rm_file(marker)
+    folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
+    for path in sorted(folders, reverse=True):
+        with contextlib.suppress(OSError, NotImplementedError):  # an object store has none
+            fs.rmdir(path)
+
+
+def _is_link(folder: str) -> bool:
+    return "://" not in folder and Path(folder).is_symlink()
 
 
 def _name(path: str) -> str:

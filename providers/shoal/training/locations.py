@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from shoal.errors import InvalidArgumentError
+from shoal.redaction import redacted_errors
 
 _FILE = "file://"
 
@@ -55,7 +56,8 @@ def try_out(location: str) -> None:
     """
     try:
         if "://" in location:
-            _try_out_uri(location)
+            with redacted_errors(location):
+                _try_out_uri(location)
         else:
             Path(location).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
@@ -64,7 +66,7 @@ def try_out(location: str) -> None:
         raise InvalidArgumentError(
             f'artifact_location "{location}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI that this host can write"
-        ) from error
+        ) from None
 
 
 def _try_out_uri(location: str) -> None:

@@ -274,11 +274,12 @@ def test_a_checkpoint_that_was_told_and_never_written_is_not_missed(
     assert driver.worker().load() == {"step": 3}
 
 
-def test_checkpoints_go_to_any_filesystem() -> None:
-    checkpoints = Checkpoints("memory://bucket/job", KEY)
+@pytest.mark.parametrize("folder", ["memory://bucket/job", "memory://bucket/run[1]/job"])
+def test_checkpoints_go_to_any_filesystem(folder: str) -> None:
+    checkpoints = Checkpoints(folder, KEY)
     for step in range(3):
         checkpoints.save({"step": step})
-    assert Checkpoints("memory://bucket/job", KEY, checkpoints.told).load() == {"step": 2}
+    assert Checkpoints(folder, KEY, checkpoints.told).load() == {"step": 2}
     assert checkpoints.latest() == 3
 
 
@@ -357,6 +358,26 @@ def test_an_attempt_that_was_paused_before_it_published_asks_whether_it_still_ma
     with pytest.raises(TrainingError, match='attempt 2 of job "job" has ended or a newer one has begun'):
         published(tmp_path, Claim("job", "me", 2), "paused", lambda: next(answers))
     assert (tmp_path / "model" / "job" / "weights").read_text() == "old"
+
+
+def test_a_folder_that_cannot_be_looked_into_keeps_no_model_from_being_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(tmp_path, Claim("job", "me", 1), "old")
+    for kind in ("partial", "replaced"):
+        (tmp_path / "model" / f".job.0.{kind}" / MARKER).mkdir(parents=True)  # a folder where a file should be
+    published(tmp_path, Claim("job", "me", 2), "new")
+    assert (tmp_path / "model" / "job" / "weights").read_text() == "new"
+    assert capsys.readouterr().out.count("is left behind") == 2
+
+
+def test_a_model_is_back_after_its_replacement_was_killed_between_two_renames(tmp_path: Path) -> None:
+    published(tmp_path, Claim("job", "me", 1), "old")
+    (tmp_path / "model" / "job").rename(tmp_path / "model" / ".job.2.replaced")
+    Destination(str(tmp_path), Claim("job", "me", 3), lambda: True).check()
+    assert (tmp_path / "model" / "job" / "weights").read_text() == "old"
+    published(tmp_path, Claim("job", "me", 3), "new")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["job"]
 
 
 def test_what_a_rank_prints_is_tagged_line_by_line() -> None:

@@ -43,6 +43,8 @@ _KEEPALIVE = (
 )
 # A frame is a line of log, or a note of a few metrics.
 _MAX_FRAME_BYTES = 2**20
+# Characters of one frame of log: each takes at most 12 bytes as JSON.
+_MAX_LOG_CHARACTERS = 2**16
 # A token of 32 characters, and a rank.
 _MAX_HELLO_BYTES = 256
 # A worker says hello right after it has connected; on a busy machine it may not get its turn at once.
@@ -292,8 +294,13 @@ class Lifeline:
         threading.Thread(target=self._live, name="shoal-lifeline", daemon=True).start()
 
     def log(self, text: str) -> None:
-        """Has the driver print a line, or several; lone surrogates, which no terminal takes, as escapes."""
-        self._send(b"l" + json.dumps(text.encode(errors="backslashreplace").decode()).encode())
+        """Has the driver print a line, or several; lone surrogates, which no terminal takes, as escapes.
+
+        A line that is too long for a frame arrives as several.
+        """
+        shown = text.encode(errors="backslashreplace").decode()
+        for start in range(0, len(shown) or 1, _MAX_LOG_CHARACTERS):
+            self._send(b"l" + json.dumps(shown[start : start + _MAX_LOG_CHARACTERS]).encode())
 
     def note(self, note: Mapping[str, Any]) -> None:
         """Tells the driver something.

@@ -87,7 +87,7 @@ class Checkpoints:
             Path(file.name).unlink(missing_ok=True)
         for other, seal in found:
             if self.told.get(other) != seal:
-                fs.rm(f"{root}/{_name(other, seal)}")
+                fs.rm_file(f"{root}/{_name(other, seal)}")  # `fs.rm` takes "[1]" in a path for a pattern
 
     def load(self) -> Any:
         """The newest state whose seal is right, its tensors on the CPU; None if there is none.

@@ -84,11 +84,13 @@ class Destination:
         """Where ranks upload to. An object store has no folders to rename: there it is the place itself."""
 
     def check(self) -> None:
-        """Refuse a model folder that this run must not replace.
+        """Refuse a model folder that this run must not replace; put back one whose replacement was killed half-way.
 
         Raises:
             InvalidArgumentError: It is of something else, or of a newer attempt.
         """
+        if self.staging != self.path:
+            self._restore()
         self._claim.check(self.path)
         self._claim.check(self.staging)
 
@@ -134,8 +136,7 @@ class Destination:
 
     def discard(self) -> None:
         """Remove what was uploaded; what belongs to a newer attempt stays."""
-        with contextlib.suppress(InvalidArgumentError):
-            self._claim.remove(self.staging)
+        self._remove(self.staging)
 
     def _require_permission(self) -> None:
         if not self._may_publish():
@@ -160,9 +161,28 @@ class Destination:
             raise
         self._remove_leftovers("replaced")
 
+    def _restore(self) -> None:
+        """Put the model of an earlier attempt back, after a process was killed between the two renames of a swap."""
+        final = Path(self.path)
+        for aside in self._beside("replaced"):
+            if not final.is_symlink() and not final.exists():
+                with contextlib.suppress(InvalidArgumentError, OSError):
+                    if self._claim.check(str(aside)):
+                        aside.rename(final)
+
     def _remove_leftovers(self, kind: str, keep: Path | None = None) -> None:
-        for folder in Path(self.path).parent.glob(f".{self._claim.job_id}.*.{kind}"):
+        for folder in self._beside(kind):
             if folder != keep:
-                # The name may be of another job (of "a.1" where this is "a"), or a newer attempt's.
-                with contextlib.suppress(InvalidArgumentError):
-                    self._claim.remove(str(folder))
+                self._remove(str(folder))
+
+    def _beside(self, kind: str) -> list[Path]:
+        return sorted(Path(self.path).parent.glob(f".{self._claim.job_id}.*.{kind}"))
+
+    def _remove(self, folder: str) -> None:
+        """Remove a folder if it is of this job; a failure does not keep the model from being published."""
+        try:
+            # The name may be of another job (of "a.1" where this is "a"), or a newer attempt's.
+            with contextlib.suppress(InvalidArgumentError):
+                self._claim.remove(folder)
+        except OSError as error:
+            say(f"{folder} is left behind: {error}")

@@ -189,7 +189,7 @@ def upload(paths: Sequence[str], target: str) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     model_dir.upload(_folder, paths, target)
-    shutil.rmtree(_folder)
+    shutil.rmtree(_folder, ignore_errors=True)  # the node's temp folder goes with the node
 
 
 def _interface_of(address: str) -> str | None:
