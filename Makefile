@@ -31,7 +31,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql run run-prefect run-python up test test-core test-rest test-prefect-newest test-fast soak lint format bench clean lock
+.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -66,20 +66,39 @@ postgresql:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql >/dev/null; } \
 		|| echo "PostgreSQL is not installed: its tests are skipped"
 
-# Much of a test is waiting for what starts, so two halves at once take little longer than one.
-saying = { trap '' INT; sed --unbuffered 's/^/$(1): /'; }  # Ctrl-C is for pytest, which tears down and says so
-CORE := tests/pool tests/training
+# Six lanes, two at a time or as many as there are CPUs, the longest first. Ctrl-C is for pytest, which tears down.
+TESTS := pool training jobs engines docs prefect
+LANES ?= $(shell n=$$(nproc); echo $$((n > 2 ? n : 2)))
+POOL := tests/pool
+TRAINING := tests/training
+ENGINES := tests/airflow tests/dags tests/flows tests/cli tests/examples
+DOCS := tests/test_docs.py tests/test_upgrade.py
+# The Prefect collection is tested against the newest Prefect, in a lane of its own.
+NEWEST := tests/prefect tests/flows/test_janitor.py
+JOBS := tests $(foreach other,$(POOL) $(TRAINING) $(ENGINES) $(DOCS) $(NEWEST),--ignore=$(other))
+lane = @set -o pipefail; $(1)/bin/python -m pytest -m "not long $(2)" $(3) 2>&1 \
+	| { trap '' INT; sed --unbuffered 's/^/$(@:test-%=%): /'; }
+
 test: install postgresql  ## The tests: on a real local pool, a real Airflow, a real Prefect server
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-core test-rest
+	@$(MAKE) --no-print-directory --jobs $(LANES) --keep-going $(TESTS:%=test-%)
 
-test-core:
-	@set -o pipefail; $(BIN)/python -m pytest -m "not long" $(CORE) 2>&1 | $(call saying,core)
+test-pool: install  ## One lane of them: pools
+	$(call lane,$(VENV),,$(POOL))
 
-test-rest:
-	@set -o pipefail; $(BIN)/python -m pytest -m "not long" tests $(CORE:%=--ignore=%) 2>&1 | $(call saying,rest)
+test-training: install  ## Training inside a Ray cluster
+	$(call lane,$(VENV),,$(TRAINING))
 
-test-prefect-newest: $(STAMP_PREFECT)  ## The Prefect collection's tests without Ray, against the newest Prefect
-	@$(VENV_PREFECT)/bin/python -m pytest -m "not ray" tests/prefect tests/flows/test_janitor.py
+test-jobs: install  ## Jobs, data, the store, and all else
+	$(call lane,$(VENV),,$(JOBS))
+
+test-engines: install  ## Airflow, flows, the command line
+	$(call lane,$(VENV),,$(ENGINES) tests/prefect/test_imports.py tests/prefect/test_blocks.py)
+
+test-docs: install  ## The examples of the guides, and upgrading
+	$(call lane,$(VENV),,$(DOCS))
+
+test-prefect: $(STAMP_PREFECT)  ## The Prefect collection without Ray, against the newest Prefect
+	$(call lane,$(VENV_PREFECT),and not ray,$(NEWEST))
 
 $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
 	@$(get_uv)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,30 +17,42 @@ from shoal.state.home import home
 from shoal.state.schema import Lock
 from shoal.state.store import SCHEMA_VERSION
 
-COUNT = """
-from shoal.state import Store
-from shoal.state.schema import Lock
-store = Store()
-for _ in range(20):
-    with store.transaction() as session:
-        row = session.get_one(Lock, "counter")
-        row.expires_at += 1
-"""
+
+def in_processes(count: int, act: Callable[[], object]) -> None:
+    """Do the same in many processes at once, none of which has opened the store before."""
+    fork = multiprocessing.get_context("fork")
+    together = fork.Barrier(count)
+
+    def begin() -> None:
+        together.wait(60)
+        act()
+
+    processes = [fork.Process(target=begin) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def add_twenty() -> None:
+    store = Store()
+    for _ in range(20):
+        with store.transaction() as session:
+            session.get_one(Lock, "counter").expires_at += 1
 
 
 def test_no_update_of_many_processes_is_lost(either_store):
     """12 processes x 20 read-modify-writes: SQLAlchemy's default loses 220 of the 240 in silence."""
     with Store().transaction() as session:
         session.add(Lock(name="counter", holder="test", expires_at=0))
-    workers = [subprocess.Popen([sys.executable, "-c", COUNT]) for _ in range(12)]
-    assert [worker.wait(timeout=120) for worker in workers] == [0] * 12
+    in_processes(12, add_twenty)
     with Store().reading() as session:
         assert session.get_one(Lock, "counter").expires_at == 240
 
 
 def test_many_processes_make_one_database(either_store):
-    workers = [subprocess.Popen([sys.executable, "-c", "from shoal.state import Store; Store()"]) for _ in range(6)]
-    assert [worker.wait(timeout=120) for worker in workers] == [0] * 6
+    in_processes(6, Store)
 
 
 def test_a_transaction_that_raises_changes_nothing(either_store):
