@@ -24,7 +24,7 @@ CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
     ("script", "arguments"),
     [
         pytest.param("fabric_script.py", ["--devices", 1, "--num-nodes", 2], id="fabric"),
-        pytest.param("accelerate_script.py", [], id="accelerate"),
+        pytest.param("accelerate_script.py", [], id="accelerate", marks=pytest.mark.long),
     ],
 )
 def test_a_librarys_script_trains_on_two_nodes_what_it_trains_alone(

@@ -84,7 +84,7 @@ def test_a_sharded_connector_gives_each_rank_its_part_and_a_plain_one_all(
     assert sorted(first + second) == sorted(datasets["whole"].to_pandas()["a"].tolist())
 
 
-@pytest.mark.parametrize("scaling", [pytest.param(TWO, id="two"), pytest.param(THREE, id="three")])
+@pytest.mark.parametrize("scaling", [pytest.param(TWO, id="two"), pytest.param(THREE, id="three", marks=pytest.mark.long)])
 def test_ddp_is_as_good_as_one_process_with_the_same_global_batch(
     driver: TwoNodes, tmp_path: Path, scaling: PyTorchScalingConfig
 ) -> None:
