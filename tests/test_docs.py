@@ -51,7 +51,7 @@ def run(folder, *command):
         env={**readers, **own},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=480,  # 200 s here on a machine with a load of 9
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

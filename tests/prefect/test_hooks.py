@@ -65,7 +65,7 @@ def test_the_janitor_ends_what_runs_left_that_are_over(up):
 
 
 def test_the_janitor_leaves_alone_what_it_knows_nothing_of(up):
-    holders = ["prefect:00000000-0000-4000-8000-000000000000", "test:other"]
+    holders = ["prefect:00000000-0000-4000-8000-000000000000", "prefect:by-hand", "test:other"]
     for holder in holders:
         CorePool("tiny", holder=holder).lease(2)
     assert clean_up_ended_runs() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 from prefect import get_client
 from prefect.client.schemas.objects import FlowRun, State
@@ -45,8 +46,8 @@ def clean_up_ended_runs() -> list[str]:
 
         def why_ended(run_id: str) -> str | None:
             try:
-                state = client.read_flow_run(run_id).state  # type: ignore[arg-type]  # a str will do
-            except ObjectNotFound:
+                state = client.read_flow_run(UUID(run_id)).state
+            except (ValueError, ObjectNotFound):  # a name that a user has chosen, or another server's run
                 return None
             return _ended_as(state) if state and state.is_final() else None
 
