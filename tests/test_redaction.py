@@ -128,3 +128,8 @@ def test_no_error_of_shoals_shows_credentials() -> None:
     assert CANARY not in repr(error)
     assert str(PoolNotFoundError("x", [])).startswith('pool "x" does not exist')
     assert MissingExtraError("mlflow", "mlflow").extra == "mlflow"
+
+
+def test_a_secret_entry_without_an_end_is_looked_at_once() -> None:
+    text = '"token": "' + "\\" * 2000  # with two readings of each backslash this would never end
+    assert redact(text) == text

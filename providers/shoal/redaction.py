@@ -87,7 +87,7 @@ _SETTING = re.compile(
     re.IGNORECASE,
 )
 _ENTRY = re.compile(
-    rf"(?P<quote>[\"'])(?:{_STRONG})(?P=quote)\s*:\s*(?P<mark>[\"'])(?P<value>(?:\\.|(?!(?P=mark)).)+)(?P=mark)",
+    rf"(?P<quote>[\"'])(?:{_STRONG})(?P=quote)\s*:\s*(?P<mark>[\"'])(?P<value>(?:\\.|(?!(?P=mark))[^\\])+)(?P=mark)",
     re.IGNORECASE | re.DOTALL,
 )
 _HEADER = re.compile(
