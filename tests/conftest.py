@@ -8,13 +8,16 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.postgres import MISSING, Postgres, binaries
 from tests.support import session_leftovers
+from tests.support.homes import STORES, new_home
+from tests.support.postgres import MISSING, Postgres, binaries
+
+pytest_plugins = ["tests.support.tiny_pools", "tests.support.prefect_server", "tests.support.two_node_cluster"]
 
 with suppress(ModuleNotFoundError):  # where the collection is tested against the newest Prefect
     from hypothesis import settings
@@ -83,17 +86,6 @@ def fresh_home() -> Iterator[Path]:
         yield folder
 
 
-@contextmanager
-def new_home() -> Iterator[Path]:
-    """A home for the duration."""
-    folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
-    session_leftovers.add_home(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOAL_HOME", str(folder))
-        yield folder
-    session_leftovers.remove_home(folder)
-
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """The one PostgreSQL server of the session."""
@@ -112,9 +104,6 @@ def on_postgresql(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("SHOAL_STATE_URL", postgres.url(name))
     yield postgres
     postgres.run(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-STORES = ["sqlite", "postgresql"]
 
 
 @pytest.fixture(params=STORES)

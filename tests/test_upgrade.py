@@ -22,10 +22,10 @@ from shoal.state import Store, home
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
 from shoal.state.store import SCHEMA_VERSION
-from tests.pool.looking import processes_of_home
-from tests.pool.looking import rows as node_rows
-from tests.upgrading import HOLDER, POOL, document
-from tests.waiting import wait_until
+from tests.support.pool_processes import processes_of_home
+from tests.support.pool_processes import rows as node_rows
+from tests.support.previous_version import HOLDER, POOL, document
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 BEFORE, ITS_SCHEMA = "6e7d17f", "0003"
@@ -91,7 +91,7 @@ def code_of(supervisor: ProcessId) -> str:
 def running(installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A pool, a lease and a job that the version before has started: `job_id` and `runtime_root`."""
     monkeypatch.setenv("PYTHONPATH", installation.environment["PYTHONPATH"])
-    made = json.loads(installation.run("-m", "tests.upgrading", "start", str(tmp_path)))
+    made = json.loads(installation.run("-m", "tests.support.previous_version", "start", str(tmp_path)))
     yield made
     for status in list_pools():
         ComputePool(status.name).down()

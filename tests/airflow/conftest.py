@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.airflow import home  # noqa: F401 - before anything imports Airflow
-from tests.jobs.conftest import head, spec, store  # noqa: F401
-from tests.pool.conftest import tiny  # noqa: F401
+from tests.support.job_store import head, spec, store  # noqa: F401
 
 RUN = "airflow:a_dag/a_run"
 

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.jobs import list_jobs
 from shoal.state.schema import JOB_ENDED
-from tests.pool.looking import nothing_left, processes_of_home
-from tests.waiting import wait_until
+from tests.support.pool_processes import nothing_left, processes_of_home
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.ray]
 

@@ -31,10 +31,10 @@ from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import JobState
 from tests.airflow.conftest import RUN
-from tests.jobs.conftest import POOL
-from tests.pool.looking import rows
-from tests.pool.tiny import FAIL_FILE
-from tests.waiting import wait_until
+from tests.support.job_store import POOL
+from tests.support.pool_processes import rows
+from tests.support.tiny_node import FAIL_FILE
+from tests.support.waiting import wait_until
 
 RESULT = {
     "model_path": "/m",

@@ -12,8 +12,8 @@ from shoal.pool.reconcile import reconcile
 from shoal.state import Store
 from shoal.state.schema import Lease
 from tests.airflow.conftest import RUN
-from tests.pool.tiny import FAIL_FILE
-from tests.waiting import wait_until
+from tests.support.tiny_node import FAIL_FILE
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

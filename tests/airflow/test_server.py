@@ -22,9 +22,9 @@ from shoal.examples.flights import retraining_spec
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobResult, JobStatus
 from shoal.state.schema import JobState
-from tests.examples.plain import plain_digest
-from tests.pool.looking import a_worker
-from tests.waiting import wait_until
+from tests.support.plain_training import plain_digest
+from tests.support.pool_processes import a_worker
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.ray]
 

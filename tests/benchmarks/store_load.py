@@ -181,7 +181,7 @@ def measure(waiters: int, seconds: int) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _postgresql(waiters: int) -> Iterator[str]:
-    from tests.postgres import Postgres
+    from tests.support.postgres import Postgres
 
     server = Postgres(max_connections=waiters + 50)
     try:

@@ -12,7 +12,7 @@ import pytest
 from shoal.cli import checks
 from shoal.state.runtime import runtime_root
 from tests.cli.conftest import document
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def by_name(result):

@@ -13,7 +13,7 @@ import pytest
 from shoal.data import ArrowIngester, DataConnector
 from shoal.data.plan import RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 from .conftest import Write
 

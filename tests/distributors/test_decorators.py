@@ -6,7 +6,7 @@ import pytest
 
 from shoal.distributors import distributed, ray_launch
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
-from tests.training.ray_cluster import TwoNodes
+from tests.support.two_node_cluster import TwoNodes
 
 FACTOR = 3
 

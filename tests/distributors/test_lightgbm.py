@@ -12,8 +12,8 @@ from shoal.data import ShardedDataConnector
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.errors import InvalidArgumentError
 from tests.distributors.test_xgboost import HEAVY
+from tests.support.two_node_cluster import COLUMNS, TwoNodes
 from tests.training.custom import softmax, squared_error
-from tests.training.ray_cluster import COLUMNS, TwoNodes
 
 
 def test_importing_and_configuring_loads_nothing_heavy() -> None:

@@ -16,8 +16,8 @@ from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.request import TrainRequest
 from shoal.training.run_config import RunConfig
 from shoal.training.user_code import UserCode
+from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes
 from tests.training.custom import mean_error, squared_error
-from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes
 
 HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "numpy")
 

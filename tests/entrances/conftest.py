@@ -15,7 +15,7 @@ from shoal.errors import ShoalError
 from shoal.state import Store
 from shoal.state.schema import Base
 from tests.entrances.odd import SECRET
-from tests.pool.looking import processes_of_home
+from tests.support.pool_processes import processes_of_home
 
 
 @contextmanager

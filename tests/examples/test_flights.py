@@ -14,8 +14,8 @@ from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
-from tests.pool.looking import nothing_left
-from tests.waiting import wait_until
+from tests.support.pool_processes import nothing_left
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

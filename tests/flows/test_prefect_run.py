@@ -13,8 +13,8 @@ import pytest
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
 from shoal.state.home import home
-from tests.pool.looking import nothing_left
-from tests.waiting import wait_until
+from tests.support.pool_processes import nothing_left
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.server]
 

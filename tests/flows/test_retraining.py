@@ -20,9 +20,9 @@ from shoal.examples import flights
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
 from shoal.prefect import adistributed_train, clean_up_ended_runs, pool_lease
-from tests.examples.plain import plain_digest
-from tests.pool.looking import a_worker
-from tests.waiting import wait_until
+from tests.support.plain_training import plain_digest
+from tests.support.pool_processes import a_worker
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.server]
 FILE = "flows/scheduled_retraining_flow.py"

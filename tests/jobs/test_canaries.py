@@ -21,8 +21,8 @@ from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.claims import Claim
 from shoal.training.pytorch.request import FunctionResult
-from tests.jobs.conftest import POOL
 from tests.jobs.results import result_of
+from tests.support.job_store import POOL
 
 CANARY = "cAnArY"
 URI = f"s3://KEY:a/{CANARY}#x?y@bucket/path"

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import JobError
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient, RayJob
-from tests.jobs.fake_head import TOKEN, FakeHead
+from tests.support.fake_ray_head import TOKEN, FakeHead
 
 ARGV = ["sh", "-c", 'exec python -m x "$@"', "it's", "job"]
 

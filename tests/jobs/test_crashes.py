@@ -27,9 +27,9 @@ from shoal.jobs.steps import JobStep
 from shoal.state import Store, home
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lock, Promotion, PromotionState
 from shoal.training.claims import MARKER
-from tests.jobs.act import JOB_ID, MODEL, Scene, act, points
-from tests.jobs.conftest import POOL, add_pool
-from tests.jobs.fake_head import FakeHead, FakeJob
+from tests.support.fake_ray_head import FakeHead, FakeJob
+from tests.support.job_store import POOL, add_pool
+from tests.support.killed_job_operations import JOB_ID, MODEL, Scene, act, points
 
 pytestmark = pytest.mark.crash
 

@@ -40,7 +40,7 @@ from shoal.state.schema import Job, JobState
 from shoal.training.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.run_config import RunConfig
 from shoal.training.user_code import UserCode
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 KEY = Key("job", 1)
 

@@ -19,7 +19,7 @@ from shoal.jobs.attempts import Key
 from shoal.jobs.gate import Outcome
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PAUSE = 240.0  # only ends a test that hangs
 

@@ -34,8 +34,8 @@ from shoal.state.schema import (
     Pool,
     PoolState,
 )
-from tests.jobs.conftest import POOL
 from tests.jobs.test_attempts import FIRST, ORDER
+from tests.support.job_store import POOL
 
 NOW = 1000.0
 TIMES = st.sampled_from([0.0, 500.0, 990.0, NOW, 1010.0, 2000.0])

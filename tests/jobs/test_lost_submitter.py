@@ -18,9 +18,9 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.silent_jobs import SilentJobs
 from shoal.state import Store, stamps
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
-from tests.jobs.conftest import POOL
-from tests.jobs.fake_head import TOKEN, FakeHead
-from tests.waiting import wait_until
+from tests.support.fake_ray_head import TOKEN, FakeHead
+from tests.support.job_store import POOL
+from tests.support.waiting import wait_until
 
 ELSEWHERE = {"boot": "another boot", "pid": 4_000_000, "start": 1, "host": "0" * 16}
 

@@ -26,7 +26,7 @@ from shoal.state.schema import Job, JobState
 from shoal.training.claims import MARKER
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

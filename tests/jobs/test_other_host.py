@@ -11,8 +11,8 @@ from shoal.jobs.attempts import Key
 from shoal.pool.processes import ProcessId
 from shoal.state.host import host_id, hostname
 from shoal.state.schema import Job, JobState, Lease, Pool
-from tests import otherhost
-from tests.jobs.conftest import POOL
+from tests.support import another_host
+from tests.support.job_store import POOL
 
 HOLDER = "airflow:dag/run"
 
@@ -20,7 +20,7 @@ HOLDER = "airflow:dag/run"
 @pytest.fixture
 def running(store, head, spec) -> Key:
     """A job that runs on this host's pool."""
-    otherhost.required()
+    another_host.required()
     with store.transaction() as session:
         session.get_one(Pool, POOL).host_id = host_id()
     handle = submission.submit(spec, holder=HOLDER, endpoint_of=lambda _: head.endpoint)
@@ -34,7 +34,7 @@ def row(store, key: Key) -> Job:
 
 
 def test_cancel_from_another_host_cancels_and_says_what_is_left(store, running):
-    done = otherhost.shoal("jobs", "cancel", running.job_id, "--json")
+    done = another_host.shoal("jobs", "cancel", running.job_id, "--json")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout) == {
@@ -51,7 +51,7 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
     with store.transaction() as session:
         session.add(Lease(id="l", pool=POOL, holder=HOLDER, size=2, epoch=1, ttl=900.0, expires_at=9e9, created_at=0.0))
 
-    report = otherhost.python(
+    report = another_host.python(
         f"import json; from shoal.jobs import clean_up; print(json.dumps(clean_up({POOL!r}, {HOLDER!r}).to_dict()))"
     )
 

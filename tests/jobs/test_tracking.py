@@ -21,7 +21,7 @@ from shoal.jobs.tracking import Run, metric_name
 from shoal.jobs.workplace import Workplace
 from shoal.state import Store
 from shoal.state.schema import JobState
-from tests.jobs.conftest import POOL
+from tests.support.job_store import POOL
 
 NAN = float("nan")
 COLUMNS = ["a", "b"]

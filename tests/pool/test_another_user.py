@@ -17,7 +17,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local import node_folder
 from shoal.pool.reconcile import sweep
 from shoal.state import Store, home
-from tests.pool.looking import nothing_left, rows
+from tests.support.pool_processes import nothing_left, rows
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, who then tries")
 

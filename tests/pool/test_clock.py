@@ -26,10 +26,10 @@ from shoal.pool.tunables import (
 from shoal.state import Store
 from shoal.state.host import host_id
 from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool
-from tests.pool import clocks
-from tests.pool.looking import node_processes, nothing_left, rows
-from tests.pool.tiny import FAIL_FILE, SLOW_FILE
-from tests.waiting import wait_until
+from tests.support import clocks
+from tests.support.pool_processes import node_processes, nothing_left, rows
+from tests.support.tiny_node import FAIL_FILE, SLOW_FILE
+from tests.support.waiting import wait_until
 
 DAY = 24 * 3600.0
 
@@ -90,7 +90,9 @@ def test_a_lease_of_another_boot_or_of_0_1_expires_by_the_wall_clock(up, clock):
 
 
 def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, clock, tiny, monkeypatch):
-    monkeypatch.setattr("tests.pool.tiny.TinyBackend.start", lambda self, pool, nodes: None)  # nodes that never come
+    monkeypatch.setattr(
+        "tests.support.tiny_node.TinyBackend.start", lambda self, pool, nodes: None
+    )  # nodes that never come
     up.scale(3, is_async=True)
     clock.pass_to(ROLLBACK_AFTER - 60)
     sweep(Store(), clock=clock)

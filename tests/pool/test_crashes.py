@@ -18,11 +18,11 @@ from shoal.pool.reconcile import sweep
 from shoal.pool.steps import JournalStep
 from shoal.state import Store, home
 from shoal.state.schema import NodeState
-from tests.pool.act import HOLDER, fork, points
-from tests.pool.leftovers import Watch
-from tests.pool.looking import kill_supervisor, rows
-from tests.pool.tiny import DIE_FILE, FAIL_FILE
-from tests.waiting import wait_until
+from tests.support.killed_pool_operations import HOLDER, fork, points
+from tests.support.node_leftovers import Watch
+from tests.support.pool_processes import kill_supervisor, rows
+from tests.support.tiny_node import DIE_FILE, FAIL_FILE
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.crash
 

@@ -9,8 +9,8 @@ from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
-from tests.pool.looking import nothing_left, rows
-from tests.waiting import wait_until
+from tests.support.pool_processes import nothing_left, rows
+from tests.support.waiting import wait_until
 
 
 def test_it_goes_when_its_process_goes(tiny):

@@ -17,13 +17,13 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.state import Store
 from shoal.state.schema import Operation, OperationState
-from tests.pool.conftest import ROOT
-from tests.pool.looking import folders, rows
-from tests.waiting import wait_until
+from tests.support import ROOT
+from tests.support.pool_processes import folders, rows
+from tests.support.waiting import wait_until
 
 SCALE = """
 from shoal.pool.backends import BACKENDS, LocalBackend
-BACKENDS["local"] = lambda: LocalBackend("tests.pool.tiny")
+BACKENDS["local"] = lambda: LocalBackend("tests.support.tiny_node")
 import shoal.pool.api as api
 api.ensure_running = lambda: None
 from shoal.errors import ShoalError

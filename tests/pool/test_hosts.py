@@ -22,12 +22,12 @@ from shoal.pool.backends.local import node_folder
 from shoal.state.schema import Node, NodeState
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
-from tests.conftest import new_home
-from tests.pool import hosts_backend
-from tests.pool.conftest import ROOT
-from tests.pool.hosts import Host, hosts, refusal
-from tests.pool.looking import node_processes, nothing_left, rows
-from tests.waiting import wait_until
+from tests.support import ROOT
+from tests.support import network_hosts_backend as hosts_backend
+from tests.support.homes import new_home
+from tests.support.network_hosts import Host, hosts, refusal
+from tests.support.pool_processes import node_processes, nothing_left, rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

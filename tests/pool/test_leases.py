@@ -11,9 +11,9 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Lease
-from tests.pool.looking import rows
-from tests.pool.tiny import FAIL_FILE
-from tests.waiting import wait_until
+from tests.support.pool_processes import rows
+from tests.support.tiny_node import FAIL_FILE
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from shoal.pool.api import ComputePool
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
 from shoal.state.schema import Demand, NodeState, Operation, OperationState
-from tests.pool.contender import contend
-from tests.pool.looking import folders, rows, tagged
-from tests.waiting import wait_until
+from tests.support.contending_process import contend
+from tests.support.pool_processes import folders, rows, tagged
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.crash
 

@@ -12,9 +12,9 @@ from shoal.pool.reconcile import reconcile, sweep
 from shoal.state import Store
 from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool, PoolState
-from tests import otherhost
-from tests.pool.looking import folders, kill_supervisor, nothing_left, rows, tagged
-from tests.waiting import wait_until
+from tests.support import another_host
+from tests.support.pool_processes import folders, kill_supervisor, nothing_left, rows, tagged
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def test_a_row_of_0_1_with_another_hostname_is_not(up):
 
 
 def test_a_container_of_the_same_name_is_another_host(up):
-    otherhost.required()
+    another_host.required()
 
-    done = otherhost.shoal("pool", "down", "tiny")
+    done = another_host.shoal("pool", "down", "tiny")
 
     assert done.returncode == 1
     assert f"local to host {hostname()} and cannot be changed from another of the same name" in done.stderr
@@ -73,11 +73,11 @@ def test_a_container_of_the_same_name_is_another_host(up):
 
 
 def test_a_lease_released_from_another_host_ends_the_nodes_on_this_one(tiny):
-    otherhost.required()
+    another_host.required()
     pool = ComputePool("local://tiny?max_nodes=4", holder="airflow:dag/run")
     pool.lease(2, bring_up=True)
 
-    did = otherhost.python(
+    did = another_host.python(
         "import json; from shoal.jobs.cleanup import clean_up_ended_runs\n"
         "print(json.dumps(clean_up_ended_runs('airflow', lambda run: 'its DAG run ended as failed')))"
     )
@@ -90,15 +90,15 @@ def test_a_lease_released_from_another_host_ends_the_nodes_on_this_one(tiny):
 
 
 def test_a_pool_whose_host_never_returns_is_deleted_from_another_one(up):
-    otherhost.required()
+    another_host.required()
     assert len(tagged()) > 0
 
-    kept = otherhost.shoal("pool", "delete", "tiny", "--json")
+    kept = another_host.shoal("pool", "delete", "tiny", "--json")
     assert kept.returncode == 1
     assert f"local to host {hostname()}" in json.loads(kept.stdout)["error"]["message"]
     assert len(up.get_nodes()) == 1
 
-    gone = otherhost.shoal("pool", "delete", "tiny", "--abandon", "--json")
+    gone = another_host.shoal("pool", "delete", "tiny", "--abandon", "--json")
     assert json.loads(gone.stdout) == {"pool": "tiny", "deleted": True}, gone.stderr
     with pytest.raises(PoolNotFoundError):
         up.describe()

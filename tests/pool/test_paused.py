@@ -13,10 +13,9 @@ from shoal.pool.api import ComputePool
 from shoal.pool.reconcile import sweep
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
-from tests.pool import clocks
-from tests.pool.conftest import ROOT
-from tests.pool.looking import folders, rows, tagged
-from tests.waiting import wait_until
+from tests.support import ROOT, clocks
+from tests.support.pool_processes import folders, rows, tagged
+from tests.support.waiting import wait_until
 
 _PREPARE = """
 import os, signal
@@ -35,7 +34,7 @@ class Pausing(LocalBackend):
             super().start(pool, [node])
 
 pause_before_start = False
-BACKENDS["local"] = lambda: Pausing("tests.pool.tiny")
+BACKENDS["local"] = lambda: Pausing("tests.support.tiny_node")
 pool = ComputePool("tiny", holder="test:paused")
 
 def ask(what):

@@ -12,10 +12,10 @@ from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
 from shoal.state.schema import NodeState, Pool
-from tests.pool import act
-from tests.pool.looking import folders, node_processes, nothing_left, rows, tagged
-from tests.pool.tiny import FAIL_FILE
-from tests.waiting import wait_until
+from tests.support import killed_pool_operations as act
+from tests.support.pool_processes import folders, node_processes, nothing_left, rows, tagged
+from tests.support.tiny_node import FAIL_FILE
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import subprocess
 
 from shoal.pool import processes
 from shoal.pool.processes import NODE_TAG, ProcessId
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_a_process_is_not_its_pid():

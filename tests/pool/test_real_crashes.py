@@ -12,11 +12,11 @@ from shoal.state import Store
 from shoal.state.home import lock_file
 from shoal.state.locks import file_lock
 from shoal.state.schema import NodeState
-from tests.conftest import new_home
-from tests.pool.act import HOLDER, run
-from tests.pool.leftovers import Watch
-from tests.pool.looking import kill_supervisor, nothing_left, rows
-from tests.waiting import wait_until
+from tests.support.homes import new_home
+from tests.support.killed_pool_operations import HOLDER, run
+from tests.support.node_leftovers import Watch
+from tests.support.pool_processes import kill_supervisor, nothing_left, rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

@@ -17,8 +17,8 @@ from shoal.errors import InvalidArgumentError
 from shoal.pool import processes
 from shoal.pool.backends.local import node_folder
 from shoal.pool.processes import ProcessId
-from tests.pool.looking import node_processes, rows
-from tests.waiting import wait_until
+from tests.support.pool_processes import node_processes, rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

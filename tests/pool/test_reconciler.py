@@ -13,7 +13,7 @@ from shoal.pool.reconcile import reconcile
 from shoal.state import Store, home
 from shoal.state.host import hostname
 from shoal.state.locks import open_locked
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def reconcilers() -> list[psutil.Process]:

@@ -21,10 +21,10 @@ from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import Demand, Node, Operation, OperationState, Pool
-from tests.pool.conftest import ROOT
-from tests.pool.looking import node_processes, nothing_left, rows, tagged
-from tests.pool.tiny import FAIL_FILE, SLOW_FILE
-from tests.waiting import wait_until
+from tests.support import ROOT
+from tests.support.pool_processes import node_processes, nothing_left, rows, tagged
+from tests.support.tiny_node import FAIL_FILE, SLOW_FILE
+from tests.support.waiting import wait_until
 
 TINY = PoolRef(PoolSpec(name="tiny"), 1, 0.0)
 
@@ -253,7 +253,7 @@ def test_an_interrupt_rolls_back(up):
     prelude = (
         "import shoal.pool.api as api; api.ensure_running = lambda: None\n"
         "from shoal.pool.backends import BACKENDS, LocalBackend\n"
-        "BACKENDS['local'] = lambda: LocalBackend('tests.pool.tiny')\n"
+        "BACKENDS['local'] = lambda: LocalBackend('tests.support.tiny_node')\n"
     )
     process = subprocess.Popen([sys.executable, "-c", prelude + script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(rows()) == 3, "its intents")
@@ -283,7 +283,7 @@ def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
 
 def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
     """A process paused between intent and act, that wakes up after its row was swept away."""
-    LocalBackend("tests.pool.tiny").start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
+    LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
     wait_until(lambda: "not mine to start" in (_log("ghost")), "its refusal")
     assert len(tagged()) == 3
 
@@ -292,7 +292,7 @@ def test_two_supervisors_for_one_row_and_one_starts(up):
     """Two processes that both act on the same intent."""
     up.scale(2)
     worker = next(node for node in rows() if not node.is_head)
-    LocalBackend("tests.pool.tiny").start(TINY, [NodeRef.of(worker)])
+    LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef.of(worker)])
     wait_until(lambda: "not mine to start" in _log(worker.name), "the second one's refusal")
     with Store().transaction() as session:
         assert session.get_one(Node, worker.id).supervisor == worker.supervisor

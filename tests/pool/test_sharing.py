@@ -12,8 +12,8 @@ import pytest
 
 from shoal import ComputePool
 from shoal.errors import ScaleError
-from tests.pool.looking import rows
-from tests.waiting import wait_until
+from tests.support.pool_processes import rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

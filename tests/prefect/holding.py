@@ -17,7 +17,7 @@ from shoal.prefect import clean_up_run, pool_lease
 from shoal.state import home
 
 # In the process of a run too, which loads this file; a test must not import it.
-BACKENDS["local"] = lambda: LocalBackend("tests.pool.tiny")
+BACKENDS["local"] = lambda: LocalBackend("tests.support.tiny_node")
 shoal.pool.api.ensure_running = lambda: None
 
 

@@ -22,10 +22,10 @@ from shoal.pool.tunables import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog
 from shoal.state import Store
-from tests.pool import clocks
-from tests.pool.looking import nothing_left
-from tests.pool.tiny import FAIL_FILE
-from tests.waiting import wait_until
+from tests.support import clocks
+from tests.support.pool_processes import nothing_left
+from tests.support.tiny_node import FAIL_FILE
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 POOL = "local://tiny?max_nodes=4"
@@ -161,7 +161,7 @@ from shoal.pool.backends import BACKENDS, LocalBackend
 import shoal.pool.api
 from shoal.prefect import pool_lease
 
-BACKENDS["local"] = lambda: LocalBackend("tests.pool.tiny")
+BACKENDS["local"] = lambda: LocalBackend("tests.support.tiny_node")
 shoal.pool.api.ensure_running = lambda: None
 
 @flow

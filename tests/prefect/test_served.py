@@ -23,7 +23,7 @@ from shoal.examples.prefect_run import _process, _server
 from shoal.pool.api import ComputePool as CorePool
 from shoal.state.home import home, lock_file
 from shoal.state.locks import open_locked
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 

@@ -24,7 +24,7 @@ from shoal.prefect import (
     scale_cluster,
     wait_for_nodes,
 )
-from tests.pool.tiny import FAIL_FILE
+from tests.support.tiny_node import FAIL_FILE
 
 pytestmark = pytest.mark.server
 POOL = "local://tiny?max_nodes=4"

@@ -24,9 +24,9 @@ from tests.support.session_leftovers import remove_home
 def soak(rounds: int, seed: int) -> int:
     """Returns how many rounds failed."""
     from shoal.pool.api import ComputePool
-    from tests.pool.leftovers import Watch
     from tests.soak import rounds as rounds_
     from tests.soak.actor import HOLDER, URI
+    from tests.support.node_leftovers import Watch
 
     dice, watch = random.Random(seed), Watch()
     outcomes: list[rounds_.Outcome] = []
@@ -62,8 +62,8 @@ def scale_ups(count: int) -> int:
     """Returns how many of so many scale-ups in a row failed."""
     from shoal.errors import ShoalError
     from shoal.pool.api import ComputePool
-    from tests.pool.leftovers import Watch
     from tests.soak.actor import URI
+    from tests.support.node_leftovers import Watch
 
     watch, seconds, failed = Watch(), [], 0
     pool = ComputePool(URI).up()

@@ -17,10 +17,10 @@ from shoal.pool.api import ComputePool, list_pools, sweep
 from shoal.pool.processes import ProcessId
 from shoal.state import Store, home
 from shoal.state.schema import Demand, NodeState
-from tests.pool.leftovers import Watch
-from tests.pool.looking import node_processes, rows
 from tests.soak.actor import HOLDER
-from tests.waiting import wait_until
+from tests.support.node_leftovers import Watch
+from tests.support.pool_processes import node_processes, rows
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 MAX_NODES = 4

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from shoal.state import Store, codec
 from shoal.state.codec import storable
 from shoal.state.schema import Job, JobState, Lock
-from tests.conftest import STORES, new_home
+from tests.support.homes import STORES, new_home
 
 NAN, INF = float("nan"), float("inf")
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.state import host
-from tests import otherhost
+from tests.support import another_host as otherhost
 
 _PRINT = "from shoal.state.host import host_id, hostname; print(hostname(), host_id())"
 

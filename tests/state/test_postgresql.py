@@ -16,8 +16,8 @@ from shoal.state import Store, engines
 from shoal.state.home import lock_file
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import Lock
-from tests.postgres import PASSWORD, Postgres
-from tests.waiting import wait_until
+from tests.support.postgres import PASSWORD, Postgres
+from tests.support.waiting import wait_until
 
 
 def refusal(url: str) -> str:

@@ -1,7 +1,7 @@
 """Supervisors of tiny nodes without their second of imports: forked from one process that has done them.
 
 ``python -m tests.support.fork_server SOCKET`` is that process. What it forks cannot be told from
-``python -m tests.pool.tiny NODE_ID EPOCH`` started anew: a child of init that leads its own session, with the
+``python -m tests.support.tiny_node NODE_ID EPOCH`` started anew: a child of init that leads its own session, with the
 environment, in `/proc` too, and the log that were asked for. Only its command line is the server's.
 """
 
@@ -62,7 +62,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
 
 
 def _serve(address: str) -> None:
-    from tests.pool import tiny
+    from tests.support import tiny_node
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -77,7 +77,7 @@ def _serve(address: str) -> None:
                         os._exit(0)  # so that the supervisor is a child of init
                     listener.close()
                     connection.close()
-                    _become(tiny.main, **asked)
+                    _become(tiny_node.main, **asked)
                 os.waitpid(between, 0)
                 connection.sendall(b"forked")
 

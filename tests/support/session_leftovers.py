@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 TAG = "SHOAL_TEST_SESSION"
 

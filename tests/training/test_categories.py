@@ -25,7 +25,7 @@ from shoal.training.rows import Columns, Part
 from shoal.training.task import Segment, Task
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.categories import note
-from tests.training.ray_cluster import TwoNodes
+from tests.support.two_node_cluster import TwoNodes
 from tests.training.test_checkpoints import Losses
 
 FEATURES = ("carrier", "hour", "flight", "late")

@@ -16,7 +16,7 @@ from shoal.training.boosting import segment_length, train
 from shoal.training.gang.gang import Gang
 from shoal.training.request import TrainRequest
 from shoal.training.task import Segment
-from tests.training.ray_cluster import TwoNodes, assert_ended, write_rows
+from tests.support.two_node_cluster import TwoNodes, assert_ended, write_rows
 from tests.training.test_xgboost import request, spec
 
 SAMPLED = {"max_depth": 3, "subsample": 0.5, "colsample_bynode": 0.7}

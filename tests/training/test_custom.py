@@ -15,9 +15,9 @@ from shoal.training.boosting import train
 from shoal.training.context import get_context
 from shoal.training.request import TrainRequest
 from shoal.training.user_code import UserCode
+from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training import test_lightgbm, test_xgboost
 from tests.training.custom import mean_error, squared_error, worst_error
-from tests.training.ray_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training.test_checkpoints import Losses
 from tests.training.test_xgboost import spec
 

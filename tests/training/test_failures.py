@@ -19,9 +19,9 @@ from shoal.errors import DataError, TrainingError, WorkerLostError
 from shoal.training import boosting
 from shoal.training.gang.gang import Gang
 from shoal.training.request import Framework, TrainRequest
-from tests.training.ray_cluster import COLUMNS, TwoNodes, alive, assert_ended, write_rows
+from tests.support.two_node_cluster import COLUMNS, TwoNodes, alive, assert_ended, write_rows
+from tests.support.waiting import wait_until
 from tests.training.sabotage import FIRST, Sabotage
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

@@ -21,7 +21,7 @@ from shoal.training.inputs import REPLICATED_ROWS
 from shoal.training.request import TrainRequest, TrainResult
 from shoal.training.scaling import ScalingConfig
 from shoal.training.user_code import UserCode
-from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
+from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.test_checkpoints import Losses
 from tests.training.test_xgboost import spec, without_statistics
 

@@ -13,7 +13,7 @@ from shoal.errors import CapacityError, DataError, InvalidArgumentError, Trainin
 from shoal.training.boosting import train
 from shoal.training.request import TrainRequest, TrainResult
 from shoal.training.user_code import UserCode
-from tests.training.ray_cluster import COLUMNS, ROWS, TwoNodes, write_rows
+from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray
 

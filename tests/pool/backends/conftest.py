@@ -6,10 +6,7 @@ import pytest
 
 from shoal.pool.api import ComputePool, list_pools
 from tests.pool.backends.foreign import ForeignCluster
-from tests.pool.conftest import tiny
-from tests.pool.looking import nothing_left
-
-__all__ = ["tiny"]
+from tests.support.pool_processes import nothing_left
 
 
 @pytest.fixture(scope="package")

@@ -16,8 +16,8 @@ from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.pool.backends.cases import Foreign, Local, backend
-from tests.pool.looking import rows
-from tests.waiting import wait_until
+from tests.support.pool_processes import rows
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(params=["tiny", pytest.param("ray", marks=pytest.mark.ray)])

@@ -20,9 +20,9 @@ from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.pool.backends.foreign import ForeignCluster
-from tests.pool.looking import rows
-from tests.training.ray_cluster import COLUMNS, ROWS, write_rows
-from tests.waiting import wait_until
+from tests.support.pool_processes import rows
+from tests.support.two_node_cluster import COLUMNS, ROWS, write_rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

@@ -16,8 +16,8 @@ from shoal.training.gang.gang import Gang, GangShape
 from shoal.training.gang.lifeline import Switchboard
 from shoal.training.gang.shared import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
-from tests.training.ray_cluster import TwoNodes, assert_ended
-from tests.waiting import wait_until
+from tests.support.two_node_cluster import TwoNodes, assert_ended
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.training.gang import lifeline
 from shoal.training.gang.lifeline import EventKind, Switchboard
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 WORKER = """
 import sys

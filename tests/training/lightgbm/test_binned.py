@@ -18,7 +18,7 @@ from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.worker import label_check, refuse_if_too_large
 from shoal.training.rows import Columns, Part, ShardRows
 from shoal.training.task import Task
-from tests.training.ray_cluster import COLUMNS, ROWS
+from tests.support.two_node_cluster import COLUMNS, ROWS
 
 PARAMS = {"num_leaves": 7, "verbosity": -1, "num_threads": 1, "deterministic": True, "force_col_wise": True}
 

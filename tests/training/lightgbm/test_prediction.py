@@ -11,7 +11,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.training.lightgbm.prediction import predict_booster
-from tests.training.ray_cluster import COLUMNS
+from tests.support.two_node_cluster import COLUMNS
 
 
 @pytest.mark.parametrize(

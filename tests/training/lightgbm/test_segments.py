@@ -22,8 +22,8 @@ from shoal.training.lightgbm.segments import Trainer
 from shoal.training.rows import Columns, Part, ShardRows
 from shoal.training.task import Checkpoint, Segment, Task
 from shoal.training.user_code import UserCode
+from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import softmax, squared_error, worst_error
-from tests.training.ray_cluster import COLUMNS
 
 FOREST = {"boosting": "rf", "bagging_fraction": 0.6, "bagging_freq": 1, "metric": "l2"}
 ROUNDS = 10

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ShardedDataConnector
+from tests.support.two_node_cluster import TwoNodes
 from tests.training.pytorch import functions
 from tests.training.pytorch.test_run import distributor
-from tests.training.ray_cluster import TwoNodes
 
 pytestmark = pytest.mark.ray
 

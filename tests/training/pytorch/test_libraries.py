@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.two_node_cluster import TwoNodes
 from tests.training.pytorch.test_run import distributor
-from tests.training.ray_cluster import TwoNodes
 
 pytestmark = pytest.mark.ray
 

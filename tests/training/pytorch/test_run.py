@@ -26,8 +26,8 @@ from shoal.training.claims import MARKER
 from shoal.training.gang import lifeline
 from shoal.training.gang.gang import Gang
 from shoal.training.pytorch import engine
+from tests.support.two_node_cluster import ROWS, TwoNodes, assert_ended
 from tests.training.pytorch import functions
-from tests.training.ray_cluster import ROWS, TwoNodes, assert_ended
 
 pytestmark = pytest.mark.ray
 
@@ -84,7 +84,9 @@ def test_a_sharded_connector_gives_each_rank_its_part_and_a_plain_one_all(
     assert sorted(first + second) == sorted(datasets["whole"].to_pandas()["a"].tolist())
 
 
-@pytest.mark.parametrize("scaling", [pytest.param(TWO, id="two"), pytest.param(THREE, id="three", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "scaling", [pytest.param(TWO, id="two"), pytest.param(THREE, id="three", marks=pytest.mark.long)]
+)
 def test_ddp_is_as_good_as_one_process_with_the_same_global_batch(
     driver: TwoNodes, tmp_path: Path, scaling: PyTorchScalingConfig
 ) -> None:

@@ -10,7 +10,7 @@ from shoal.data import DataConnector
 from shoal.errors import DataError
 from shoal.training.xgboost.prediction import predict_booster
 from shoal.training.xgboost.sklearn import as_sklearn
-from tests.training.ray_cluster import COLUMNS, ROWS
+from tests.support.two_node_cluster import COLUMNS, ROWS
 
 
 @pytest.fixture

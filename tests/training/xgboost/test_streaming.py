@@ -14,7 +14,7 @@ from shoal.data.plan import Shard
 from shoal.errors import DataError
 from shoal.training.rows import Columns, Part, ShardRows
 from shoal.training.xgboost.worker import ShardIter
-from tests.training.ray_cluster import COLUMNS, ROWS
+from tests.support.two_node_cluster import COLUMNS, ROWS
 
 
 def shard_rows(connector: DataConnector, budget: int = 0, shard: Shard | None = None, **columns: Any) -> ShardRows:

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import TrainingError
 from shoal.training.xgboost.tracker import Tracker
-from tests.training.ray_cluster import assert_ended
+from tests.support.two_node_cluster import assert_ended
 
 PARENT = """
 import threading

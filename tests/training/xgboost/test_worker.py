@@ -22,8 +22,8 @@ from shoal.training.rows import Columns, Part, ShardRows, in_whole_groups
 from shoal.training.task import Checkpoint, Segment, Task
 from shoal.training.user_code import UserCode
 from shoal.training.xgboost import worker
+from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import mean_error, softmax, squared_error
-from tests.training.ray_cluster import COLUMNS
 
 
 def session(rows: Path, **changes: Any) -> worker._Session:

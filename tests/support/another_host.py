@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 _NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 

@@ -13,7 +13,7 @@ from shoal.pool.processes import NODE_TAG, ProcessId
 from shoal.state import Store, home
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import Node, Operation, OperationState
-from tests.pool.looking import folders, node_processes, rows
+from tests.support.pool_processes import folders, node_processes, rows
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """A process that changes a pool and dies by SIGKILL at one point of one journal step.
 
 For tiny pools it is forked, which saves a second of imports each of many times; for real ones it is
-``python -m tests.pool.act POOL OPERATION POINT``, because what has used Ray should not be forked.
+``python -m tests.support.killed_pool_operations POOL OPERATION POINT``, because what has used Ray should not be forked.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def fork(pool: str, operation: str, die_at: str) -> list[str] | None:
 def run(pool: str, operation: str, die_at: str) -> list[str] | None:
     """The same in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pool.act", pool, operation, die_at],
+        [sys.executable, "-m", "tests.support.killed_pool_operations", pool, operation, die_at],
         cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode in (0, -signal.SIGKILL), f"{operation} ended with {done.returncode}"

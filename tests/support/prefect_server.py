@@ -1,3 +1,5 @@
+"""Fixtures: a Prefect server, and what is logged there. Prefect is imported where it is used: that takes seconds."""
+
 from __future__ import annotations
 
 import shutil
@@ -6,23 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.sorting import LogSort
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
-from tests.pool.conftest import tiny
-from tests.waiting import wait_until
-
-__all__ = ["tiny"]
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[None]:
     """One Prefect server for the session, with files of its own."""
-    if PREFECT_API_URL.value():  # tests.flows has this fixture too, and one server does for both
-        yield
-        return
+    from prefect.settings import PREFECT_HOME, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-prefect-"))
     storage = folder / "storage"
     with (
@@ -38,6 +33,8 @@ def server() -> Iterator[None]:
 @pytest.fixture
 def logged(server):
     """Waits until a text is in the log of any run: logs reach the server in batches."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.sorting import LogSort
 
     def wait_for(text: str) -> str:
         def found() -> str | None:

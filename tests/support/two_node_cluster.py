@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 # Before Ray is imported: without these it may listen beyond loopback and report home.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -90,16 +87,12 @@ class TwoNodes:
         self.add_second()
 
 
-_shared: list[TwoNodes] = []
-
-
 @pytest.fixture(scope="session")
 def two_nodes() -> Iterator[TwoNodes]:
-    """One for the session, in whichever of the test folders it is asked for."""
-    if not _shared:
-        _shared.append(TwoNodes())
-    yield _shared[0]
-    _shared[0].end()
+    """One for the session."""
+    nodes = TwoNodes()
+    yield nodes
+    nodes.end()
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +111,10 @@ def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
 
 def write_rows(folder: Path, rows: int = ROWS, files: int = 3, seed: int = 0) -> Path:
     """Parquet files with float32 columns a, b, c, a regression label y, a class label k, a weight w and a margin m."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for number, count in enumerate(np.diff(np.linspace(0, rows, files + 1).astype(int))):

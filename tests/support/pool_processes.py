@@ -14,7 +14,7 @@ from shoal.pool.processes import NODE_TAG, ProcessId
 from shoal.state import Store, home
 from shoal.state.runtime import node_folders, node_ids, runtime_root
 from shoal.state.schema import Node
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def rows() -> list[Node]:

@@ -1,7 +1,7 @@
 """A node that is a few tiny processes under the real supervisor: what Ray does on a bad day, in milliseconds.
 
-``python -m tests.pool.tiny NODE_ID EPOCH`` is its supervisor. Like a Ray node it has a helper that outlives its parent
-(the agents), a process in a session of its own (a job driver), and a listening port.
+``python -m tests.support.tiny_node NODE_ID EPOCH`` is its supervisor. Like a Ray node it has a helper that outlives its
+parent (the agents), a process in a session of its own (a job driver), and a listening port.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.pool.steps import At, JournalStep
 from shoal.state import steps
 from shoal.state.schema import Node
 from tests.support import fork_server
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 FAIL_FILE = "refuse-to-start"
 """While a file of this name lies in `$SHOAL_HOME`, no tiny node comes up (its content is the reason)."""

@@ -1,19 +1,18 @@
+"""Fixtures: pools of tiny nodes."""
+
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import BACKENDS
-from tests.conftest import STORES
-from tests.pool.looking import nothing_left
-from tests.pool.tiny import TinyBackend
-from tests.support import fork_server
-
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT, fork_server
+from tests.support.homes import STORES
+from tests.support.pool_processes import nothing_left
+from tests.support.tiny_node import TinyBackend
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""``python -m tests.pool.hosts_supervisor NODE_ID EPOCH ADDRESS``: the supervisor of a node that is not on loopback."""
+"""The supervisor of a node that is not on loopback.
+
+``python -m tests.support.network_hosts_supervisor NODE_ID EPOCH ADDRESS``
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The local backend with each node on a host of its own: same supervisor, rows and journal, other addresses.
 
-``python -m tests.pool.hosts_backend`` is the detached reconciler of its pools.
+``python -m tests.support.network_hosts_backend`` is the detached reconciler of its pools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
 from shoal.pool.backends.local import inherited_environment, log_path, node_environment
 from shoal.state import home
 from shoal.state.home import subfolder
-from tests.pool.hosts import Host
+from tests.support.network_hosts import Host
 
 
 class HostsBackend(LocalBackend):
@@ -29,7 +29,14 @@ class HostsBackend(LocalBackend):
         assert ip is not None
         for node in nodes:
             host = host_of(node.name)
-            supervisor = [sys.executable, "-m", "tests.pool.hosts_supervisor", node.id, str(node.epoch), host.address]
+            supervisor = [
+                sys.executable,
+                "-m",
+                "tests.support.network_hosts_supervisor",
+                node.id,
+                str(node.epoch),
+                host.address,
+            ]
             processes.spawn_detached(
                 [ip, "netns", "exec", host.namespace, *supervisor],  # becomes the supervisor: one process, one pid
                 env=node_environment(node),

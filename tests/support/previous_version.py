@@ -1,6 +1,7 @@
 """What a test of upgrading runs with the code of the version before, and with today's.
 
-``python -m tests.upgrading start FOLDER`` brings a pool up, leases it, submits a job, and prints what it has made.
+``python -m tests.support.previous_version start FOLDER`` brings a pool up, leases it, submits a job, and prints what it
+has made.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 POOL = "upgraded"
 HOLDER = "airflow:dag/run"
@@ -20,7 +21,7 @@ def document(folder: Path, **run_config: Any) -> dict[str, Any]:
     """A job that works until there is a file `go` in a folder."""
     return {
         "framework": "pytorch",
-        "train_func": "tests.upgrading:work",
+        "train_func": "tests.support.previous_version:work",
         "args": [str(folder)],
         "scaling_config": {"num_nodes": 1, "num_workers_per_node": 1},
         "run_config": {"pool_name": POOL, "artifact_location": str(folder / "artifacts"), **run_config},

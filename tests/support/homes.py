@@ -1,0 +1,25 @@
+"""Homes of shoal for tests, and the stores that they are run on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support import session_leftovers
+
+STORES = ["sqlite", "postgresql"]
+
+
+@contextmanager
+def new_home() -> Iterator[Path]:
+    """A home for the duration."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
+    session_leftovers.add_home(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_HOME", str(folder))
+        yield folder
+    session_leftovers.remove_home(folder)

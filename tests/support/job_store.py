@@ -1,0 +1,73 @@
+"""Fixtures: a store with a pool that is up, a head that is an HTTP server, the spec of a small job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs.spec import JobSpec
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from shoal.state.host import host_id, hostname
+from shoal.state.schema import Pool, PoolState
+from tests.support.fake_ray_head import FakeHead
+
+POOL = "retrain"
+
+
+def add_pool(store: Store) -> None:
+    """A pool that is up."""
+    with store.transaction() as session:
+        session.add(
+            Pool(
+                name=POOL,
+                spec=PoolSpec(name=POOL).model_dump(),
+                state=PoolState.UP,
+                host=hostname(),
+                host_id=host_id(),
+                min_nodes=1,
+                max_nodes=4,
+                epoch=1,
+                next_node=1,
+                created_at=0.0,
+                touched_at=0.0,
+            )
+        )
+
+
+@pytest.fixture
+def store(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store with one pool that is up."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    store = Store()
+    add_pool(store)
+    return store
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[FakeHead]:
+    head = FakeHead(tmp_path / "token")
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def another_head(tmp_path: Path) -> Iterator[FakeHead]:
+    head = FakeHead(tmp_path / "another-token")
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return JobSpec(dataset=DatasetSpec(paths=("/data/train",)), input_cols=("a", "b"), label_col="y")
+
+
+@pytest.fixture(scope="session")
+def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow database for the session: its first migrations take seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"

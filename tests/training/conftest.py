@@ -1,3 +1,0 @@
-from tests.training.ray_cluster import driver, rows, two_nodes
-
-__all__ = ["driver", "rows", "two_nodes"]
