@@ -133,3 +133,8 @@ def test_no_error_of_shoals_shows_credentials() -> None:
 def test_a_secret_entry_without_an_end_is_looked_at_once() -> None:
     text = '"token": "' + "\\" * 2000  # with two readings of each backslash this would never end
     assert redact(text) == text
+
+
+def test_a_long_word_of_uris_is_hidden_as_a_whole() -> None:
+    word = "http://a:" * 10_000  # each may begin credentials that end with the word
+    assert redact(f"before {word} after http://me:{CANARY}@host/x") == "before *** after http://host/x"

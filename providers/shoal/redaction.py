@@ -95,6 +95,12 @@ _HEADER = re.compile(
 )
 
 
+_LONG_WORD = re.compile(r"[^\s\"'<>`]{4096,}")
+_MOST_STEPS = 20_000_000
+"""Each colon of a word may begin credentials that reach to the word's end. A word in which looking for all of them takes
+more steps than this (colons times length), which is about half a second, is hidden as a whole."""
+
+
 class _Span(NamedTuple):
     """A part of a text to be replaced."""
 
@@ -192,9 +198,13 @@ def _replaced(text: str, spans: list[_Span]) -> str:
 def _spans(text: str, *, whole: bool) -> list[_Span]:
     if "=" not in text and ":" not in text:
         return []
+    dense = [match for match in _LONG_WORD.finditer(text) if match[0].count(":") * len(match[0]) > _MOST_STEPS]
+    for match in dense:
+        text = text[: match.start()] + " " * len(match[0]) + text[match.end() :]
     named = (_QUERY_ALL if whole else _QUERY_WORD, _SETTING, _ENTRY, _HEADER)
     values = (match for pattern in named for match in pattern.finditer(text) if match["value"] != HIDDEN)
     found = [
+        *(_Span(*match.span(), HIDDEN, match[0]) for match in dense),
         *_users(text, whole=whole),
         *(_Span(*match.span("user"), "", match["value"]) for match in _FEW_SLASHES.finditer(text)),
         *(_Span(*match.span("value"), HIDDEN, match["value"].strip("'\"{}")) for match in values),
