@@ -97,8 +97,8 @@ _HEADER = re.compile(
 
 _LONG_WORD = re.compile(r"[^\s\"'<>`]{4096,}")
 _MOST_STEPS = 20_000_000
-"""Each colon of a word may begin credentials that reach to the word's end. Where looking for all of them would take more
-steps than this (colons times length), about half a second, the whole word is hidden."""
+"""Each colon of a word may begin credentials that reach to the word's end. Where looking for all of them would take
+more steps than this (colons times length), about half a second, the whole word is hidden."""
 
 
 class _Span(NamedTuple):
