@@ -18,11 +18,18 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class ShoalError(Exception):
-    """Base of all of shoal's errors: catch this to catch them all. Credentials in its message are hidden."""
+    """Base of all of shoal's errors: catch this to catch them all.
+
+    Credentials in its message are hidden, and what UTF-8 cannot encode is escaped: it can be printed and stored.
+    """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(redact(_printable(arg)) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidArgumentError(ShoalError, ValueError):

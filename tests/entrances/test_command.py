@@ -63,6 +63,7 @@ def _would_start(arguments: list[str]) -> bool:
 @example(arguments=["jobs", "show", "\udcff", "--json"])
 @example(arguments=["jobs", "list", "--pool", "\udcff", "--json"])
 @example(arguments=["train", "a\0b"])
+@example(arguments=["pool", "up", f"//user:{SECRET}@host"])
 def test_arguments(nothing_left, arguments: list[str]):
     assume(not _would_start(arguments))
     assume(not any(argument in ("-h", "--help", "doctor", "sweep") for argument in arguments[2:]))

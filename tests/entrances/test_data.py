@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.data import DataConnector
 from tests.entrances.conftest import refusals
-from tests.entrances.odd import documents, many, texts, urls
+from tests.entrances.odd import SECRET, documents, many, texts, urls
 
 # Names that no file system of this machine serves: a scheme of the cloud would be asked over the network.
 local_urls = urls(st.sampled_from(["file://", "file:", "//", "x+y://", "local://", "memory://"]))
@@ -33,6 +33,7 @@ def test_paths(nothing_left, path: Any):
 
 
 @many
+@example(location=f"file:user:{SECRET}@host/{'a' * 300}")
 @given(location=st.one_of(local_urls, st.sampled_from(["a\0b", "\ud800", "/proc/x", "/dev/null"])))
 def test_staging_locations(nothing_left, tmp_path: Path, location: str):
     import pandas as pd

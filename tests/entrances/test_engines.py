@@ -57,6 +57,7 @@ def test_connections(nothing_left, host: Any, schema: Any, login: Any, port: Any
 
 
 @many
+@example(fields={"name": "a", "backend": "\ud800"}, named=False, name="a")
 @given(fields=fields, named=st.booleans(), name=names)
 def test_blocks(fields: dict[str, Any], named: bool, name: str):
     from pydantic import ValidationError

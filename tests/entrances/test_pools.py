@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from shoal import ComputePool, PoolSpec, alter_pool, describe_pool, get_nodes, scale_cluster
@@ -34,6 +34,7 @@ fields = st.dictionaries(st.sampled_from(FIELDS), st.one_of(numbers, VALUES, st.
 
 
 @many
+@example(uri="local://\ud800")
 @given(uri=uris)
 def test_uris(uri: str):
     with refusals():

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal import RunConfig
@@ -90,6 +90,8 @@ def test_anything_for_a_spec(fields: dict[str, Any], kind: type[JobSpec | Functi
 
 
 @many
+@example(fields=None, framework=None, train_func="\ud800", args=[], kwargs={})
+@example(fields=None, framework=None, train_func="a\0b", args=[], kwargs={})
 @given(
     fields=st.one_of(st.none(), st.dictionaries(texts, documents, max_size=2)),
     framework=st.one_of(st.none(), texts),

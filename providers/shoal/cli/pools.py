@@ -11,6 +11,7 @@ from shoal.cli.interrupts import on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
+from shoal.pool.spec import is_pool_name
 from shoal.pool.tunables import ROLLBACK_AFTER
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def up(
     try:
         pool = _pool(source)
     except PoolNotFoundError as error:
-        error.add_note(f"to make it: `shoal pool up local://{source}`")
+        if is_pool_name(source):
+            error.add_note(f"to make it: `shoal pool up local://{source}`")
         raise
     with on_interrupt(_ROLLING_BACK, _ROLLED_BACK), PoolProgress(f"bringing {pool.name} up") as progress:
         pool.up(rollback_after_seconds=rollback_after, on_progress=progress)

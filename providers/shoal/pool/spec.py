@@ -116,6 +116,8 @@ class PoolSpec(RedactedRepr, BaseModel):
             return cls.model_validate(fields)
         except ValidationError as error:
             raise InvalidArgumentError(_readable(error)) from None
+        except UnicodeEncodeError as error:  # a lone surrogate: pydantic cannot even report it
+            raise InvalidArgumentError(f"pool options must be text that UTF-8 can encode: {error}") from None
 
     @property
     def uri(self) -> str:

@@ -49,7 +49,7 @@ class Script:
         file = Path(path)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # a ValueError: the path or the text is not what UTF-8 can hold
             raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
         return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
 
