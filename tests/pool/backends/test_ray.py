@@ -146,6 +146,7 @@ def test_one_that_never_answers_again_can_be_abandoned(alone, monkeypatch):
     assert (pool.describe().state, rows()) == ("down", [])
 
 
+@pytest.mark.long
 def test_a_monitor_that_only_reports_is_no_autoscaler(alone):
     """`ray start --head` always brings one."""
     with ForeignCluster("watched", workers=0) as cluster:

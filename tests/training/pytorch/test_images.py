@@ -36,6 +36,7 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images.parquet"
 
 
+@pytest.mark.long
 def test_ranks_train_on_decoded_rows_and_see_each_once(driver: TwoNodes, tmp_path: Path, images: Path) -> None:
     dataset = ShardedDataConnector.from_parquet(images)
     ranks = distributor(functions.learn_images, tmp_path).run(32, dataset_map={"images": dataset}).get_results()
