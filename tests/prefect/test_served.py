@@ -89,7 +89,7 @@ def deployed(client: SyncPrefectClient, name: str):
         return None
 
 
-@pytest.mark.parametrize("flow", ["hold", "leave"])
+@pytest.mark.parametrize("flow", ["hold", pytest.param("leave", marks=pytest.mark.long)])
 def test_a_served_run_that_is_cancelled_gives_its_nodes_back(client, start, flow):
     start("-m", "tests.prefect.holding", "serve")
     deployment = wait_until(lambda: deployed(client, f"{flow}/served"), "the flow to be served", 60)
@@ -100,6 +100,7 @@ def test_a_served_run_that_is_cancelled_gives_its_nodes_back(client, start, flow
     wait_until(lambda: client.read_flow_run(run_id).state.is_cancelled(), "the run to be cancelled")
 
 
+@pytest.mark.long
 def test_the_janitor_finds_a_run_that_is_killed_and_does_not_follow_its_own(client, start):
     start("-c", _JANITOR)
     deployment = wait_until(lambda: deployed(client, "pool-janitor/after-a-crash"), "the janitor to be served", 60)

@@ -23,7 +23,7 @@ def server() -> Iterator[None]:
     with (
         pytest.MonkeyPatch.context() as patch,  # for the processes that tests start
         temporary_settings({PREFECT_HOME: folder, PREFECT_LOCAL_STORAGE_PATH: storage}),
-        prefect_test_harness(server_startup_timeout=90),
+        prefect_test_harness(server_startup_timeout=240),
     ):
         patch.setenv("PREFECT_HOME", str(folder))
         yield
