@@ -21,6 +21,7 @@ local_urls = urls(st.sampled_from(["file://", "file:", "//", "x+y://", "local://
 
 @many
 @given(path=st.one_of(texts, local_urls, st.lists(texts, max_size=2), documents))
+@example(path=f"file:user:{SECRET}@host/{'a' * 300}")
 @example(path="a\0b")
 @example(path="\ud800")
 @example(path="~nobody-at-all/x")

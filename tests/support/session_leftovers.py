@@ -59,14 +59,16 @@ def found() -> list[str]:
 
 def _processes() -> list[tuple[str, str]]:
     left = []
-    for process in psutil.process_iter(["pid", "status", "cmdline"]):
+    for process in psutil.process_iter(["ppid", "status", "cmdline"]):
         if process.pid == os.getpid() or process.info["status"] == psutil.STATUS_ZOMBIE:
             continue
+        command = " ".join(process.info["cmdline"] or ())
+        if process.info["ppid"] == os.getpid() and "from multiprocessing." in command:
+            continue  # its fork server and its tracker of resources, which end with this process
         try:
             environment = process.environ()
         except psutil.Error:  # of another user, or ended
             environment = {}
-        command = " ".join(process.info["cmdline"] or ())
         folders = [folder for folder in (*_homes, *_roots) if f"{folder}/" in command]
         if home := environment.get("SHOAL_HOME"):
             folders.append(home)

@@ -107,7 +107,7 @@ def _arrow_filesystem(base: str) -> tuple[Any, str]:
     try:
         filesystem, inner = FileSystem.from_uri(base)
     except (OSError, pa.ArrowException) as exc:
-        raise DataError(f"{base} cannot be opened: {exc}") from exc
+        raise DataError(f"{base} cannot be opened: {exc}") from None
     return filesystem, inner
 
 

@@ -53,13 +53,13 @@ def blaming(path: str, part: str = "") -> Iterator[None]:
         yield
     except (MemoryError, DataError):
         raise
-    except FileNotFoundError as exc:
-        raise DataError(f"{path} is gone: it was there when the dataset was listed") from exc
+    except FileNotFoundError:
+        raise DataError(f"{path} is gone: it was there when the dataset was listed") from None
     except PermissionError as exc:
-        raise DataError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        raise DataError(f"{path} cannot be read: {exc.strerror or exc}") from None
     except (OSError, pa.ArrowException) as exc:
         what = f"{path}, {part}," if part else path
-        raise DataError(f"{what} is corrupt or no Parquet file: {_first_line(exc)}") from exc
+        raise DataError(f"{what} is corrupt or no Parquet file: {_first_line(exc)}") from None
 
 
 def _first_line(exc: BaseException) -> str:

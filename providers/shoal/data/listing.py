@@ -72,7 +72,7 @@ def _expand(path: str) -> list[DataFile]:
     except DataError:
         raise
     except (OSError, pa.ArrowException) as exc:
-        raise DataError(f"{path} cannot be listed: {exc}") from exc
+        raise DataError(f"{path} cannot be listed: {exc}") from None
 
 
 def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:

@@ -64,7 +64,6 @@ def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[s
         with filesystem.open_output_stream(f"{inner}/{MARKER}") as stream:
             stream.write(b"Staged by shoal; removed when its job ends.\n")
     except (OSError, pa.ArrowException) as exc:
-        # Without the cause, which shows the path with the credentials that it may have.
         raise DataError(f"nothing can be staged in {base}: {exc}; name another place with staging_location=") from None
     try:
         yield directory

@@ -73,6 +73,7 @@ class Driver:
         self._watchdog = Watchdog(store, self._key, spec.run_config.timeout)
         self._begun = time.monotonic()
         self._run: Run | None = None
+        self._told_to_end = False
 
     def run(self) -> int:
         """Work until the attempt has ended; returns the exit code.
@@ -114,6 +115,8 @@ class Driver:
             result, results_digest = self._work(self._run)
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
+            if self._told_to_end:  # Ray's compiled code makes a SystemError of what a signal handler raises in it
+                raise _Ended from error
             if not isinstance(error, ShoalError):  # the message of our own says it all
                 print(traceback.format_exc(), flush=True)
             elif isinstance(self._spec, FunctionJobSpec):  # but what the user's code raised they want to see
@@ -201,6 +204,7 @@ class Driver:
 
     def _on_sigterm(self, *_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the job ends once
+        self._told_to_end = True
         raise _Ended
 
 
