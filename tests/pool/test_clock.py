@@ -257,7 +257,7 @@ class Rows:
 
 
 def only_rows(monkeypatch, clock):
-    monkeypatch.setattr("shoal.pool.backends.LocalBackend.start", lambda self, pool, nodes: None)
+    monkeypatch.setattr("tests.support.tiny_node.TinyBackend.start", lambda self, pool, nodes: None)
     return Rows(clock)
 
 
