@@ -124,6 +124,8 @@ def test_replacements_that_fail_in_a_row_cool_down_and_the_reason_is_told(up, cl
     (tiny / FAIL_FILE).unlink()
     assert up.scale(3) is True  # who asks anew does not wait
     assert up.describe().reason is None
+    with Store().reading() as session:
+        assert session.get_one(Pool, "tiny").cooldown_until is None  # nor does what is lost next
 
 
 def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
