@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import string
+import traceback
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import DataError, MissingExtraError, PoolNotFoundError
-from shoal.redaction import has_credentials, is_secret_name, redact, redact_value, secrets_in
+from shoal.redaction import has_credentials, is_secret_name, redact, redact_value, redacted_errors, secrets_in
 
 CANARY = "cAnArY"
 PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
@@ -128,6 +129,13 @@ def test_no_error_of_shoals_shows_credentials() -> None:
     assert CANARY not in repr(error)
     assert str(PoolNotFoundError("x", [])).startswith('pool "x" does not exist')
     assert MissingExtraError("mlflow", "mlflow").extra == "mlflow"
+
+
+def test_no_error_of_a_file_system_shows_the_credentials_of_its_uri() -> None:
+    with pytest.raises(FileNotFoundError) as caught, redacted_errors(f"s3://me:{CANARY}@bucket/y"):
+        raise FileNotFoundError(2, "is not there", f"me:{CANARY}@bucket/y") from ValueError(CANARY)
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+    assert "***@bucket/y" in str(caught.value)
 
 
 def test_a_secret_entry_without_an_end_is_looked_at_once() -> None:

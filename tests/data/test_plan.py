@@ -65,6 +65,11 @@ def test_nearly_even_groups_are_not_cut_for_the_last_percent() -> None:
     assert sorted(shard.rows for shard in shards) == [1000, 1005]
 
 
+def test_a_group_that_fills_a_shard_exactly_is_not_cut() -> None:
+    shards = plan_shards(groups_of([2, 3, 2]), 2, seed=0)
+    assert [len(shard.ranges) for shard in shards] == [2, 1]
+
+
 def test_one_big_group_is_cut_evenly() -> None:
     shards = plan_shards(groups_of([10]), 3, seed=0)
     assert [shard.rows for shard in shards] == [4, 3, 3]

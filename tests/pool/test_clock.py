@@ -9,8 +9,9 @@ import time
 import pytest
 
 from shoal.errors import ScaleError
-from shoal.pool import requests
+from shoal.pool import journal, requests
 from shoal.pool.api import ComputePool
+from shoal.pool.backends import NodeRef, Seen
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
@@ -124,6 +125,8 @@ def test_replacements_that_fail_in_a_row_cool_down_and_the_reason_is_told(up, cl
     (tiny / FAIL_FILE).unlink()
     assert up.scale(3) is True  # who asks anew does not wait
     assert up.describe().reason is None
+    with Store().reading() as session:
+        assert session.get_one(Pool, "tiny").cooldown_until is None  # nor does what is lost next
 
 
 def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
@@ -152,8 +155,6 @@ def test_a_failure_long_ago_is_history(up, clock):
 
     wait_until(replaced, "the replacement")
     with Store().reading() as session:
-        from shoal.pool import journal
-
         assert journal.load(session, "tiny", lock=False).pool.start_failures == 1
     clock.pass_to(3600.0)
     reconcile(Store(), "tiny", clock=clock)
@@ -298,6 +299,24 @@ def test_after_a_jump_an_operation_is_rolled_back_when_its_time_has_really_passe
     assert status.last_operation and 0 < status.last_operation.deadline - clock() <= 60
     clock.pass_to(ROLLBACK_AFTER + 1)
     assert only.reconcile() == [ROLLED_BACK.format(only.pool.holder)]
+
+
+def test_an_operation_that_settles_leaves_the_demand_of_a_later_one_alone(only, clock):
+    only.pool.scale(3, is_async=True, options={"block_until_min_cluster_size": 1, "rollback_after_seconds": 60})
+    only.pool.scale(4, is_async=True)
+    clock.pass_to(61)
+    assert [said.split(", ")[0] for said in only.reconcile()] == [f"scale to 3 of {only.pool.holder}: succeeded"]
+    assert only.operation() == (OperationState.OPEN, 4)
+
+
+def test_what_was_seen_of_a_node_says_nothing_of_its_next_owner(only):
+    """The look at the processes is without a lock: another supervisor may have claimed the row since."""
+    looked_at = [NodeRef.of(node) for node in rows()]
+    lost = Seen(lost={node.id: "its supervisor ended" for node in looked_at})
+    only.all_are(NodeState.STARTING, supervisor=ProcessId("another boot", 1, 1).to_json())
+    with Store().transaction() as session:
+        journal.record_seen(session, journal.load(session, "tiny"), looked_at, lost)
+    assert only.states() == [NodeState.STARTING]
 
 
 def test_what_is_asked_for_right_after_a_suspend_has_its_own_time_only(only, clock):

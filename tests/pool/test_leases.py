@@ -5,7 +5,7 @@ import time
 import pytest
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
-from shoal.pool import requests
+from shoal.pool import journal, requests
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile
@@ -181,6 +181,25 @@ def test_a_lease_that_cannot_grow_keeps_what_it_has(up, tiny):
         up.lease(3)
     assert [lease.size for lease in up.describe().leases] == [2]
     assert len(up.get_nodes()) == 2
+
+
+def test_a_lease_that_has_its_minimum_settles_at_what_it_has(up, tiny):
+    up.scale(2)
+    (tiny / FAIL_FILE).write_text("spot market is empty")
+    up.lease(4, options={"block_until_min_cluster_size": 2})
+    wait_until(lambda: reconcile(Store(), "tiny") and up.describe().last_operation.state == "succeeded", "its end")
+    assert ([lease.size for lease in up.describe().leases], up.describe().target) == ([2], 2)
+
+
+def test_a_lease_that_is_taken_back_goes_whatever_others_have_asked_for_since(up):
+    asked = {"rollback_after": 60, "min_size": None}
+    with Store().transaction() as session:
+        failing, _ = requests.lease(session, "tiny", 3, holder="test:a", ttl=900.0, now=1e9, **asked)
+    with Store().transaction() as session:
+        requests.scale(session, "tiny", 2, holder="test:b", now=1e9 + 1, **asked)
+    with Store().transaction() as session:
+        journal.withdraw(session, failing, "given up", 1e9 + 2)
+    assert (up.describe().leases, up.describe().target) == ((), 2)
 
 
 def test_what_is_refused(up):

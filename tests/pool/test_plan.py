@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.pool.plan import NodePlan, Snapshot, Verdict, judge, plan_nodes, wanted
-from shoal.pool.tunables import MAX_START_FAILURES
+from shoal.pool.plan import NodePlan, Snapshot, Verdict, cooldown, judge, plan_nodes, wanted, why_down
+from shoal.pool.tunables import MAX_START_FAILURES, REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST
 from shoal.state.schema import (
     Demand,
     Lease,
@@ -130,6 +130,19 @@ def test_cooldown_holds_replacements_back_but_no_operation():
     assert plan_nodes(snapshot(head(), size=2, of=cooling, operations=[operation(2)]), NOW).start_workers == 1
 
 
+def test_a_cooldown_begins_with_the_second_failure_and_doubles_up_to_a_limit():
+    assert [cooldown(times) for times in (1, 2, 3)] == [0.0, REPLACE_COOLDOWN, 2 * REPLACE_COOLDOWN]
+    assert cooldown(50) == REPLACE_COOLDOWN_MOST
+
+
+def test_an_idle_pool_goes_down_and_one_that_works_does_not():
+    idle = pool(spec={"name": "p", "idle_timeout": 60.0}, touched_at=NOW - 61)
+    assert why_down(snapshot(head(), of=idle), NOW) == "nobody wanted anything of it for 60 s"
+    assert why_down(snapshot(head(), of=idle), NOW - 1) is None
+    for used in (snapshot(head(busy=True), of=idle), replace(snapshot(head(), of=idle), works=True)):
+        assert why_down(used, NOW) is None
+
+
 def verdicts(*nodes, size, **fields):
     return judge(snapshot(*nodes, size=size, operations=[operation(size, **fields)]), NOW)
 
@@ -165,10 +178,11 @@ def test_a_lease_operation_needs_its_lease():
     assert verdict.state is OperationState.SUPERSEDED
 
 
-def test_a_smaller_demand_supersedes_and_a_larger_one_does_not():
+def test_a_smaller_demand_supersedes_and_no_other_does():
     older = operation(3, id="older")
     [verdict] = judge(snapshot(head(), size=2, operations=[older], set_by="newer"), NOW)
     assert verdict.state is OperationState.SUPERSEDED
-    assert judge(snapshot(head(), size=4, operations=[older], set_by="newer"), NOW) == []
+    for size in (3, 4):
+        assert judge(snapshot(head(), size=size, operations=[older], set_by="newer"), NOW) == []
     [verdict] = judge(snapshot(head(), operations=[older], of=pool(state=PoolState.STOPPING)), NOW)
     assert verdict.state is OperationState.SUPERSEDED

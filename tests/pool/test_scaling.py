@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -20,10 +21,10 @@ from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.runtime import runtime_root
-from shoal.state.schema import Demand, Node, Operation, OperationState, Pool
+from shoal.state.schema import Demand, Node, NodeState, Operation, OperationState, Pool
 from tests.support import ROOT
 from tests.support.pool_processes import node_processes, nothing_left, rows, tagged
-from tests.support.tiny_node import FAIL_FILE, SLOW_FILE
+from tests.support.tiny_node import FAIL_FILE, SLOW_FILE, TinyBackend
 from tests.support.waiting import wait_until
 
 TINY = PoolRef(PoolSpec(name="tiny"), 1, 0.0)
@@ -232,20 +233,32 @@ def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
 
 
 def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up, tiny):
-    """3 asked, then 4 asked on top, then 3 is withdrawn: a failing 4 goes back to 1, not to 3."""
+    """2, 3 and 4 asked one on top of the other, then 3 is withdrawn: a failing 4 goes back to 2, and that to 1."""
     from shoal.pool import journal, requests
 
     def request(size: int) -> str:
         with Store().transaction() as session:
             return requests.scale(session, "tiny", size, holder="test", rollback_after=60, min_size=None, now=1e9)
 
-    first, second = request(3), request(4)
+    def withdraw(operation_id: str) -> None:
+        with Store().transaction() as session:
+            journal.withdraw(session, operation_id, "given up", 1e9)
+
+    two, three, four = request(2), request(3), request(4)
+    for operation_id, target in ((three, 4), (four, 2), (two, 1)):
+        withdraw(operation_id)
+        assert up.describe().target == target
+
+
+def test_what_has_succeeded_is_not_rolled_back(up):
+    """Its caller is interrupted when the sizes are right already."""
+    from shoal.pool import journal
+
+    assert up.scale(2)
+    succeeded = up.describe().last_operation.id
     with Store().transaction() as session:
-        journal.withdraw(session, first, "given up", 1e9)
-    assert up.describe().target == 4
-    with Store().transaction() as session:
-        journal.withdraw(session, second, "given up", 1e9)
-    assert up.describe().target == 1
+        assert not journal.withdraw(session, succeeded, "given up", 1e9)
+    assert up.describe().target == 2
 
 
 def test_an_interrupt_rolls_back(up):
@@ -286,6 +299,28 @@ def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
     LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
     wait_until(lambda: "not mine to start" in (_log("ghost")), "its refusal")
     assert len(tagged()) == 3
+
+
+def test_a_supervisor_of_another_life_of_the_pool_starts_nothing(up, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(TinyBackend, "start", lambda self, pool, nodes: None)
+        up.scale(2, is_async=True)
+        reconcile(Store(), "tiny")
+    planned = rows()[1]
+    TinyBackend().start(TINY, [replace(NodeRef.of(planned), epoch=planned.epoch - 1)])
+    wait_until(lambda: "not mine to start" in _log(planned.name), "its refusal")
+    assert rows()[1].state is NodeState.PLANNED
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("supervisor", ProcessId("another boot", 1, 1).to_json()), ("epoch", 7)], ids=["one", "life"]
+)
+def test_a_node_whose_row_was_given_to_another_ends_itself(up, field, value):
+    [node] = rows()
+    with Store().transaction() as session:
+        setattr(session.get_one(Node, node.id), field, value)
+    wait_until(lambda: node_processes(node) == [], "its end")
+    assert rows()[0].state is NodeState.READY  # it wrote nothing into a row that is not its own
 
 
 def test_two_supervisors_for_one_row_and_one_starts(up):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.claims import MARKER, Claim
@@ -70,10 +73,37 @@ def test_a_folder_of_others_is_left_alone(folder: str, marker: bytes | None) -> 
 
 def test_an_older_attempt_replaces_nothing_of_a_newer_one(folder: str) -> None:
     SECOND.take(folder)
+    assert SECOND.has_marked(folder) and not FIRST.has_marked(folder)
     for act in (FIRST.check, FIRST.take, FIRST.remove):
         with pytest.raises(InvalidArgumentError, match=r"belongs to attempt 2 of job \"job\", and attempt 1 is older"):
             act(folder)
     assert names(folder) == [MARKER]
+
+
+class Killed(BaseException):
+    """The process is gone at this point."""
+
+
+def killed_at_weights(remove: Callable[..., None]) -> Callable[..., None]:
+    def or_killed(*arguments: object) -> None:
+        if str(arguments[-1]).endswith("weights"):
+            raise Killed
+        remove(*arguments)
+
+    return or_killed
+
+
+def test_what_a_killed_removal_has_left_is_removed_by_the_next(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FIRST.take(folder)
+    write(f"{folder}/weights")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", lambda path: (path / name for name in sorted(os.listdir(path))))
+        patch.setattr(Path, "unlink", killed_at_weights(Path.unlink))
+        patch.setattr(MemoryFileSystem, "rm_file", killed_at_weights(MemoryFileSystem.rm_file))
+        with pytest.raises(Killed):
+            FIRST.remove(folder)
+    SECOND.remove(folder)
+    assert FIRST.check(folder) is False
 
 
 def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:

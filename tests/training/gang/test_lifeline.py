@@ -196,6 +196,7 @@ def test_whoever_says_no_hello_is_hung_up_on_after_a_while(heard: Heard, monkeyp
 
 def test_many_half_open_connections_keep_no_worker_out(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifeline, "_SPARE_CONNECTIONS", 3)
+    monkeypatch.setattr(lifeline, "_HELLO_SECONDS", 300.0)  # it is not their silence that ends them
     strangers = [heard.stranger() for _ in range(3 * (SIZE + 3))]
     try:
         for number, stranger in enumerate(strangers[: -(SIZE + 3)]):  # the newest have their time to say hello
