@@ -132,7 +132,7 @@ def test_cooldown_holds_replacements_back_but_no_operation():
 
 def test_a_cooldown_begins_with_the_second_failure_and_doubles_up_to_a_limit():
     assert [cooldown(times) for times in (1, 2, 3)] == [0.0, REPLACE_COOLDOWN, 2 * REPLACE_COOLDOWN]
-    assert cooldown(50) == REPLACE_COOLDOWN_MOST
+    assert cooldown(50) == cooldown(100_000) == REPLACE_COOLDOWN_MOST
 
 
 def test_an_idle_pool_goes_down_and_one_that_works_does_not():

@@ -197,7 +197,8 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 
 def cooldown(failures: int) -> float:
     """Seconds before the next try after so many nodes in a row failed with no operation open."""
-    return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0 ** (failures - 2), REPLACE_COOLDOWN_MOST)
+    doublings = min(failures - 2, 30)  # far beyond the limit, and within what a float holds
+    return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
 
 def has_settled(snapshot: Snapshot, now: float) -> bool:
