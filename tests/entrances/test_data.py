@@ -34,6 +34,7 @@ def test_paths(nothing_left, path: Any):
 
 
 @many
+@example(location="file://host/%00")
 @example(location=f"file:user:{SECRET}@host/{'a' * 300}")
 @given(location=st.one_of(local_urls, st.sampled_from(["a\0b", "\ud800", "/proc/x", "/dev/null"])))
 def test_staging_locations(nothing_left, tmp_path: Path, location: str):

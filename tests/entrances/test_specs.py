@@ -16,7 +16,7 @@ from shoal.distributors.xgboost import XGBScalingConfig
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of, staging
 from tests.entrances.conftest import refusals
-from tests.entrances.odd import documents, many, nested, numbers, texts, urls
+from tests.entrances.odd import SECRET, documents, many, nested, numbers, texts, urls
 
 BOOSTING: dict[str, Any] = {
     "dataset": {"paths": ["/data/x.parquet"], "splits": [{"weights": [1, 2], "index": 0, "seed": 1}]},
@@ -116,6 +116,12 @@ def test_configs(data: st.DataObject, kind: Any):
     )
     with refusals():
         kind(**options)
+
+
+def test_the_error_of_a_config_repeats_no_password():
+    with refusals():
+        WorkerResourceConfig(num_cpus=1, gpu_type=f"http://user:{SECRET}@host")
+        pytest.fail("a type of GPU was given, and no GPU")
 
 
 @pytest.mark.parametrize("field", ["n_estimators", "early_stopping_rounds"])

@@ -63,7 +63,9 @@ def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[s
         filesystem.create_dir(inner, recursive=True)
         with filesystem.open_output_stream(f"{inner}/{MARKER}") as stream:
             stream.write(b"Staged by shoal; removed when its job ends.\n")
-    except (OSError, pa.ArrowException) as exc:
+    except DataError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as exc:  # a ValueError: a path with a zero byte
         raise DataError(f"nothing can be staged in {base}: {exc}; name another place with staging_location=") from None
     try:
         yield directory

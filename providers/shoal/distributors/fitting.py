@@ -213,7 +213,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 **options,
             )
         except ValidationError as exc:
-            raise InvalidArgumentError(describe(exc)) from exc
+            raise InvalidArgumentError(describe(exc)) from None
 
     def _require(self) -> None:
         try:

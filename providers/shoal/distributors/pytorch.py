@@ -141,4 +141,4 @@ class PyTorchDistributor:
                 run_config=self.run_config.model_copy(update=elsewhere),
             )
         except ValidationError as error:
-            raise InvalidArgumentError(describe(error)) from error
+            raise InvalidArgumentError(describe(error)) from None

@@ -30,4 +30,4 @@ class Config(RedactedRepr, BaseModel):
             try:
                 super().__init__(**options)
             except ValidationError as exc:
-                raise InvalidArgumentError(f"{type(self).__name__}: {describe(exc)}") from exc
+                raise InvalidArgumentError(f"{type(self).__name__}: {describe(exc)}") from None
