@@ -195,7 +195,7 @@ def _postgresql(waiters: int) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure the store under many that wait.")
     parser.add_argument("--waiters", type=int, default=200, help="processes that wait (default 200)")
-    parser.add_argument("--seconds", type=int, default=45, help="how long each is measured (default 45)")
+    parser.add_argument("--seconds", type=int, default=20, help="how long each is measured (default 20)")
     parser.add_argument("--stores", nargs="+", default=["SQLite", "PostgreSQL"], help="which (default both)")
     args = parser.parse_args(argv)
     logging.disable(logging.INFO)
