@@ -66,7 +66,8 @@ postgresql:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql >/dev/null; } \
 		|| echo "PostgreSQL is not installed: its tests are skipped"
 
-# Six lanes, two at a time or as many as there are CPUs, the longest first. Ctrl-C is for pytest, which tears down.
+# Six lanes, the longest first; as many at a time as there are CPUs, and two at least.
+# `sed` ignores Ctrl-C, so that the output of pytest, which then tears down, is still shown.
 TESTS := pool training jobs engines docs prefect
 LANES ?= $(shell n=$$(nproc); echo $$((n > 2 ? n : 2)))
 POOL := tests/pool

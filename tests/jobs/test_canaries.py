@@ -21,7 +21,7 @@ from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.claims import Claim
 from shoal.training.pytorch.request import FunctionResult
-from tests.jobs.results import result_of
+from tests.support.job_results import result_of
 from tests.support.job_store import POOL
 
 CANARY = "cAnArY"

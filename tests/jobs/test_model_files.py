@@ -17,7 +17,7 @@ from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.claims import MARKER
 from shoal.training.pytorch.request import FunctionResult
-from tests.jobs.results import result_of
+from tests.support.job_results import result_of
 
 KEY = Key("job", 1)
 ORDER = Order("job", "retrain", "airflow:d/r", {"question": "q"}, {"api": "a", "gcs": "g"}, None)

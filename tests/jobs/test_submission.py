@@ -35,8 +35,8 @@ from shoal.pool.processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.run_config import RunConfig
-from tests.jobs.results import result_of
 from tests.support.fake_ray_head import FakeHead
+from tests.support.job_results import result_of
 from tests.support.job_store import POOL
 
 ENGINE = "airflow:dag/run"

@@ -92,7 +92,7 @@ def test_a_lease_of_another_boot_or_of_0_1_expires_by_the_wall_clock(up, clock):
 
 def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, clock, tiny, monkeypatch):
     monkeypatch.setattr(
-        "tests.support.tiny_node.TinyBackend.start", lambda self, pool, nodes: None
+        "tests.support.tiny_pools.TinyBackend.start", lambda self, pool, nodes: None
     )  # nodes that never come
     up.scale(3, is_async=True)
     clock.pass_to(ROLLBACK_AFTER - 60)
@@ -129,12 +129,17 @@ def test_replacements_that_fail_in_a_row_cool_down_and_the_reason_is_told(up, cl
         assert session.get_one(Pool, "tiny").cooldown_until is None  # nor does what is lost next
 
 
-def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
-    """Nobody swept meanwhile: it is the node's own supervisor that knows."""
+def slow_node(up, clock, tiny):
+    """A second node, which starts and gets no further until SLOW_FILE is gone."""
     (tiny / SLOW_FILE).touch()
     up.scale(2, is_async=True)
     reconcile(Store(), "tiny", clock=clock)
-    late = wait_until(lambda: rows()[1] if rows()[1].state is NodeState.STARTING else None, "a node that starts")
+    return wait_until(lambda: rows()[1] if rows()[1].state is NodeState.STARTING else None, "a node that starts")
+
+
+def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
+    """Nobody swept meanwhile: it is the node's own supervisor that knows."""
+    late = slow_node(up, clock, tiny)
     with Store().transaction() as session:
         session.get_one(Node, late.id).start_deadline = late.created_at
     (tiny / SLOW_FILE).unlink()
@@ -258,7 +263,7 @@ class Rows:
 
 
 def only_rows(monkeypatch, clock):
-    monkeypatch.setattr("tests.support.tiny_node.TinyBackend.start", lambda self, pool, nodes: None)
+    monkeypatch.setattr("tests.support.tiny_pools.TinyBackend.start", lambda self, pool, nodes: None)
     return Rows(clock)
 
 
@@ -429,10 +434,7 @@ def test_a_pool_of_another_host_keeps_that_hosts_times(only, clock):
 
 def test_a_supervisor_brings_its_node_up_after_a_suspend(up, clock, tiny):
     """Here the wall clock cannot be set for another process, so the row's times are put back by as much."""
-    (tiny / SLOW_FILE).touch()
-    up.scale(2, is_async=True)
-    reconcile(Store(), "tiny", clock=clock)
-    starting = wait_until(lambda: rows()[1] if rows()[1].state is NodeState.STARTING else None, "a node that starts")
+    starting = slow_node(up, clock, tiny)
     with Store().transaction() as session:
         node = session.get_one(Node, starting.id)
         node.created_at, node.start_deadline = node.created_at - SUSPEND, node.start_deadline - SUSPEND

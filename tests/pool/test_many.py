@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 
 import pytest
 
+from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
 from shoal.state.schema import Demand, NodeState, Operation, OperationState
-from tests.support.contending_process import contend
 from tests.support.pool_processes import folders, rows, tagged
 from tests.support.waiting import wait_until
 
@@ -19,6 +21,29 @@ pytestmark = pytest.mark.crash
 MAX_NODES = 4
 WANTS = [("lease" if number % 3 == 2 else "scale", 1 + (number * 5) % 6) for number in range(20)]
 """Sizes of 1 to 6, leases among them: some are above MAX_NODES."""
+
+
+def contend(what: str, size: int, go: Event, told: Connection) -> None:
+    """Wait for the signal, so that all begin together, and tell what became of it.
+
+    Args:
+        what: "scale" or "lease".
+        size: Nodes.
+        go: The signal.
+        told: Gets one sentence.
+    """
+    pool = ComputePool("tiny")
+    go.wait()
+    try:
+        if what == "scale":
+            pool.scale(size)
+        else:
+            with pool.lease(size):
+                held = len(pool.get_nodes())
+                assert held >= size, f"{held} of {size} nodes while it held the lease"
+        told.send("done")
+    except (InvalidArgumentError, ScaleError) as error:
+        told.send(f"refused: {error}")
 
 
 @pytest.mark.timeout(600)  # 112 s here on 2 CPUs, beside the other half of the tests

@@ -24,7 +24,8 @@ from shoal.state.runtime import runtime_root
 from shoal.state.schema import Demand, Node, NodeState, Operation, OperationState, Pool
 from tests.support import ROOT
 from tests.support.pool_processes import node_processes, nothing_left, rows, tagged
-from tests.support.tiny_node import FAIL_FILE, SLOW_FILE, TinyBackend
+from tests.support.tiny_node import FAIL_FILE, SLOW_FILE
+from tests.support.tiny_pools import TinyBackend
 from tests.support.waiting import wait_until
 
 TINY = PoolRef(PoolSpec(name="tiny"), 1, 0.0)

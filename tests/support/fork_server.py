@@ -2,7 +2,7 @@
 
 ``python -m tests.support.fork_server SOCKET`` is that process. What it forks cannot be told from
 ``python -m tests.support.tiny_node NODE_ID EPOCH`` started anew: a child of init that leads its own session, with the
-environment, in `/proc` too, and the log that were asked for. Only its command line is the server's.
+environment (in `/proc` too) and the log that were asked for. Only its command line is the server's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import ROOT, tiny_node
+
 ADDRESS = "SHOAL_TEST_FORK_SERVER"
 """The variable that names the server's socket to those who want a supervisor."""
 
@@ -29,12 +31,11 @@ _ROOM = 32_768
 @contextmanager
 def running() -> Iterator[str]:
     """A server for the duration; its address."""
-    root = Path(__file__).parents[2]
     with tempfile.TemporaryDirectory(prefix="shoal-test-forks-") as folder:
         address = f"{folder}/socket"
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.support.fork_server", address],
-            cwd=root,
+            cwd=ROOT,
             env={**os.environ, "ROOM_FOR_THE_ENVIRONMENT": "x" * _ROOM},
             stdout=subprocess.PIPE,
             text=True,
@@ -62,8 +63,6 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
 
 
 def _serve(address: str) -> None:
-    from tests.support import tiny_node
-
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
@@ -77,13 +76,12 @@ def _serve(address: str) -> None:
                         os._exit(0)  # so that the supervisor is a child of init
                     listener.close()
                     connection.close()
-                    _become(tiny_node.main, **asked)
+                    _become(**asked)
                 os.waitpid(between, 0)
                 connection.sendall(b"forked")
 
 
-def _become(main: object, argv: list[str], env: dict[str, str], log: str) -> None:
-    assert callable(main)
+def _become(argv: list[str], env: dict[str, str], log: str) -> None:
     try:
         os.setsid()
         for target, file, how in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
@@ -92,10 +90,10 @@ def _become(main: object, argv: list[str], env: dict[str, str], log: str) -> Non
             os.close(opened)
         os.dup2(1, 2)
         os.environ.clear()
-        os.environ.update(env)  # copies: from here on nothing of the process points to where the first ones were
+        os.environ.update(env)  # as copies: nothing points to the memory of the first ones any more
         _show_environment(env)
         sys.argv = [sys.argv[0], *argv]
-        main()
+        tiny_node.main()
     except BaseException:
         traceback.print_exc()
     os._exit(1)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from shoal.pool.processes import NODE_TAG, ProcessId
-from shoal.state import Store, home
+from shoal.pool.processes import ProcessId
+from shoal.state import Store
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import Node, Operation, OperationState
-from tests.support.pool_processes import folders, node_processes, rows
+from tests.support.pool_processes import folders, living, node_processes, rows
 
 
 @dataclass
@@ -63,20 +63,12 @@ def open_operations() -> list[Operation]:
 
 def _of_home(*, tagged: bool) -> list[int]:
     """Processes that carry this home in their environment, or its runtime root in their arguments; not the caller."""
-    mine, root, tag = f"SHOAL_HOME={home()}".encode(), os.fsencode(runtime_root()), f"{NODE_TAG}=".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid() or ProcessId.of(int(name)) is None:
-            continue
-        try:
-            environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            arguments = Path(f"/proc/{name}/cmdline").read_bytes()
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        of_node = root in arguments or (mine in environ and any(entry.startswith(tag) for entry in environ))
-        if of_node if tagged else of_node or mine in environ:
-            found.append(int(name))
-    return found
+    root = os.fsencode(runtime_root())
+    return [
+        process.pid
+        for process in living()
+        if root in process.command or (process.is_of_node() if tagged else process.is_of_home())
+    ]
 
 
 def _listeners() -> dict[int, list[str]]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from sqlalchemy import select
@@ -22,33 +25,46 @@ def rows() -> list[Node]:
         return list(session.scalars(select(Node).order_by(Node.created_at)))
 
 
-def processes_of_home() -> list[str]:
-    """Command lines of all that was started for this home, detached or not; the caller is left out."""
-    mine = f"SHOAL_HOME={home()}".encode()
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name != str(os.getpid()) and mine in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:  # no process, ended meanwhile, or another user's
+class Process(NamedTuple):
+    """A process of this machine.
+
+    Attributes:
+        pid: Its id.
+        environment: What it was started with, as `NAME=value` each.
+        command: Its program and arguments, each with a zero byte behind.
+    """
+
+    pid: int
+    environment: list[bytes]
+    command: bytes
+
+    def is_of_home(self) -> bool:
+        """Whether it was started for this home."""
+        return f"SHOAL_HOME={home()}".encode() in self.environment
+
+    def is_of_node(self) -> bool:
+        """Whether it was started for a node of this home."""
+        return self.is_of_home() and any(entry.startswith(f"{NODE_TAG}=".encode()) for entry in self.environment)
+
+
+def living() -> Iterator[Process]:
+    """All processes but this one, those that have ended and those of other users."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid() or ProcessId.of(int(folder.name)) is None:
             continue
-    return found
+        with suppress(OSError):  # ended meanwhile, or another user's
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            yield Process(int(folder.name), environment, (folder / "cmdline").read_bytes())
+
+
+def processes_of_home() -> list[str]:
+    """Command lines of all that was started for this home, detached or not."""
+    return [process.command.replace(b"\0", b" ").decode() for process in living() if process.is_of_home()]
 
 
 def tagged() -> list[int]:
     """Processes of any node of this home, by their environment."""
-    mine = f"SHOAL_HOME={home()}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid() or ProcessId.of(int(name)) is None:
-            continue
-        try:
-            environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if mine in environ and any(entry.startswith(f"{NODE_TAG}=".encode()) for entry in environ):
-            found.append(int(name))
-    return found
+    return [process.pid for process in living() if process.is_of_node()]
 
 
 def folders() -> list[str]:

@@ -10,17 +10,13 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.pool import supervisor
-from shoal.pool.backends import LocalBackend, NodeRef, PoolRef
-from shoal.pool.backends.local import log_path, node_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.steps import At, JournalStep
 from shoal.state import steps
 from shoal.state.schema import Node
-from tests.support import fork_server
 from tests.support.waiting import wait_until
 
 FAIL_FILE = "refuse-to-start"
@@ -76,16 +72,6 @@ class TinyMember:
     def stop(self) -> None:
         for child in self._children[:1]:
             child.kill()
-
-
-class TinyBackend(LocalBackend):
-    """The local backend whose supervisors are forked."""
-
-    def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        for node in nodes:
-            fork_server.spawn(
-                [node.id, str(node.epoch)], env=node_environment(node), log=log_path(node.pool, node.name)
-            )
 
 
 def main() -> None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
+from shoal.pool.backends.local import log_path, node_environment
 from tests.support import ROOT, fork_server
 from tests.support.homes import STORES
 from tests.support.pool_processes import nothing_left
-from tests.support.tiny_node import TinyBackend
+
+
+class TinyBackend(LocalBackend):
+    """The local backend whose supervisors are forked."""
+
+    def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
+        for node in nodes:
+            fork_server.spawn(
+                [node.id, str(node.epoch)], env=node_environment(node), log=log_path(node.pool, node.name)
+            )
 
 
 @pytest.fixture(scope="session")
