@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from shoal.jobs import JobHandle, JobSpec, Tracking, attempts, credentials, mode
 from shoal.jobs.attempts import Key
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.handle import JobTimeoutError
-from shoal.jobs.logs import log_path
+from shoal.jobs.logs import LogFollower, log_path
 from shoal.jobs.truth import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
@@ -102,12 +103,16 @@ def key(handle: JobHandle) -> Key:
     return Key(handle.job_id, handle.attempt)
 
 
-def run(store: Store, head: FakeHead, handle: JobHandle, lines: str = "") -> None:
+ENDED = replace(ProcessId.mine(), start=1)
+"""A driver whose process is no more, so that only the head can say what became of it."""
+
+
+def run(store: Store, head: FakeHead, handle: JobHandle, lines: str = "", driver: ProcessId = ENDED) -> None:
     """What a driver does when it begins."""
     path = log_path(key(handle))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(lines)
-    attempts.start(store, key(handle), ProcessId.mine().to_json(), 1000.0)
+    attempts.start(store, key(handle), driver.to_json(), 1000.0)
     head.jobs[key(handle).submission_id].status = "RUNNING"
 
 
@@ -375,6 +380,25 @@ class TestWait:
 
         assert row(store, handle).asked_at >= 1030.0
         assert row(store, handle).state is JobState.RUNNING
+
+    def test_a_driver_that_lives_here_costs_its_head_no_question(self, store, head, submit, held, spec, monkeypatch):
+        handle = held(submit(spec))
+        run(store, head, handle, driver=ProcessId.mine())
+        asked = []
+        monkeypatch.setattr(head, "answer", lambda *request: asked.append(request) or (500, ""))
+
+        with pytest.raises(JobTimeoutError):
+            handle.wait(timeout=60.0)
+
+        assert asked == []
+
+    def test_without_a_reader_the_log_is_not_fetched(self, store, head, submit, held, spec, monkeypatch):
+        handle = held(submit(spec))
+        run(store, head, handle)
+        monkeypatch.setattr(LogFollower, "lines", lambda *_, **__: pytest.fail("it was fetched"))
+
+        with pytest.raises(JobTimeoutError):
+            handle.wait(timeout=5.0, on_log=None)
 
     def test_a_failure_ends_with_its_cause(self, store, head, submit, held, spec):
         handle = held(submit(spec))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shoal.errors import (
@@ -37,7 +38,10 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-"""Between looks at a job's row, which take no lock."""
+"""Between looks at a job's row, which take no lock; a wait of more than 5 s looks after a tenth of the time waited."""
+
+_POLL_MOST_S = 2.0
+"""The longest pause between two looks: 200 waiters that looked every second tripled the time of `shoal jobs list`."""
 
 _HEAD_CHECK_S = 3.0
 """Between two questions to the head whether the driver still runs; needed only for a driver that was killed."""
@@ -125,7 +129,7 @@ class JobHandle:
         job: Its row.
         secrets: What its driver needs and its spec does not say; None in the hand of another than its asker.
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` ends the job.
-        endpoint_of: Finds the head of a pool.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.truth.pool_endpoint` by default.
         clock: Seconds since the epoch.
         monotonic: Seconds by a clock that never jumps.
         sleep: How to wait.
@@ -138,7 +142,7 @@ class JobHandle:
         *,
         secrets: Secrets | None = None,
         cancel_on_interrupt: bool = False,
-        endpoint_of: Callable[[str], Endpoint] = pool_endpoint,
+        endpoint_of: Callable[[str], Endpoint] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -148,7 +152,7 @@ class JobHandle:
         self._pool = job.pool
         self._secrets = secrets
         self._cancel_on_interrupt = cancel_on_interrupt
-        self._endpoint_of = endpoint_of
+        self._endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
         self._clock = clock
         self._monotonic = monotonic
         self._sleep = sleep
@@ -195,7 +199,7 @@ class JobHandle:
             JobTimeoutError: It has not ended within `timeout`.
         """
         try:
-            for line in self._follow(timeout):
+            for line in self._follow(timeout, with_log=on_log is not None):
                 if on_log is not None:
                     on_log(line)
         except KeyboardInterrupt:
@@ -302,8 +306,8 @@ class JobHandle:
         The row of a job on another host's pool is only read: that host sets it right.
         """
         job = self._ask()
-        if job.state in JOB_ENDED:
-            return job
+        if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
+            return job  # a driver that lives will record its end: no question to the head is needed
         try:
             is_missing = self._judge(job) is Missing.SUBMISSION
         except PoolElsewhereError:
@@ -388,7 +392,8 @@ class JobHandle:
         self._tidy(job)
         return verdict
 
-    def _follow(self, timeout: float | None) -> Iterator[str]:
+    def _follow(self, timeout: float | None, *, with_log: bool = True) -> Iterator[str]:
+        """Wait until the job has ended, and yield the lines of its log meanwhile."""
         follower = self._log()
         started = self._monotonic()
         head_check = started
@@ -399,16 +404,17 @@ class JobHandle:
             else:
                 job = self._ask()
             ended = job.state in JOB_ENDED
-            if job.state is not JobState.PENDING:  # before its driver runs there is only Ray's own chatter
+            if with_log and job.state is not JobState.PENDING:  # before its driver runs there is only Ray's own chatter
                 yield from follower.lines(ended=ended)
             if ended:
                 return
-            if timeout is not None and self._monotonic() - started > timeout:
+            waited = self._monotonic() - started
+            if timeout is not None and waited > timeout:
                 raise JobTimeoutError(
                     f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s; it goes on: '
                     f"shoal.jobs.attach({self.job_id!r}) finds it again"
                 )
-            self._sleep(_POLL_S)
+            self._sleep(min(max(_POLL_S, waited / 10), _POLL_MOST_S))
 
     def _outcome(self) -> JobResult:
         job = attempts.load(self._store, self._key)

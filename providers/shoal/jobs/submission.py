@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import attempts, credentials, ids, staging
@@ -31,7 +32,7 @@ def submit(
     *,
     holder: str | None = None,
     key: str = "",
-    endpoint_of: Callable[[str], Endpoint] = pool_endpoint,
+    endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobHandle:
     """Have a training run on a pool, or find the run that does it already.
@@ -44,7 +45,7 @@ def submit(
         spec: What to train.
         holder: Who asks, by default this process.
         key: Tells apart the tasks of one holder that ask for the same (a task's id and map index).
-        endpoint_of: Finds the head of a pool.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.truth.pool_endpoint` by default.
         clock: Seconds since the epoch.
 
     Raises:
@@ -55,6 +56,7 @@ def submit(
     """
     holder = storable(holder or python_holder())
     store = Store()
+    endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
     spec = spec.completed(pool, os.environ)
     spec = spec.model_copy(update={"question": staging.question(spec)})

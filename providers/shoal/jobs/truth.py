@@ -87,8 +87,12 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
     return None
 
 
-def pool_endpoint(name: str) -> Endpoint:
+def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
     """Where the head of a pool is.
+
+    Args:
+        name: The pool.
+        store: Where its row is; the default store if not given.
 
     Raises:
         PoolNotFoundError: There is no such pool.
@@ -97,7 +101,7 @@ def pool_endpoint(name: str) -> Endpoint:
     """
     from shoal.pool.api import ComputePool
 
-    return ComputePool(name).endpoint()
+    return ComputePool(name, store=store).endpoint()
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
@@ -81,13 +82,13 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
             session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
         ),
         nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
-        works=any(_works(job) for job in unfinished_jobs(session, [name])),
+        works=any(map(_works, session.scalars(select(Job.driver).where(Job.pool == name, _UNFINISHED)))),
     )
 
 
-def _works(job: Job) -> bool:
+def _works(driver: dict[str, Any] | None) -> bool:
     """Whether an unfinished job is really there: its driver may have died with nobody to say so in its row."""
-    return job.driver is None or not ProcessId.from_json(job.driver).known_dead()
+    return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
 def require_here(pool: Pool) -> None:
