@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -144,3 +145,52 @@ def test_the_private_api_is_the_one_that_was_tested():
 def test_status_is_json(pool):
     status = json.loads(json.dumps(pool.describe().to_dict()))
     assert (status["state"], status["target"], len(status["active"])) == ("up", 3, 3)
+
+
+class _SilentHeadsNode:
+    """Stands for Ray's `Node`: its head answers as `answers` says."""
+
+    gcs_address = "127.0.0.1:1"
+    node_id = "ab"
+    answers = True
+
+    def __init__(self, *_, **__):
+        pass
+
+    def dead_processes(self):
+        return []
+
+    def get_gcs_client(self):
+        return self
+
+    def get_cluster_resource_state(self, timeout_s):
+        from ray.core.generated import autoscaler_pb2
+
+        if not self.answers:
+            raise ray.exceptions.RpcError("unavailable")
+        return autoscaler_pb2.GetClusterResourceStateReply().SerializeToString()
+
+
+@pytest.mark.parametrize("head", ["127.0.0.1:1", None], ids=["worker node", "head"])
+def test_a_node_whose_head_stays_silent_is_given_up_and_counts_as_busy_until_then(monkeypatch, tmp_path, head):
+    from shoal.pool.backends import raylet
+
+    now = 100.0
+    monkeypatch.setattr(raylet, "Node", _SilentHeadsNode)
+    monkeypatch.setattr(raylet, "time", SimpleNamespace(monotonic=lambda: now))
+    node = raylet.Raylet(raylet.RayletSpec("n", tmp_path, 1, 0, 2**20, head))
+    assert not node.busy()
+    node._node.answers = False
+    assert node.busy()
+    now += raylet.HEAD_PATIENCE
+    assert node.busy()
+    assert node.dead() is None
+    node._node.answers = True
+    assert not node.busy()
+    node._node.answers = False
+    now += 1
+    assert node.busy()
+    now += raylet.HEAD_PATIENCE
+    assert node.dead() is None  # the patience begins anew with each answer
+    now += 1
+    assert node.dead() == (head and f"its head at {head} is out of reach")

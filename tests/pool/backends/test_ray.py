@@ -182,3 +182,14 @@ def test_the_autoscaler_is_asked_for_the_largest_claim_and_told_when_it_goes(alo
         assert seen.jobs() == []
         assert len(seen.nodes()) == 1
         assert sweep(Store()) == []
+
+
+@pytest.mark.parametrize(("kinds", "expected"), [(["node_a", "node_b"], False), (["node_a", "cpu_worker"], True)])
+def test_a_heads_status_that_names_its_node_types_needs_no_job_to_find_the_autoscaler(monkeypatch, kinds, expected):
+    types = {f"10.0.0.{number}": kind for number, kind in enumerate(kinds)}
+    status = {"data": {"clusterStatus": {"autoscalerReport": {"nodeTypeMapping": types}}}}
+    asked = []
+    monkeypatch.setattr(Cluster, "_ask", lambda _, method, path: asked.append((method, path)) or status)
+    monkeypatch.setattr(Cluster, "submit", lambda *_: pytest.fail("a job was submitted"))
+    assert Cluster(PoolSpec.parse("ray://foreign?address=http://127.0.0.1:1")).has_autoscaler() is expected
+    assert asked == [("GET", "/api/cluster_status")]

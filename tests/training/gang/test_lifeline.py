@@ -4,6 +4,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -236,3 +237,12 @@ def test_a_silent_stranger_is_not_waited_for(heard: Heard) -> None:
     with heard.stranger():
         wait_until(lambda: heard.board._lines, "the connection")
         assert heard.board.wait_all_gone(0)
+
+
+def test_a_connection_that_the_network_ends_loses_its_worker_with_the_kernels_reason(heard: Heard) -> None:
+    with heard.stranger() as worker:
+        worker.sendall(f"{heard.board.token} 1\n".encode())
+        assert heard.board.wait_joined(1, 30)
+        worker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends a reset
+    assert heard.next() == (1, EventKind.GONE, "its host stopped answering (Connection reset by peer)")
+    assert heard.board.wait_all_gone(30)

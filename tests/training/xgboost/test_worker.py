@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from itertools import pairwise
@@ -15,9 +16,9 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training import memory
-from shoal.training.context import get_context
+from shoal.training.context import TrainingContext, get_context
 from shoal.training.rows import Columns, Part, ShardRows, in_whole_groups
 from shoal.training.task import Checkpoint, Segment, Task
 from shoal.training.user_code import UserCode
@@ -176,3 +177,23 @@ def test_a_metric_with_the_name_of_another(rows: Path) -> None:
     of = session(rows, user_code=UserCode(metrics=(lambda *_: ("rmse", 1.0),)))
     with pytest.raises(InvalidArgumentError, match='two metrics are called "rmse"'):
         model(of)
+
+
+@pytest.mark.parametrize(("tracker", "tied"), [("127.0.0.1", [True]), ("10.0.0.1", [])])
+def test_listeners_are_tied_to_loopback_only_where_the_tracker_is_there(
+    monkeypatch: pytest.MonkeyPatch, tracker: str, tied: list[bool]
+) -> None:
+    ties: list[bool] = []
+    monkeypatch.setattr(xgboost.collective, "CommunicatorContext", lambda **_: contextlib.nullcontext())
+    monkeypatch.setattr(worker, "tie_to_loopback", lambda: ties.append(True))
+    with worker._communicator({"dmlc_tracker_uri": tracker}, TrainingContext()):
+        assert ties == tied
+
+
+def test_a_rank_that_xgboost_gives_otherwise_fails_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xgboost.collective, "CommunicatorContext", lambda **_: contextlib.nullcontext())
+    with (
+        pytest.raises(TrainingError, match="gave rank 0 to the worker of rank 1"),
+        worker._communicator({"dmlc_tracker_uri": "10.0.0.1"}, TrainingContext(rank=1, world_size=2)),
+    ):
+        pytest.fail("the training went on")
