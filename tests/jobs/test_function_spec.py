@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from shoal.data import DataConnector, ShardedDataConnector
-from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of, staging
+from shoal.errors import DataError, InvalidArgumentError, JobError
+from shoal.jobs import FunctionJobSpec, JobSpec, function_work, parse_spec, spec_of, staging
+from shoal.jobs.function_spec import FunctionRegister
 from shoal.jobs.function_work import _program
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
 
@@ -85,3 +87,26 @@ def test_a_function_is_found_by_its_name_or_its_program(tmp_path: Path) -> None:
         _program(FunctionJobSpec(train_func="shoal.training.pytorch.context:x"))
     with pytest.raises(JobError, match="cannot be read"):
         _program(FunctionJobSpec(program=str(tmp_path / "aa")))
+
+
+def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    register = FunctionRegister(**REGISTER, input_cols=("a",))
+    entered: list[tuple[tuple[object, ...], dict[str, object]]] = []
+    monkeypatch.setattr(function_work.scoring, "load", lambda uri: f"model of {uri}")
+    monkeypatch.setattr(
+        function_work.gate, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
+    )
+    place, run = object(), SimpleNamespace(logged_model=lambda: "models:/m-1")
+    assert function_work._register(register, place, run) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
+    given = {"model_uri": "models:/m-1", "model": "model of models:/m-1", "label_col": "y", "input_cols": ("a",)}
+    assert entered == [((place, run, register), given)]
+    nothing = SimpleNamespace(logged_model=lambda: None)
+    with pytest.raises(JobError, match='the function logged no model, and register wants one for "net"'):
+        function_work._register(register, place, nothing)  # type: ignore[arg-type]
+
+
+def test_a_holdout_that_is_not_there_is_told_before_the_function_runs(tmp_path: Path) -> None:
+    register = {**REGISTER, "holdout": {"paths": [str(tmp_path / "none.parquet")]}}
+    spec = FunctionJobSpec(train_func=FUNCTION, register=register)
+    with pytest.raises(DataError, match=r"none\.parquet"):
+        function_work.work(spec, SimpleNamespace())  # type: ignore[arg-type]
