@@ -34,7 +34,8 @@ def test_the_life_of_a_pool(shoal_process, clean_end):
     assert "1 of 2 nodes active, 1 pending" in progress
     listed, _ = ask("pool", "nodes", "cli")
     assert [node["cpus"] for node in listed["nodes"]] == [1, 1]
-    assert "cli-0" in shoal_process("pool", "describe").stdout
+    shown = shoal_process("pool", "describe").stdout
+    assert all(node["name"] in shown for node in listed["nodes"])
     refused, _ = ask("pool", "scale", "4", code=2)
     assert "MAX_NODES=3" in refused["error"]["message"]
     checked, _ = ask("doctor")
