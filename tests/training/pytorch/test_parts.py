@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program, Script
 from shoal.training.pytorch.progress import Metrics
 from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out
+from shoal.training.pytorch.tracked import adopt_model
 from shoal.training.scaling import Node
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
@@ -468,3 +470,46 @@ def test_run_local_is_rank_0_of_1_with_a_process_group(tmp_path: Path) -> None:
 def test_a_wrong_number_of_processes_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="num_processes must be a positive number"):
         TorchDistributor(wrong)
+
+
+class _Tracking:
+    """Stands for MLflow as `adopt_model` uses it; `model` is what user code logged last."""
+
+    def __init__(self, model: Any) -> None:
+        self.last_logged_model = lambda: model
+        self.entities = SimpleNamespace(LoggedModelOutput=lambda model_id, step: (model_id, step))
+        self.outputs: list[Any] = []
+
+    def MlflowClient(self) -> Any:
+        return SimpleNamespace(log_outputs=lambda run_id, models: self.outputs.append((run_id, models)))
+
+
+@pytest.mark.parametrize(
+    ("model", "outputs"),
+    [
+        (SimpleNamespace(model_id="m-1", source_run_id=None), [("run-1", [("m-1", 0)])]),
+        (SimpleNamespace(model_id="m-1", source_run_id="another"), []),
+        (None, []),
+    ],
+    ids=["without a run", "of another run", "none"],
+)
+def test_a_model_logged_without_a_run_counts_as_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, model: Any, outputs: list[Any]
+) -> None:
+    tracking = _Tracking(model)
+    monkeypatch.setitem(sys.modules, "mlflow", tracking)  # type: ignore[arg-type]
+    monkeypatch.setenv("MLFLOW_RUN_ID", "run-1")
+    adopt_model(pytest.fail)
+    assert tracking.outputs == outputs
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    adopt_model(pytest.fail)
+    assert tracking.outputs == outputs
+
+
+def test_a_model_that_cannot_be_counted_is_told_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setenv("MLFLOW_RUN_ID", "run-1")
+    told: list[str] = []
+    adopt_model(told.append)
+    assert told
+    assert "could not be counted as the job's" in told[0]
