@@ -15,10 +15,11 @@ import pytest
 import sqlalchemy as sa
 
 from shoal import ComputePool, jobs
-from shoal.jobs import JobHandle, parse_spec, staging
+from shoal.jobs import JobHandle, parse_spec
+from shoal.jobs.files import staging
 from shoal.pool.api import list_pools
-from shoal.pool.processes import ProcessId
 from shoal.state import Store, home
+from shoal.state.process import ProcessId
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
 from shoal.state.store import SCHEMA_VERSION

@@ -24,15 +24,16 @@ from shoal.airflow.operators import (
     SweepPoolsOperator,
 )
 from shoal.errors import InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
-from shoal.jobs import JobHandle, JobResult, attempts
-from shoal.jobs.attempts import Key
+from shoal.jobs import JobHandle, JobResult
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
 from tests.airflow.conftest import RUN
 from tests.support.job_store import POOL
-from tests.support.pool_processes import rows
+from tests.support.pool_processes import node_rows
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
 
@@ -137,11 +138,11 @@ def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
     assert clean.execute(context)["released"] is False
     assert [one.holder for one in up.describe().leases] == ["airflow:a_dag/other"]
     CleanupPoolOperator(task_id="clean", pool_name="tiny", holder="airflow:a_dag/other").execute(context)
-    wait_until(lambda: up.sweep() is not None and len(rows()) == 1, "the head alone")
+    wait_until(lambda: up.sweep() is not None and len(node_rows()) == 1, "the head alone")
 
 
 def test_sweep_clears_what_is_left_of_a_dead_node(up, context):
-    (node,) = rows()
+    (node,) = node_rows()
     ProcessId.from_json(node.supervisor).signal(signal.SIGKILL)
     did = wait_until(lambda: SweepPoolsOperator(task_id="sweep").execute(context), "the leftovers")
     assert any(f"ended {node.name}" in line for line in did)

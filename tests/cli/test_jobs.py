@@ -7,7 +7,7 @@ import pytest
 
 from shoal.cli.jobs import _parse
 from shoal.errors import JobFailedError
-from shoal.jobs.logs import log_path
+from shoal.jobs.files.logs import log_path
 from tests.cli.conftest import document
 
 SPEC = {
@@ -142,6 +142,6 @@ def test_a_detached_training(shoal, spec_file, monkeypatch):
 
 
 def _key(job_id):
-    from shoal.jobs.attempts import Key
+    from shoal.jobs.journal.attempts import Key
 
     return Key(job_id, 1)

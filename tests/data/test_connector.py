@@ -20,9 +20,9 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.data.filesystems import join, split_query
-from shoal.data.shard import clear_current_shard, set_current_shard
-from shoal.data.sources import ParquetSource
+from shoal.data.gang_position import clear_current_shard, set_current_shard
+from shoal.data.parquet.filesystems import join, split_query
+from shoal.data.parquet.source import ParquetSource
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -237,7 +237,7 @@ def test_from_dataset(write: Write, tmp_path: Path) -> None:
 
 
 def test_from_sql_streams_and_widens_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.data.sql.CHUNK_ROWS", 10)
+    monkeypatch.setattr("shoal.data.staging.sql.CHUNK_ROWS", 10)
     url = f"sqlite:///{tmp_path / 'x.db'}"
     engine = sa.create_engine(url)
     with engine.begin() as connection:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector
-from shoal.data.groups import find_groups, plan_groups
-from shoal.data.plan import RowGroup
+from shoal.data.planning.groups import find_groups, plan_groups
+from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import DataError
 
 

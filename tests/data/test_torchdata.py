@@ -25,9 +25,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector, torchplan
-from shoal.data.shard import clear_current_shard, set_current_shard
-from shoal.data.torchdata import TorchDataset
+from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
+from shoal.data.gang_position import clear_current_shard, set_current_shard
+from shoal.data.torch import sampler
+from shoal.data.torch.dataset import TorchDataset
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from tests.data.conftest import Write
 
@@ -59,7 +60,7 @@ def brief_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the row groups were large: no more than four are shuffled at a time."""
-    monkeypatch.setattr(torchplan, "BUFFER_ROWS", 1)
+    monkeypatch.setattr(sampler, "BUFFER_ROWS", 1)
 
 
 def xs(items: Any) -> list[int]:
@@ -552,7 +553,7 @@ def test_one_row_group_at_a_time_and_the_buffer(
     rows = 20_000
     path = write("a.parquet", rows, **{f"x{i}": np.arange(12 * rows, dtype=np.float64) for i in range(8)})
     group = 8 * 8 * rows
-    monkeypatch.setattr(torchplan, "BUFFER_BYTES", 2 * group)
+    monkeypatch.setattr(sampler, "BUFFER_BYTES", 2 * group)
     dataset = DataConnector.from_parquet(path).to_torch_dataset(1_000, shuffle=shuffle)
     whole, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(counted)

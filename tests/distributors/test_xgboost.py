@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.distributors import where
+from shoal.distributors import dispatch
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.request import TrainRequest
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.run_config import RunConfig
-from shoal.training.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes
 from tests.training.custom import mean_error, squared_error
 
@@ -95,8 +95,8 @@ def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.Monkey
         asked.append(request)
         raise InvalidArgumentError("stopped here")
 
-    monkeypatch.setattr(where, "is_connected", lambda: False)
-    monkeypatch.setattr("shoal.distributors.elsewhere.run_as_job", elsewhere)
+    monkeypatch.setattr(dispatch, "is_connected", lambda: False)
+    monkeypatch.setattr("shoal.distributors.as_job.run_as_job", elsewhere)
     estimator = XGBEstimator(
         7, "reg:squarederror", {"max_depth": np.int64(3)}, run_config=RunConfig(pool_name="p", seed=5)
     )

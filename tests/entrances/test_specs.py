@@ -14,7 +14,8 @@ from shoal.distributors.lightgbm import LightGBMScalingConfig
 from shoal.distributors.pytorch import PyTorchScalingConfig, WorkerResourceConfig
 from shoal.distributors.xgboost import XGBScalingConfig
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of, staging
+from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
+from shoal.jobs.files import staging
 from tests.entrances.conftest import refusals
 from tests.entrances.odd import SECRET, documents, many, nested, numbers, texts, urls
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from shoal.jobs.asking import Asking
+from shoal.jobs.polling import Asking
 from shoal.state.schema import Job
 
 

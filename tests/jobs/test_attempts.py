@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import attempts
-from shoal.jobs.attempts import Key, Order
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 

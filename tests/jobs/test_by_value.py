@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import by_value
-from shoal.training.user_code import UserCode
+from shoal.jobs.files import code_store
+from shoal.training.boosting.user_code import UserCode
 
 
 class Mine:
@@ -31,7 +31,7 @@ def scaled(factor: float, predictions: float, labels: float) -> float:
 
 def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None:
     along = UserCode(callbacks=(Mine(21), sorted), objective=partial(scaled, 2.0), metrics=(scaled,))
-    path = by_value.store_user_code(along, str(tmp_path))
+    path = code_store.store_user_code(along, str(tmp_path))
     read = f"from shoal.jobs import by_value\nalong = by_value.load_user_code({path!r})\nmine, other = along.callbacks"
     read += "\nprint(mine.double(), other([2, 1]), along.objective(3, 1), along.metrics[0](1, 3, 1), along.names())"
     said = subprocess.run([sys.executable, "-c", read], cwd="/", capture_output=True, text=True, check=True)
@@ -40,14 +40,14 @@ def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None
 
 def test_what_cannot_be_pickled(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent .*lock"):
-        by_value.store_user_code(UserCode(callbacks=(threading.Lock(),)), str(tmp_path))
+        code_store.store_user_code(UserCode(callbacks=(threading.Lock(),)), str(tmp_path))
 
 
 def test_what_is_gone_or_was_changed(tmp_path: Path) -> None:
-    path = Path(by_value.store_user_code(UserCode(callbacks=(1,)), str(tmp_path)))
+    path = Path(code_store.store_user_code(UserCode(callbacks=(1,)), str(tmp_path)))
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(JobError, match=r"was changed since it was stored"):
-        by_value.load_user_code(str(path))
+        code_store.load_user_code(str(path))
     path.unlink()
     with pytest.raises(JobError, match=r"cannot be read: .*No such file"):
-        by_value.load_user_code(str(path))
+        code_store.load_user_code(str(path))

@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from shoal import RunConfig
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, attempts, credentials, load_results
-from shoal.jobs.attempts import Key, Order
+from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, credentials, load_results
+from shoal.jobs.files.artifacts import folder, save_results
+from shoal.jobs.files.staging import question
 from shoal.jobs.handle import JobStatus
-from shoal.jobs.model_files import folder, save_results
-from shoal.jobs.staging import question
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.claims import Claim

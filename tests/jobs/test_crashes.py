@@ -20,10 +20,10 @@ from sqlalchemy import select, update
 import shoal.jobs
 from shoal.data import DataConnector
 from shoal.jobs import load_training, parse_spec
-from shoal.jobs.attempts import Key
-from shoal.jobs.leftovers import discard_leftovers
+from shoal.jobs.files.leftovers import discard_leftovers
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.steps import JobStep
 from shoal.jobs.spec import JobResult
-from shoal.jobs.steps import JobStep
 from shoal.state import Store, home
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lock, Promotion, PromotionState
 from shoal.training.claims import MARKER
@@ -292,7 +292,7 @@ def test_every_step_is_tried():
 
 
 def test_every_transaction_is_a_step():
-    """What changes a job goes through `shoal.jobs.steps`."""
+    """What changes a job goes through `shoal.jobs.journal.steps`."""
     modules = Path(shoal.jobs.__file__).parent.rglob("*.py")
     assert [path.name for path in modules if re.search(r"tore\.transaction\(", path.read_text())] == []
 

@@ -7,8 +7,9 @@ import pytest
 
 from shoal.data import DataConnector, ShardedDataConnector
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of, staging
-from shoal.jobs.function_work import _program
+from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
+from shoal.jobs.driver.function import _program
+from shoal.jobs.files import staging
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
 
 FUNCTION = "shoal.training.pytorch.context:get_context"

@@ -14,9 +14,10 @@ import mlflow
 import pytest
 
 from shoal.data.spec import DatasetSpec
-from shoal.jobs import Register, gate
-from shoal.jobs.attempts import Key
-from shoal.jobs.gate import Outcome
+from shoal.jobs import Register
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.mlflow import promotion
+from shoal.jobs.mlflow.promotion import Outcome
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.support.waiting import wait_until
@@ -65,7 +66,7 @@ class Registry:
         return Client(self._uri)
 
     def challenge(self, loss: float, client: Client | None = None) -> Outcome:
-        return gate.challenge(
+        return promotion.challenge(
             client or self.client(),
             Store(),
             Register(model=self.model, metric="rmse", holdout=DatasetSpec(paths=("/holdout",))),
@@ -129,7 +130,7 @@ def registry(
     either_store: object, mlflow_uri: str, logged: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Registry:
     """A champion with a loss of 0.9, and a lock that whoever holds it loses at once to the next."""
-    monkeypatch.setattr(gate, "_LOCK_TTL_S", 0.0)
+    monkeypatch.setattr(promotion, "_LOCK_TTL_S", 0.0)
     mlflow.set_tracking_uri(mlflow_uri)
     registry = Registry(mlflow_uri, logged, request.node.name)
     assert registry.challenge(0.9).promoted
@@ -161,7 +162,7 @@ def test_a_better_challenger_paused_beyond_its_lock_is_champion_in_the_end(regis
 
 
 def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registry, threads, monkeypatch):
-    settle, reached, go_on = gate.Ledger.settle, threading.Event(), threading.Event()
+    settle, reached, go_on = promotion.Ledger.settle, threading.Event(), threading.Event()
 
     def paused(*arguments: Any) -> bool:
         settled = settle(*arguments)
@@ -170,7 +171,7 @@ def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registr
             assert go_on.wait(PAUSE)
         return settled
 
-    monkeypatch.setattr(gate.Ledger, "settle", paused)
+    monkeypatch.setattr(promotion.Ledger, "settle", paused)
     client = registry.client()
     was_set: list[float] = []
     client.before_setting = lambda: was_set.append(registry.champion())

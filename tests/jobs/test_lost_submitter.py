@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from shoal import jobs
-from shoal.jobs import attempts, submission
-from shoal.jobs.attempts import Key
-from shoal.pool import journal, reconciler, silent_jobs
-from shoal.pool.backends.local import token_path
-from shoal.pool.processes import ProcessId
+from shoal.jobs import submission
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.pool import reconciler, silent_jobs
+from shoal.pool.backends.local.backend import token_path
+from shoal.pool.journal import rows
 from shoal.pool.silent_jobs import SilentJobs
 from shoal.state import Store, stamps
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import TOKEN, FakeHead
 from tests.support.job_store import POOL
@@ -155,7 +157,7 @@ def test_a_dead_driver_of_this_host_keeps_no_pool_up(headed, head, spec, dead):
     key = pending(headed, head, spec, submitter=None, asked_ago=0.0, sent=True)
     attempts.start(headed, key, dead, 1.0)
     with headed.reading() as session:
-        assert journal.load(session, POOL, lock=False).works is False
+        assert rows.load(session, POOL, lock=False).works is False
 
 
 class TestSilentJobs:

@@ -9,10 +9,12 @@ import cloudpickle
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import JobResult, attempts, load_results, model_files
-from shoal.jobs.attempts import Key, Order
-from shoal.jobs.logs import log_path
-from shoal.jobs.workplace import Workplace
+from shoal.jobs import JobResult, load_results
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.files import artifacts
+from shoal.jobs.files.logs import log_path
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.claims import MARKER
@@ -42,8 +44,8 @@ def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:
     """A function's job that has succeeded."""
     attempts.ask(store, ORDER, 1.0)
     attempts.start(store, KEY, {}, 2.0)
-    folder = model_files.folder(KEY, str(location))
-    path, sha256 = model_files.save_results(folder, place(store).claim(), ANSWER)
+    folder = artifacts.folder(KEY, str(location))
+    path, sha256 = artifacts.save_results(folder, place(store).claim(), ANSWER)
     result = result_of(results_path=path)
     said = {"result": result.model_dump(mode="json"), "results_digest": sha256 if digest else None}
     assert attempts.end(store, KEY, JobState.SUCCEEDED, 3.0, **said)
@@ -76,10 +78,10 @@ def test_an_attempts_folder_of_something_else_is_refused_before_training(store: 
     folder.mkdir(parents=True)
     (folder / "model.ubj").write_text("of another store")
     with pytest.raises(InvalidArgumentError, match="is not empty, and no marker"):
-        model_files.check(str(folder), place(store).claim(), str(tmp_path))
+        artifacts.check(str(folder), place(store).claim(), str(tmp_path))
     assert (folder / "model.ubj").read_text() == "of another store"
     with pytest.raises(InvalidArgumentError, match="cannot be written to"):
-        model_files.check("/etc/passwd/job/1", place(store).claim(), "/etc/passwd")
+        artifacts.check("/etc/passwd/job/1", place(store).claim(), "/etc/passwd")
 
 
 def test_an_attempts_log_lies_beside_its_files(store: Store) -> None:
@@ -87,10 +89,10 @@ def test_an_attempts_log_lies_beside_its_files(store: Store) -> None:
     log = log_path(KEY)
     log.parent.mkdir(parents=True)
     log.write_text("begun")
-    claim, folder = place(store).claim(), model_files.folder(KEY, None)
-    model_files.check(folder, claim, None)
-    model_files.save_results(folder, claim, ANSWER)
-    model_files.check(folder, claim, None)
+    claim, folder = place(store).claim(), artifacts.folder(KEY, None)
+    artifacts.check(folder, claim, None)
+    artifacts.save_results(folder, claim, ANSWER)
+    artifacts.check(folder, claim, None)
     assert sorted(path.name for path in log.parent.iterdir()) == [MARKER, "driver.log", "results.pkl"]
 
 

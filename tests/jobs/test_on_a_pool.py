@@ -17,11 +17,12 @@ from shoal import ComputePool, jobs
 from shoal.data import DataConnector
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
-from shoal.jobs import JobHandle, JobSpec, Register, Tracking, attempts
-from shoal.jobs.attempts import Key
-from shoal.jobs.logs import log_path
-from shoal.pool.processes import ProcessId
+from shoal.jobs import JobHandle, JobSpec, Register, Tracking
+from shoal.jobs.files.logs import log_path
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training.claims import MARKER
 from shoal.training.run_config import RunConfig
@@ -249,7 +250,7 @@ def test_secrets_reach_the_function_and_nothing_else(
             with contextlib.suppress(psutil.Error):
                 commands.add("\0".join(process.cmdline()))
 
-    monkeypatch.setattr("shoal.distributors.elsewhere.say", lambda line: (look(), lines.append(line)))
+    monkeypatch.setattr("shoal.distributors.as_job.say", lambda line: (look(), lines.append(line)))
     lines: list[str] = []
     response = function.run(hyper_params={"password": password, "database": f"postgresql://me:{password}@db/x"})
 

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from shoal.jobs import attempts, submission
-from shoal.jobs.attempts import Key
-from shoal.pool.processes import ProcessId
+from shoal.jobs import submission
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.state.host import host_id, hostname
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lease, Pool
 from tests.support import another_host
 from tests.support.job_store import POOL
@@ -70,8 +71,9 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
 
 
 def test_a_job_that_another_host_cancelled_before_it_began_leaves_no_credentials(store, running, monkeypatch):
-    from shoal.jobs import credentials, driver
+    from shoal.jobs import credentials
     from shoal.jobs.credentials import Secrets
+    from shoal.jobs.driver import main as driver
 
     credentials.hand_over(running.submission_id, Secrets({"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI"}))
     attempts.end(store, running, JobState.CANCELLED, 2.0, error="on request")

@@ -10,9 +10,9 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
+from shoal.jobs.files.staging import question
 from shoal.jobs.function_spec import FunctionJobSpec
 from shoal.jobs.ids import checked, is_interactive, job_id
-from shoal.jobs.staging import question
 from shoal.training.run_config import RunConfig
 
 TRAIN = {"dataset": {"paths": ["/data/train"]}, "input_cols": ["a", "b"], "label_col": "y"}

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from shoal import jobs
 from shoal.data import DataConnector
-from shoal.data.staging import MARKER
+from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
     JobCancelledError,
     JobError,
@@ -24,16 +24,18 @@ from shoal.errors import (
     PoolElsewhereError,
     PoolNotFoundError,
 )
-from shoal.jobs import JobHandle, JobSpec, Tracking, attempts, credentials, model_files, submission
-from shoal.jobs.attempts import Key
+from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import artifacts
+from shoal.jobs.files.logs import LogFollower, log_path
 from shoal.jobs.handle import JobTimeoutError
-from shoal.jobs.logs import LogFollower, log_path
-from shoal.jobs.truth import HEAD_PATIENCE_S
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.liveness import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.processes import ProcessId
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.run_config import RunConfig
 from tests.support.fake_ray_head import FakeHead
@@ -650,7 +652,7 @@ class TestCancel:
         folder = tmp_path / handle.job_id / "1"
         folder.mkdir(parents=True)
         if mine:
-            model_files.claim_of(store, key(handle)).mark(str(folder))
+            artifacts.claim_of(store, key(handle)).mark(str(folder))
         half = folder / f"data.{'0' * 32}"
         half.write_text("half")
 

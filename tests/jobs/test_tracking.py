@@ -12,13 +12,15 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
-from shoal.jobs import Register, Tracking, attempts, gate, scoring
-from shoal.jobs import tracking as tracking_module
-from shoal.jobs.attempts import Key, Order
-from shoal.jobs.gate import Outcome, is_better
+from shoal.jobs import Register, Tracking
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.mlflow import promotion, scoring
+from shoal.jobs.mlflow import tracking as tracking_module
+from shoal.jobs.mlflow.promotion import Outcome, is_better
+from shoal.jobs.mlflow.tracking import Run, metric_name
 from shoal.jobs.spec import ChampionResult
-from shoal.jobs.tracking import Run, metric_name
-from shoal.jobs.workplace import Workplace
 from shoal.state import Store
 from shoal.state.schema import JobState
 from tests.support.job_store import POOL
@@ -176,7 +178,7 @@ class TestGate:
     def challenge(self, run: Run, store: Store, name: str, rounds: int, holdout: DataConnector) -> Outcome:
         register = Register(model=name, metric="rmse", holdout=holdout)
         model = booster(rounds)
-        return gate.challenge(
+        return promotion.challenge(
             run.client,
             store,
             register,
@@ -219,7 +221,7 @@ class TestGate:
             )  # another is promoted while this one is scored
             return scoring.score(scoring.load(uri), holdout, "y", "rmse")
 
-        outcome = gate.challenge(
+        outcome = promotion.challenge(
             run.client,
             store,
             register,
@@ -243,7 +245,7 @@ class TestGate:
         data = frame()
         model = lightgbm.train({"verbosity": -1}, lightgbm.Dataset(data[COLUMNS], data["y"]), 50)
         uri = run.log_model("lightgbm", model, data[COLUMNS])
-        outcome = gate.challenge(
+        outcome = promotion.challenge(
             run.client,
             store,
             Register(model="either", metric="rmse", holdout=holdout),
@@ -297,7 +299,7 @@ class TestGate:
         attempts.start(store, Key("job", 1), {}, 0.0)
 
         def entered(times: Times, columns: list[str]) -> Outcome:
-            gate.check_holdout(register, "y", columns)
+            promotion.check_holdout(register, "y", columns)
             inputs = frame()[columns].to_numpy()
             signature = infer_signature(inputs, inputs[:, 0])
             uri = mlflow.pyfunc.log_model(
@@ -305,7 +307,7 @@ class TestGate:
             ).model_uri
             place = Workplace(store, Key("job", 1), run, {}, {})
             model = scoring.load(uri)
-            return gate.enter(place, run, register, model_uri=uri, model=model, label_col="y", input_cols=columns)
+            return promotion.enter(place, run, register, model_uri=uri, model=model, label_col="y", input_cols=columns)
 
         assert entered(Times(3, 1), ["a", "b"]).value < 1e-6
         other = entered(Times(1), ["a"])
@@ -330,7 +332,7 @@ class TestGate:
         against = ChampionResult(version="1", value=0.5)
 
         def said(*, promoted: bool, champion: ChampionResult | None) -> str:
-            return gate.describe(Outcome("2", 0.75, promoted, champion), register)
+            return promotion.describe(Outcome("2", 0.75, promoted, champion), register)
 
         assert said(promoted=True, champion=None) == "m version 2 (auc=0.75) is the first champion"
         assert said(promoted=True, champion=against) == "m version 2 (auc=0.75) replaces champion version 1 (auc=0.5)"

@@ -13,7 +13,7 @@ from shoal.state import Store
 from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool, PoolState
 from tests.support import another_host
-from tests.support.pool_processes import folders, kill_supervisor, nothing_left, rows, tagged
+from tests.support.pool_processes import folders, kill_supervisor, node_rows, nothing_left, tagged
 from tests.support.waiting import wait_until
 
 
@@ -126,7 +126,7 @@ def test_one_pool_that_raises_does_not_end_a_sweep(up):
             max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
         )  # fmt: skip
         session.add(broken)
-    dead = rows()[0]
+    dead = node_rows()[0]
     kill_supervisor(dead)
 
     did = sweep(Store())

@@ -14,7 +14,7 @@ from shoal.pool.reconcile import sweep
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
 from tests.support import ROOT, clocks
-from tests.support.pool_processes import folders, rows, tagged
+from tests.support.pool_processes import folders, node_rows, tagged
 from tests.support.waiting import wait_until
 
 _PREPARE = """
@@ -76,13 +76,13 @@ def only_the_head_is_there() -> bool:
         clock = clocks.installed(patch)
         clock.pass_to(LEASE_TTL)  # which is past the deadline of an operation, too
         sweep(Store(), clock=clock)
-    return [node.is_head for node in rows()] == [True]
+    return [node.is_head for node in node_rows()] == [True]
 
 
 def nothing_came_of_it() -> None:
     wait_until(lambda: len(tagged()) == 3, "supervisors with nothing to start to leave")
     assert only_the_head_is_there()
-    assert folders() == [node.id for node in rows()]
+    assert folders() == [node.id for node in node_rows()]
     assert sweep(Store()) == []
 
 

@@ -17,12 +17,12 @@ from shoal.data import DataConnector, categories
 from shoal.data.categories import encoded, to_lists
 from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training import boosting
-from shoal.training.boosting import train
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.rows import Columns, Part
+from shoal.training.boosting.task import Segment, Task
 from shoal.training.context import get_context
-from shoal.training.request import TrainRequest, TrainResult
-from shoal.training.rows import Columns, Part
-from shoal.training.task import Segment, Task
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.categories import note
 from tests.support.two_node_cluster import TwoNodes
@@ -195,7 +195,7 @@ def test_interrupted_and_resumed_it_is_the_same_model(
 def test_what_is_refused_before_anything_starts(
     driver: TwoNodes, flights: Path, framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boosting, "shared_gang", None)
+    monkeypatch.setattr(engine, "shared_gang", None)
     with pytest.raises(InvalidArgumentError, match='categorical_cols names "tail"'):
         train(request(framework, flights, categorical_cols=("carrier", "tail")))
     with pytest.raises(DataError, match='"hour" is of type float, which cannot be categories'):

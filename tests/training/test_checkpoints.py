@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, WorkerLostError
-from shoal.training import boosting, resilience
-from shoal.training.boosting import segment_length, train
+from shoal.training import restarts
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import segment_length, train
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.task import Segment
 from shoal.training.gang.gang import Gang
-from shoal.training.request import TrainRequest
-from shoal.training.task import Segment
 from tests.support.two_node_cluster import TwoNodes, assert_ended, write_rows
 from tests.training.test_xgboost import request, spec
 
@@ -36,7 +37,7 @@ class Losses:
         self.left = list(segments)
         self.seen: list[Segment] = []
         self.lost: list[int] = []
-        on_all = boosting._Training._on_all
+        on_all = engine._Training._on_all
 
         def act(training: Any, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
             if name == "boost":
@@ -47,7 +48,7 @@ class Losses:
                     (deed or (lambda: os.kill(gang.workers[1].pid, signal.SIGKILL)))()
             return on_all(training, gang, name, args)
 
-        monkeypatch.setattr(boosting._Training, "_on_all", act)
+        monkeypatch.setattr(engine._Training, "_on_all", act)
 
 
 def asked(rows: Path, max_restarts: int = 0, **changes: Any) -> TrainRequest:
@@ -113,7 +114,7 @@ def test_one_loss_too_many(
 def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(asked(rows, params=SAMPLED))
     Losses(monkeypatch, 1, deed=driver.kill_second)
-    attempt, attempts = boosting._Training._attempt, []
+    attempt, attempts = engine._Training._attempt, []
 
     def attempted(training: Any) -> Any:
         attempts.append(training)
@@ -121,7 +122,7 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
             driver.replace_second()
         return attempt(training)
 
-    monkeypatch.setattr(boosting._Training, "_attempt", attempted)
+    monkeypatch.setattr(engine._Training, "_attempt", attempted)
     resumed = train(asked(rows, 1, params=SAMPLED))
     assert (resumed.model, resumed.restarts, len(attempts)) == (whole.model, 1, 3)
 
@@ -131,8 +132,8 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
 def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resilience, "_REPLACE_SECONDS", 1.0)
-    for module in (boosting, resilience):
+    monkeypatch.setattr(restarts, "_REPLACE_SECONDS", 1.0)
+    for module in (engine, restarts):
         monkeypatch.setattr(module, "WAIT_SECONDS", 20.0)
     Losses(monkeypatch, 1, 1, deed=driver.kill_second)
     try:

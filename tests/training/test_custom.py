@@ -10,11 +10,11 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training import boosting
-from shoal.training.boosting import train
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import get_context
-from shoal.training.request import TrainRequest
-from shoal.training.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training import test_lightgbm, test_xgboost
 from tests.training.custom import mean_error, squared_error, worst_error
@@ -115,7 +115,7 @@ def test_what_a_function_raises_on_one_rank_is_told(driver: TwoNodes, rows: Path
 def test_what_is_refused_before_anything_starts(
     driver: TwoNodes, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boosting, "shared_gang", None)
+    monkeypatch.setattr(engine, "shared_gang", None)
     one = spec(write_rows(tmp_path / "one", rows=1, files=1))
     with pytest.raises(DataError, match=r'eval_set "few" has 1 row, too few for 2 workers.*custom_metric'):
         train(request("xgboost", rows, eval_sets={"few": one}), user_code=UserCode(metrics=(mean_error,)))

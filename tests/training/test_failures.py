@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.errors import DataError, TrainingError, WorkerLostError
-from shoal.training import boosting
+from shoal.training.boosting import engine
+from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.gang.gang import Gang
-from shoal.training.request import Framework, TrainRequest
 from tests.support.two_node_cluster import COLUMNS, TwoNodes, alive, assert_ended, write_rows
 from tests.support.waiting import wait_until
 from tests.training.sabotage import FIRST, Sabotage
@@ -57,8 +57,8 @@ class Attempt:
             self.gang = gang
             return gang.run(self.sabotage, [(name, arg) for arg in args], timeout=HANG_SECONDS)
 
-        monkeypatch.setattr(boosting._Training, "_on_all", on_all)
-        boosting.train(request(self.rows, self.sabotage.framework))
+        monkeypatch.setattr(engine._Training, "_on_all", on_all)
+        engine.train(request(self.rows, self.sabotage.framework))
 
     def when_reached(self, act: Callable[[Gang], None]) -> threading.Thread:
         """Acts, in a thread, once the worker has come to its stage."""
@@ -177,16 +177,16 @@ def test_a_file_is_spoilt_after_it_was_planned(
     told: str,
 ) -> None:
     rows = write_rows(tmp_path / "rows")
-    on_all = boosting._Training._on_all
+    on_all = engine._Training._on_all
 
     def spoilt(training: Any, gang: Any, name: str, *args: Any) -> Any:
         if name == FIRST[framework]:
             spoil(rows / "part-1.parquet")
         return on_all(training, gang, name, *args)
 
-    monkeypatch.setattr(boosting._Training, "_on_all", spoilt)
+    monkeypatch.setattr(engine._Training, "_on_all", spoilt)
     with pytest.raises(DataError, match=told + r".*\[rank \d"):
-        boosting.train(request(rows, framework))
+        engine.train(request(rows, framework))
 
 
 DRIVER = """

@@ -15,12 +15,12 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training import boosting
-from shoal.training.boosting import train
-from shoal.training.inputs import REPLICATED_ROWS
-from shoal.training.request import TrainRequest, TrainResult
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.inputs import REPLICATED_ROWS
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import ScalingConfig
-from shoal.training.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.test_checkpoints import Losses
 from tests.training.test_xgboost import spec, without_statistics
@@ -120,7 +120,7 @@ def test_a_loss_after_the_last_round_changes_nothing(
 ) -> None:
     asked = request(rows, n_estimators=8, run_config={"checkpoint_every": 4, "max_restarts": 1})
     whole = train(asked)
-    on_all, killed = boosting._Training._on_all, []
+    on_all, killed = engine._Training._on_all, []
 
     def lose(training: Any, gang: Any, name: str, *args: Any) -> Any:
         if name == "finish" and not killed:
@@ -128,7 +128,7 @@ def test_a_loss_after_the_last_round_changes_nothing(
             os.kill(killed[0], signal.SIGKILL)
         return on_all(training, gang, name, *args)
 
-    monkeypatch.setattr(boosting._Training, "_on_all", lose)
+    monkeypatch.setattr(engine._Training, "_on_all", lose)
     resumed = train(asked)
     assert (resumed.restarts, resumed.rounds) == (1, 8)
     assert resumed.model == whole.model
@@ -236,7 +236,7 @@ def test_nulls_found_while_reading(driver: TwoNodes, tmp_path: Path) -> None:
 
 
 def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boosting, "shared_gang", None)
+    monkeypatch.setattr(engine, "shared_gang", None)
     with pytest.raises(InvalidArgumentError, match="did you mean num_leaves"):
         train(request(rows, params={"num_leavs": 3}))
     with pytest.raises(TrainingError, match="LightGBM refuses the parameters"):

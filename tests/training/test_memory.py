@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.training import cgroup, memory
+from shoal.training.host import cgroup, memory
 
 PEAK = """
 from shoal.training import memory

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from shoal.training import progress
-from shoal.training.progress import Rounds
+from shoal.training.boosting import progress
+from shoal.training.boosting.progress import Rounds
 
 HISTORY = {"eval": {"rmse": [3.0, 2.5], "mae": [1.0, 0.123456]}}
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester
-from shoal.data.plan import Shard
-from shoal.training import memory
-from shoal.training.inputs import deal
-from shoal.training.rows import _CHEAP_BYTES as CHEAP
-from shoal.training.rows import Columns, Part, ShardRows, cache_budget
+from shoal.data.planning.row_groups import Shard
+from shoal.training.boosting.inputs import deal
+from shoal.training.boosting.rows import _CHEAP_BYTES as CHEAP
+from shoal.training.boosting.rows import Columns, Part, ShardRows, cache_budget
+from shoal.training.host import memory
 
 COLUMNS = Columns(("number", "half"), "label", weight="weight")
 PLENTY = 2**30

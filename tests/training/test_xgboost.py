@@ -10,9 +10,9 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
-from shoal.training.boosting import train
-from shoal.training.request import TrainRequest, TrainResult
-from shoal.training.user_code import UserCode
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray
@@ -150,7 +150,7 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
         def before_training(self, model: Any) -> Any:
             import socket
 
-            from shoal.training.loopback import is_loopback, open_listeners
+            from shoal.training.host.loopback import is_loopback, open_listeners
 
             for listener in open_listeners():
                 host = listener.getsockname()[0].removeprefix("::ffff:")

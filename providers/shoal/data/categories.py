@@ -10,7 +10,7 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.data.sources import ParquetSource
+    from shoal.data.parquet.source import ParquetSource
 
 Categories = Mapping[str, "pa.Array"]
 """Column -> its categories, ascending, in the type that `category_type` gives; the code of one is its place, from 0."""

@@ -6,22 +6,21 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.data.arrays import dtype_of
 from shoal.data.categories import category_type
-from shoal.data.plan import RowRange
+from shoal.data.planning.row_groups import RowRange
+from shoal.data.torch.columns import dtype_of
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from shoal.data.connector import DataConnector
-    from shoal.data.footers import Footer
-    from shoal.data.sources import ParquetSource
+    from shoal.data.parquet.footers import Footer
+    from shoal.data.parquet.source import ParquetSource
 
 
 def validate_columns(
-    connector: DataConnector,
+    source: ParquetSource,
     input_cols: Sequence[str],
     label_col: str | None = None,
     extra_cols: Sequence[str] = (),
@@ -32,7 +31,7 @@ def validate_columns(
     """Checks that the columns exist in every file that has rows, are of types to train on, and hold something.
 
     Args:
-        connector: The dataset.
+        source: The dataset.
         input_cols: Feature columns.
         label_col: Label column, if there is one.
         extra_cols: Further columns, such as weights.
@@ -46,7 +45,6 @@ def validate_columns(
             value at all, or there are no rows.
     """
     names = _column_names(input_cols, label_col, extra_cols, categorical_cols)
-    source = connector.source
     reference = source.reference()
     schema = source.schema()
     for name in names:
@@ -73,7 +71,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
         columns: Names of columns; None: all there are.
 
     Returns:
-        Column -> NumPy dtype of its values, in the order given; see :func:`shoal.data.arrays.dtype_of`.
+        Column -> NumPy dtype of its values, in the order given; see :func:`shoal.data.torch.columns.dtype_of`.
 
     Raises:
         InvalidArgumentError: If `columns` contradicts itself.
@@ -123,11 +121,11 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: 
             _check_like_reference(footer, reference, columns, partitions, text_cols)
 
 
-def check_categories(connector: DataConnector, types: Mapping[str, pa.DataType]) -> None:
+def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) -> None:
     """Refuses columns none of whose values can be a category of the training set.
 
     Args:
-        connector: Rows to evaluate or to predict.
+        source: Rows to evaluate or to predict.
         types: Column of categories -> its type in the training set, or that of the categories themselves.
 
     Raises:
@@ -135,7 +133,6 @@ def check_categories(connector: DataConnector, types: Mapping[str, pa.DataType])
     """
     import pyarrow as pa
 
-    source = connector.source
     schema = source.schema()
     for name, expected in types.items():
         type_ = schema.field(name).type
@@ -146,17 +143,16 @@ def check_categories(connector: DataConnector, types: Mapping[str, pa.DataType])
             )
 
 
-def check_label(connector: DataConnector, label_col: str) -> None:
+def check_label(source: ParquetSource, label_col: str) -> None:
     """Refuses null labels that the footers' statistics show; :func:`check_label_values` finds the rest at reading.
 
     Args:
-        connector: The dataset.
+        source: The dataset.
         label_col: Label column.
 
     Raises:
         DataError: Naming file, column and row group.
     """
-    source = connector.source
     for footer in source.footers():
         for row_group, (rows, _) in enumerate(footer.groups):
             nulls = source.null_count(footer.path, row_group, label_col) if rows else 0
@@ -167,17 +163,16 @@ def check_label(connector: DataConnector, label_col: str) -> None:
                 )
 
 
-def check_group(connector: DataConnector, group_col: str) -> None:
+def check_group(source: ParquetSource, group_col: str) -> None:
     """Checks that the column exists in every file that has rows, in one type.
 
     Args:
-        connector: The dataset.
+        source: The dataset.
         group_col: Column of groups, of any type.
 
     Raises:
         DataError: If a file lacks it, or has it in another type.
     """
-    source = connector.source
     _check_present(source.reference().path, group_col, source.schema().names)
     check_same_schema(source, [group_col])
 

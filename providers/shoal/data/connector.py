@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from shoal.data.groups import find_groups, plan_groups
+from shoal.data.gang_position import current_shard
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
-from shoal.data.plan import Shard, plan_shards
-from shoal.data.shard import DataShard, current_shard
-from shoal.data.sources import ParquetSource
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning.groups import find_groups, plan_groups
+from shoal.data.planning.row_groups import Shard, plan_shards
+from shoal.data.planning.splits import Split
+from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
-from shoal.data.splits import Split
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
 
-    from shoal.data.torchdata import TorchDataset
+    from shoal.data.torch.dataset import TorchDataset
 
 IngesterClass = type[ArrowIngester] | type[RayDataIngester]
 PathLike = str | os.PathLike[str]
@@ -93,7 +94,7 @@ class DataConnector:
             DataError: If a column cannot be written, or nothing can be staged there.
             InvalidArgumentError: If `df` is no table.
         """
-        from shoal.data.staging import stage_dataframe, staged
+        from shoal.data.staging.staged_data import stage_dataframe, staged
 
         with staged(staging_location) as directory:
             stage_dataframe(df, directory)
@@ -119,8 +120,8 @@ class DataConnector:
         Raises:
             DataError: If the query fails, or a column cannot be written.
         """
-        from shoal.data.sql import stage_query
-        from shoal.data.staging import staged
+        from shoal.data.staging.sql import stage_query
+        from shoal.data.staging.staged_data import staged
 
         with staged(staging_location) as directory:
             stage_query(query, connection, directory)
@@ -145,15 +146,15 @@ class DataConnector:
             ingestor_class: What reads the rows in the workers.
             staging_location: Directory or URI that all nodes reach; ``$SHOAL_HOME/staging`` by default.
         """
-        from shoal.data import arrowdataset
+        from shoal.data.staging import arrow_datasets
 
-        source = arrowdataset.source_in_place(dataset)
+        source = arrow_datasets.source_in_place(dataset)
         if source is not None:
             return cls(source, ingestor_class)
-        from shoal.data.staging import staged
+        from shoal.data.staging.staged_data import staged
 
         with staged(staging_location) as directory:
-            arrowdataset.stage(dataset, directory)
+            arrow_datasets.stage(dataset, directory)
         return cls(ParquetSource(directory), ingestor_class, directory)
 
     @classmethod
@@ -174,8 +175,8 @@ class DataConnector:
             staging_location: Directory or URI that all nodes reach; ``$SHOAL_HOME/staging`` by default, where one host
                 has all nodes.
         """
-        from shoal.data.raydata import stage_dataset
-        from shoal.data.staging import staged
+        from shoal.data.ray_data import stage_dataset
+        from shoal.data.staging.staged_data import staged
 
         with staged(staging_location) as directory:
             stage_dataset(ds, directory, checked=staging_location is not None)
@@ -251,12 +252,12 @@ class DataConnector:
         return self.source.digest()
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Deals the rows to workers; see :func:`shoal.data.plan.plan_shards`.
+        """Deals the rows to workers; see :func:`shoal.data.planning.row_groups.plan_shards`.
 
         Args:
             num_workers: Number of shards.
             seed: Seed of the shuffle.
-            group_col: Column of groups that stay together, which is read for it; see :mod:`shoal.data.groups`.
+            group_col: Column of groups that stay together, which is read for it; see :mod:`shoal.data.planning.groups`.
 
         Returns:
             One shard per worker, by rank.
@@ -324,7 +325,7 @@ class DataConnector:
             columns: Columns to hand out, in this order; all by default.
 
         Returns:
-            A :class:`shoal.data.torchdata.TorchDataset`, to be handed to a DataLoader or read as it is.
+            A :class:`shoal.data.torch.dataset.TorchDataset`, to be handed to a DataLoader or read as it is.
 
         Raises:
             DataError: If a column is missing, torch has no type for it or files differ in it, or there are no rows.
@@ -341,7 +342,7 @@ class DataConnector:
         Raises:
             InvalidArgumentError: If this process is not connected to Ray.
         """
-        from shoal.data.raydata import ranges_dataset
+        from shoal.data.ray_data import ranges_dataset
 
         return ranges_dataset(self.source, self.source.ranges(), None)
 
@@ -368,13 +369,13 @@ class DataConnector:
         """
         if self.staging is None:
             return False
-        from shoal.data.staging import discard
+        from shoal.data.staging.staged_data import discard
 
         return discard(self.staging)
 
     def _read(self, limit: int | None) -> pa.Table:
         from shoal.data.checks import check_same_schema
-        from shoal.data.reading import take_rows
+        from shoal.data.parquet.reading import take_rows
 
         schema = self.schema()
         check_same_schema(self.source, schema.names)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from shoal.data.plan import Shard
+from shoal.data.planning.row_groups import Shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.data.sources import ParquetSource
+    from shoal.data.parquet.source import ParquetSource
 
 
 class Ingester(Protocol):
@@ -83,9 +83,9 @@ class RayDataIngester:
             InvalidArgumentError: If this process is not connected to Ray.
             DataError: If a file is gone, corrupt, changed since it was planned, or lacks a column; it names the file.
         """
-        from shoal.data import raydata
+        from shoal.data import ray_data
 
-        return raydata.iter_ranges(self.source, shard.ranges, columns)
+        return ray_data.iter_ranges(self.source, shard.ranges, columns)
 
 
 INGESTERS: dict[str, type[ArrowIngester] | type[RayDataIngester]] = {

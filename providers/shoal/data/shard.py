@@ -1,64 +1,20 @@
-"""Where this process stands in a gang, and the rows that are its own."""
+"""The rows of a dataset that one worker of a gang reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.plan import Shard
-from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.data.gang_position import GangPosition
+from shoal.data.planning.row_groups import Shard
+from shoal.errors import MissingExtraError
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
     from shoal.data.ingest import Ingester
-    from shoal.data.torchdata import TorchDataset
-
-
-@dataclass(frozen=True, slots=True)
-class GangPosition:
-    """Rank and size of the gang that this process belongs to, and the seed that all its members plan with."""
-
-    rank: int
-    world_size: int
-    seed: int = 0
-
-
-ALONE = GangPosition(rank=0, world_size=1)
-
-# One per process, not a context variable: a thread that the user starts in a worker must not take itself for rank 0 of
-# 1 and read every row.
-_position = ALONE
-
-
-def current_shard() -> GangPosition:
-    """Where this process stands; rank 0 of 1 outside a gang."""
-    return _position
-
-
-def set_current_shard(rank: int, world_size: int, seed: int = 0) -> None:
-    """Says where this process stands; the training package calls it once in each worker.
-
-    Args:
-        rank: Rank of this worker, from 0.
-        world_size: Number of workers in the gang.
-        seed: Seed of the plan, the same in all workers.
-
-    Raises:
-        InvalidArgumentError: If `rank` is not below `world_size`.
-    """
-    global _position
-    if not 0 <= rank < world_size:
-        raise InvalidArgumentError(f"rank {rank} is not one of a gang of {world_size}")
-    _position = GangPosition(rank, world_size, seed)
-
-
-def clear_current_shard() -> None:
-    """Leaves the gang: rank 0 of 1 again."""
-    global _position
-    _position = ALONE
+    from shoal.data.torch.dataset import TorchDataset
 
 
 class DataShard:
@@ -104,7 +60,7 @@ class DataShard:
         Args:
             limit: Number of rows to read at most; all by default.
         """
-        from shoal.data.reading import take_rows
+        from shoal.data.parquet.reading import take_rows
 
         frame: pd.DataFrame = take_rows(self.iter_batches(), limit).to_pandas()
         return frame
@@ -130,13 +86,13 @@ class DataShard:
                 none waits in a collective operation for one that has run out.
 
         Returns:
-            A :class:`shoal.data.torchdata.TorchDataset`, to be handed to a DataLoader or read as it is.
+            A :class:`shoal.data.torch.dataset.TorchDataset`, to be handed to a DataLoader or read as it is.
 
         Raises:
             DataError: If a column is missing, torch has no type for it or files differ in it, or there are no rows.
         """
         try:
-            from shoal.data.torchdata import TorchDataset
+            from shoal.data.torch.dataset import TorchDataset
         except ImportError as exc:
             raise MissingExtraError("torch", "torch") from exc
         return TorchDataset(

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from shoal.distributors import where
+from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
@@ -64,12 +64,12 @@ class Site:
             run_config=self.run_config,
         )
         with self._nodes():
-            run = where.run_function if self.remote else where.run_function_here
+            run = dispatch.run_function if self.remote else dispatch.run_function_here
             return run(request, program).results
 
     def _nodes(self) -> AbstractContextManager[Any]:
         """The nodes that it takes, for as long as the call lasts."""
-        if not self.remote or where.is_connected():
+        if not self.remote or dispatch.is_connected():
             return nullcontext()
         from shoal.pool.api import ComputePool
 

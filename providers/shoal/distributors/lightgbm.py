@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.fitting import BoostingEstimator, checked_rounds
+from shoal.distributors.estimator import BoostingEstimator, checked_rounds
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.lightgbm.params import device_of, merge_params
-from shoal.training.request import TrainRequest
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import LightGBMScalingConfig
-from shoal.training.user_code import Metric, Objective, UserCode
 
 if TYPE_CHECKING:
     import lightgbm

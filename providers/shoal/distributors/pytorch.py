@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.data.connector import DataConnector
+from shoal.distributors.dispatch import run_function
 from shoal.distributors.torch_distributor import TorchDistributor
-from shoal.distributors.where import run_function
 from shoal.errors import InvalidArgumentError
 from shoal.training.config import describe
 from shoal.training.locations import resolved
-from shoal.training.pytorch.alone import run_local
 from shoal.training.pytorch.context import Context, get_context
+from shoal.training.pytorch.local_run import run_local
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, WorkerResourceConfig

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from shoal.distributors.where import run_function
+from shoal.distributors.dispatch import run_function
 from shoal.errors import InvalidArgumentError
 from shoal.training.context import say
 from shoal.training.pytorch.program import Program, name_of

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.fitting import BoostingEstimator, checked_rounds
-from shoal.training.request import TrainRequest
+from shoal.distributors.estimator import BoostingEstimator, checked_rounds
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
-from shoal.training.user_code import Metric, Objective, UserCode
 from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:

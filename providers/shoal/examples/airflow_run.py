@@ -18,8 +18,8 @@ from shoal.examples.flights import INTERRUPTED, Timeline, check_it_loads, consol
 from shoal.examples.local_airflow import USER, LocalAirflow
 from shoal.jobs import JobResult
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.state.home import subfolder
+from shoal.state.process import ProcessId
 
 DAGS = Path(__file__).parents[3] / "dags"
 DAG_ID = "scheduled_retraining"

@@ -23,10 +23,10 @@ from rich.table import Table
 from shoal.errors import ShoalError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.pool.status import PoolStatus
 from shoal.state.home import home, subfolder
 from shoal.state.locks import open_locked
+from shoal.state.process import ProcessId
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult, JobSpec
@@ -141,7 +141,7 @@ def check_it_loads(result: JobResult) -> None:
     """
     import mlflow
 
-    from shoal.jobs.tracking import default_uri
+    from shoal.jobs.mlflow.tracking import default_uri
 
     mlflow.set_tracking_uri(default_uri())
     model = mlflow.xgboost.load_model(f"models:/{MODEL}/{result.model_version}")

@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
-from shoal.jobs import attempts
-from shoal.jobs.attempts import Key
-from shoal.jobs.leftovers import discard_leftovers
+from shoal.jobs.files.leftovers import discard_leftovers
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools

@@ -131,14 +131,14 @@ def spec_of(
     fields = dict(given or {})
     if is_name(train_func):
         return FunctionJobSpec.parse({**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}})
-    from shoal.jobs import by_value
+    from shoal.jobs.files import code_store
     from shoal.training.pytorch.program import Program, name_of
 
     program = Program.of(train_func, args, kwargs or {})
     # Wrong fields are told before anything is written.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
-    stored = by_value.store(program.dumps(), spec.run_config.artifact_location)
+    stored = code_store.store(program.dumps(), spec.run_config.artifact_location)
     return spec.model_copy(update={"program": stored})
 
 

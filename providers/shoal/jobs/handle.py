@@ -19,20 +19,22 @@ from shoal.errors import (
     PoolNotFoundError,
     ShoalError,
 )
-from shoal.jobs import attempts, credentials, model_files, staging
-from shoal.jobs.asking import Asking
-from shoal.jobs.attempts import Key
+from shoal.jobs import credentials
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import artifacts, staging
+from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.function_spec import parse_spec
-from shoal.jobs.logs import LogFollower
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.liveness import Lost, Missing, Silence, address, judge, look, pool_endpoint
+from shoal.jobs.polling import Asking
 from shoal.jobs.spec import JobResult
-from shoal.jobs.steps import JobStep, act
-from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.processes import ProcessId
 from shoal.redaction import redact
 from shoal.state import Store, stamps
+from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 log = logging.getLogger(__name__)
@@ -129,7 +131,7 @@ class JobHandle:
         job: Its row.
         secrets: What its driver needs and its spec does not say; None in the hand of another than its asker.
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` ends the job.
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.truth.pool_endpoint` by default.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
         clock: Seconds since the epoch.
         monotonic: Seconds by a clock that never jumps.
         sleep: How to wait.
@@ -469,7 +471,7 @@ class JobHandle:
                 credentials.discard(self._key.submission_id)
                 spec = parse_spec(job.spec)
                 staging.discard(spec.staged())
-                folder = model_files.folder(self._key, spec.run_config.artifact_location)
-                model_files.discard_unfinished(folder, model_files.claim_of(self._store, self._key))
+                folder = artifacts.folder(self._key, spec.run_config.artifact_location)
+                artifacts.discard_unfinished(folder, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:
                 log.warning("job %s, attempt %d: not everything was removed: %s", self.job_id, self.attempt, error)

@@ -8,17 +8,19 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
-from shoal.jobs import attempts, credentials, ids, staging
-from shoal.jobs.attempts import Key, Order
+from shoal.jobs import credentials, ids
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import staging
 from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.liveness import address, pool_endpoint
 from shoal.jobs.spec import JobSpec
-from shoal.jobs.truth import address, pool_endpoint
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
+from shoal.pool.resolve import which_pool
 from shoal.pool.spec import is_pool_name
-from shoal.pool.which import which_pool
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
@@ -45,7 +47,7 @@ def submit(
         spec: What to train.
         holder: Who asks, by default this process.
         key: Tells apart the tasks of one holder that ask for the same (a task's id and map index).
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.truth.pool_endpoint` by default.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
         clock: Seconds since the epoch.
 
     Raises:

@@ -15,25 +15,25 @@ from shoal.errors import (
     ScaleError,
     StoreError,
 )
-from shoal.pool import journal, requests, view
 from shoal.pool import reconcile as _reconcile
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
+from shoal.pool.journal import commands, rows
+from shoal.pool.journal.operations import withdraw
+from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.leases import PoolLease
-from shoal.pool.options import ScaleOptions, checked_size
 from shoal.pool.plan import Snapshot
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import Clock
 from shoal.pool.reconciler import ensure_running
-from shoal.pool.spec import PoolSpec, is_uri
-from shoal.pool.status import NodeInfo, PoolStatus
-from shoal.pool.steps import JournalStep, transaction
+from shoal.pool.resolve import which_pool
+from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
-from shoal.pool.which import which_pool
 from shoal.state import Store
 from shoal.state.codec import storable
+from shoal.state.process import ProcessId
 from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
 
 
@@ -42,7 +42,7 @@ class ComputePool:
 
     Args:
         source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of a pool that exists; by default
-            the one that the rule of `shoal.pool.which` names.
+            the one that the rule of `shoal.pool.resolve` names.
         holder: Who asks; by default this Python process.
         store: The state store; by default ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Seconds since the epoch; tests put hours into milliseconds with it.
@@ -104,7 +104,7 @@ class ComputePool:
 
         def request(session: Session) -> str:
             spec = self._definition(session)
-            operation_id, begins = requests.up(
+            operation_id, begins = commands.up(
                 session,
                 spec,
                 holder=self.holder,
@@ -133,8 +133,8 @@ class ComputePool:
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
             if abandon:
-                return requests.abandon(session, self.name, self._clock())
-            requests.down(session, self.name, self._clock())
+                return commands.abandon(session, self.name, self._clock())
+            commands.down(session, self.name, self._clock())
         ensure_running()
         self._waiting.until_down(on_progress)
 
@@ -154,8 +154,8 @@ class ComputePool:
         if not abandon:
             self.down(on_progress=on_progress)
         with transaction(self._store, JournalStep.TIDY) as session:
-            backend = BACKENDS[PoolSpec.model_validate(journal.load(session, self.name).pool.spec).backend]()
-            requests.remove(session, self.name, abandon=abandon)
+            backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
+            commands.remove(session, self.name, abandon=abandon)
             backend.discard(self.name, everything=True)
 
     def scale(
@@ -172,7 +172,7 @@ class ComputePool:
         self._admit(size)
 
         def request(session: Session) -> str:
-            return requests.scale(
+            return commands.scale(
                 session,
                 self.name,
                 size,
@@ -230,8 +230,8 @@ class ComputePool:
 
         def request(session: Session) -> str:
             spec = self._definition(session) if bring_up else None
-            begins = spec is not None and requests.begin_life(session, spec, now=self._clock())
-            operation_id, lease = requests.lease(
+            begins = spec is not None and commands.begin_life(session, spec, now=self._clock())
+            operation_id, lease = commands.lease(
                 session,
                 self.name,
                 size,
@@ -256,7 +256,7 @@ class ComputePool:
         one that is bound to another host go when that host's reconciler sees the lease gone, which is not waited for.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
-            released = requests.release(session, self.name, self.holder, self._clock())
+            released = commands.release(session, self.name, self.holder, self._clock())
             here = is_here(session.get_one(Pool, self.name))
         if not here:
             return released > 0
@@ -268,7 +268,7 @@ class ComputePool:
     def renew(self) -> bool:
         """Hold on to what this holder claims, for another time to live; False where it claims nothing any more."""
         with transaction(self._store, JournalStep.REQUEST) as session:
-            return requests.renew_held(session, self.name, self.holder, self._clock())
+            return commands.renew_held(session, self.name, self.holder, self._clock())
 
     def alter(self, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
         """Change the pool's limits; see `alter_pool`."""
@@ -277,7 +277,7 @@ class ComputePool:
                 checked_size(value, name)
         self._admit(min_nodes or 1)
         with transaction(self._store, JournalStep.REQUEST) as session:
-            requests.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
+            commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
         ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -338,7 +338,7 @@ class ComputePool:
 
     def describe(self) -> PoolStatus:
         """The pool as it stands. Reading never scales."""
-        return view.describe(self._snapshot(), self._clock())
+        return status_of(self._snapshot(), self._clock())
 
     def endpoint(self) -> Endpoint:
         """Where the pool's head takes jobs.
@@ -347,8 +347,8 @@ class ComputePool:
             PoolDownError: It is not up, has no head that is ready, or is bound to another machine.
         """
         snapshot = self._snapshot()
-        journal.require_up(snapshot.pool)
-        return view.endpoint(snapshot)
+        rows.require_up(snapshot.pool)
+        return head_endpoint(snapshot)
 
     def sweep(self) -> list[str]:
         """End what nobody owns on this host, this pool or another; returns what was done."""
@@ -391,13 +391,13 @@ class ComputePool:
 
     def _give_up(self, operation_id: str) -> None:
         with transaction(self._store, JournalStep.WITHDRAW) as session:
-            withdrawn = journal.withdraw(session, operation_id, "its caller was interrupted", self._clock())
+            withdrawn = withdraw(session, operation_id, "its caller was interrupted", self._clock())
         if withdrawn:
             self._waiting.until_settled()
 
     def _snapshot(self) -> Snapshot:
         with self._store.reading() as session:
-            return journal.load(session, self.name, lock=False)
+            return rows.load(session, self.name, lock=False)
 
     @property
     def _waiting(self) -> Waiting:
@@ -405,7 +405,7 @@ class ComputePool:
 
     def _definition(self, session: Session) -> PoolSpec:
         """What the pool is to be where it is brought up: as given, else as it was."""
-        return self._spec or PoolSpec.model_validate(journal.load(session, self.name).pool.spec)
+        return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
 
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
         """Have the backend refuse what it can never do; everything that the journal refuses is left to it."""
@@ -498,7 +498,7 @@ def list_pools(store: Store | None = None) -> list[PoolStatus]:
     """Every pool of this store."""
     store = store or Store()
     with store.reading() as session:
-        names = journal.pool_names(session)
+        names = rows.pool_names(session)
     return [ComputePool(name, store=store).describe() for name in names]
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from shoal.errors import FencedError, StoreError
-from shoal.pool import requests
-from shoal.pool.steps import JournalStep, transaction
+from shoal.pool.journal import commands
+from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class PoolLease:
             FencedError: It has expired, was released, or is somebody else's under a newer epoch.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
-            requests.renew(session, self.id, self.epoch, self._clock())
+            commands.renew(session, self.id, self.epoch, self._clock())
 
     def release(self) -> None:
         """Give it up; its nodes go unless others need them. Released or expired already: nothing happens."""

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
-from shoal.pool import journal, requests
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.holder import is_here
-from shoal.pool.processes import ProcessId
-from shoal.pool.retention import retain
+from shoal.pool.journal import commands, rows
+from shoal.pool.journal.advance import advance, is_due, record_seen
+from shoal.pool.journal.retention import retain
+from shoal.pool.journal.steps import JournalStep, act, transaction
 from shoal.pool.spec import PoolSpec
-from shoal.pool.steps import JournalStep, act, transaction
 from shoal.state import Store, stamps
+from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState, PoolState
 
 log = logging.getLogger("shoal.pool")
@@ -69,7 +70,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         PoolNotFoundError: There is no such pool.
     """
     with store.reading() as session:
-        snapshot = journal.load(session, name, lock=False)
+        snapshot = rows.load(session, name, lock=False)
         shared_now = stamps.shared_now(session, clock())
     if not is_here(snapshot.pool):
         return Changes()
@@ -79,16 +80,16 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     seen = backend.look(spec, refs)
     orphaned = snapshot.pool.owner is not None and ProcessId.from_json(snapshot.pool.owner).known_dead()
     orphaned = orphaned and snapshot.pool.state is PoolState.UP
-    if not orphaned and not journal.is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
+    if not orphaned and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
         if orphaned:
-            requests.down(session, name, now)
-        snapshot = journal.load(session, name)
-        journal.adopt(snapshot.pool)
-        journal.record_seen(session, snapshot, refs, seen)
-        intents = journal.advance(session, snapshot, now)
+            commands.down(session, name, now)
+        snapshot = rows.load(session, name)
+        rows.adopt(snapshot.pool)
+        record_seen(session, snapshot, refs, seen)
+        intents = advance(session, snapshot, now)
         ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), intents.size, now)
     if intents.start:
         with act(JournalStep.START):
@@ -106,16 +107,16 @@ def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) ->
     with act(JournalStep.END):
         outcome = backend.end(pool, nodes)
     with transaction(store, JournalStep.CONFIRM) as session:
-        journal.forget(session, [node_id for node_id, problem in outcome.items() if problem is None])
+        rows.forget(session, [node_id for node_id, problem in outcome.items() if problem is None])
         for node_id, problem in outcome.items():
             if problem:
-                journal.note_stuck(session, node_id, problem)
+                rows.note_stuck(session, node_id, problem)
 
 
 def _tidy(store: Store, backend: Backend, name: str) -> None:
     """Remove the token of a pool that is down, and all trace of one that was embedded in a process that has ended."""
     with transaction(store, JournalStep.TIDY) as session:
-        pool = journal.load(session, name).pool
+        pool = rows.load(session, name).pool
         if pool.state is not PoolState.DOWN:
             return
         forgotten = pool.owner is not None and ProcessId.from_json(pool.owner).known_dead()
@@ -134,7 +135,7 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
     """
     did: list[str] = []
     with store.reading() as session:
-        names = journal.pool_names(session, embedded=True)
+        names = rows.pool_names(session, embedded=True)
     for name in names:
         try:
             did.extend(f"{name}: {sentence}" for sentence in _sweep_one(store, name, clock))

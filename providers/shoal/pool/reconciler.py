@@ -18,12 +18,12 @@ from pathlib import Path
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError, StoreError
-from shoal.pool import journal
-from shoal.pool.backends.local import inherited_environment
+from shoal.pool.backends.local.backend import inherited_environment
+from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.holder import is_here
-from shoal.pool.processes import spawn_detached
+from shoal.pool.journal import rows
+from shoal.pool.journal.retention import retain
 from shoal.pool.reconcile import reconcile
-from shoal.pool.retention import retain
 from shoal.pool.silent_jobs import SilentJobs
 from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
 from shoal.state import Store
@@ -123,7 +123,7 @@ class _Settling:
         self._look_at = now + _SILENCE_PERIOD_S
         try:
             with self._store.reading() as session:
-                silent = self._silent.among(journal.unfinished_jobs(session, names))
+                silent = self._silent.among(rows.unfinished_jobs(session, names))
             if silent and now >= self._settle_at:
                 self._settle_at = now + _SETTLE_PERIOD_S
                 log.info("no sign of life of jobs %s: asking their heads", ", ".join(job.id for job in silent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from shoal.pool.processes import ProcessId
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 
 _PATIENCE_S = 30.0

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.errors import ScaleError, StoreUnreachableError
-from shoal.pool import journal, view
+from shoal.pool.journal import rows
 from shoal.pool.reconcile import Clock, reconcile
-from shoal.pool.status import PoolStatus
+from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.tunables import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD, WAIT_PERIOD_MOST
 from shoal.pool.turns import Turn
 from shoal.state import Store
@@ -135,7 +135,7 @@ class Waiting:
 
     def _status(self) -> PoolStatus:
         with self._store.reading() as session:
-            return view.describe(journal.load(session, self._name, lock=False), self._clock())
+            return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _operation(self, operation_id: str) -> Operation:
         with self._store.reading() as session:

@@ -81,7 +81,7 @@ class ComputePool(Block):
 
 
 PoolSource = str | ComputePool | None
-"""Which pool: its name, a URI, a block; None where the rule of `shoal.pool.which` knows."""
+"""Which pool: its name, a URI, a block; None where the rule of `shoal.pool.resolve` knows."""
 
 
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:

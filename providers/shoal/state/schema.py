@@ -143,7 +143,7 @@ class Pool(Base):
     cooldown_until: Mapped[float | None]  # no replacement is started before
     created_at: Mapped[float]
     touched_at: Mapped[float]  # last time somebody wanted something of it; `idle_timeout` counts from here
-    clock: Mapped[dict[str, Any] | None]  # stamp of the time when its rows last followed the clock (`shoal.pool.clock`)
+    clock: Mapped[dict[str, Any] | None]  # when its rows last followed the clock (`shoal.pool.journal.clock`)
 
 
 class Demand(Base):

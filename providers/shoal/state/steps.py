@@ -1,7 +1,7 @@
 """Steps by name: transactions and acts before, in and after which a process may die.
 
-The crash tests hook in at `passing` and try every point of every step. The steps of pools are in `shoal.pool.steps`,
-those of jobs in `shoal.jobs.steps`.
+The crash tests hook in at `passing` and try every point of every step. The steps of pools are in
+`shoal.pool.journal.steps`, those of jobs in `shoal.jobs.journal.steps`.
 """
 
 from __future__ import annotations

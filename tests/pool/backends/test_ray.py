@@ -14,13 +14,13 @@ from shoal.jobs import JobSpec, submit
 from shoal.jobs.client import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import PoolRef
-from shoal.pool.backends.ray import RayBackend
-from shoal.pool.backends.ray_http import Cluster
+from shoal.pool.backends.ray.backend import RayBackend
+from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.pool.backends.foreign import ForeignCluster
-from tests.support.pool_processes import rows
+from tests.support.pool_processes import node_rows
 from tests.support.two_node_cluster import COLUMNS, ROWS, write_rows
 from tests.support.waiting import wait_until
 
@@ -45,7 +45,7 @@ def test_more_than_a_static_cluster_has_is_refused_at_once(attached):
 def test_one_that_is_too_small_from_the_start_is_not_attached(alone, static_cluster):
     with pytest.raises(InvalidArgumentError, match=r"static Ray cluster of 2 nodes.*cannot have 3"):
         ComputePool(static_cluster.uri(min_nodes=3)).up()
-    assert rows() == []
+    assert node_rows() == []
 
 
 def test_leases_stand_beside_the_base_demand_and_the_largest_wins(attached, static_cluster):
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_the_address_or_the_token_is_said(alone, static_clust
     ]:
         with pytest.raises(PoolUnreachableError, match=said):
             ComputePool(static_cluster.uri(**options)).up()
-    assert rows() == []
+    assert node_rows() == []
 
 
 def test_a_cluster_that_has_gone_shows_and_can_be_forgotten(alone):
@@ -126,15 +126,15 @@ def test_a_cluster_that_has_gone_shows_and_can_be_forgotten(alone):
     assert (status.active, status.reason) == ((), status.failed[0].error)
     assert "no Ray cluster answers" in status.reason
     reconcile(Store(), pool.name)  # no news is no loss: it may be back in a moment
-    assert [node.state.value for node in rows()] == ["ready"]
+    assert [node.state.value for node in node_rows()] == ["ready"]
     pool.down()
-    assert rows() == []
+    assert node_rows() == []
 
 
 def test_one_that_never_answers_again_can_be_abandoned(alone, monkeypatch):
     """Nobody can say what its autoscaler holds: it is asked again and again, until somebody says that it is gone."""
     monkeypatch.setattr("shoal.pool.waiting.DOWN_PATIENCE", 2.0)
-    monkeypatch.setattr("shoal.pool.backends.ray_http.CLUSTER_PATIENCE", 0.3)
+    monkeypatch.setattr("shoal.pool.backends.ray.client.CLUSTER_PATIENCE", 0.3)
     with ForeignCluster("static", workers=0) as cluster:
         pool = ComputePool(cluster.uri()).up()
     with socket.create_server(
@@ -143,7 +143,7 @@ def test_one_that_never_answers_again_can_be_abandoned(alone, monkeypatch):
         with pytest.raises(ScaleError, match=r"may still hold nodes for this pool.*does not answer.*--abandon"):
             pool.down()
         pool.down(abandon=True)
-    assert (pool.describe().state, rows()) == ("down", [])
+    assert (pool.describe().state, node_rows()) == ("down", [])
 
 
 @pytest.mark.long

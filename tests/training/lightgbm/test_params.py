@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.lightgbm.engine import LightGBM
 from shoal.training.lightgbm.params import (
     begins_anew,
@@ -17,7 +18,6 @@ from shoal.training.lightgbm.params import (
     segment_params,
     worker_params,
 )
-from shoal.training.request import TrainRequest
 
 COLUMNS = ["a", "b"]
 

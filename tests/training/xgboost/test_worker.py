@@ -16,11 +16,11 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training import memory
+from shoal.training.boosting.rows import Columns, Part, ShardRows, in_whole_groups
+from shoal.training.boosting.task import Checkpoint, Segment, Task
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import get_context
-from shoal.training.rows import Columns, Part, ShardRows, in_whole_groups
-from shoal.training.task import Checkpoint, Segment, Task
-from shoal.training.user_code import UserCode
+from shoal.training.host import memory
 from shoal.training.xgboost import worker
 from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import mean_error, softmax, squared_error

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen
-from shoal.pool.backends.local import LocalBackend
+from shoal.pool.backends.local.backend import LocalBackend
 
 
 def _ray() -> Backend:
-    from shoal.pool.backends.ray import RayBackend  # an HTTP client, which local pools do without
+    from shoal.pool.backends.ray.backend import RayBackend  # an HTTP client, which local pools do without
 
     return RayBackend()
 

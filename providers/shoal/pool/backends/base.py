@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
+from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState
 
 

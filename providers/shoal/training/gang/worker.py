@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.data.shard import set_current_shard
+from shoal.data.gang_position import set_current_shard
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training import memory
 from shoal.training.context import TrainingContext, set_context
 from shoal.training.gang.lifeline import Lifeline
-from shoal.training.lean import import_lean
+from shoal.training.host import memory
+from shoal.training.host.imports import import_lean
 
 
 class PeerError(TrainingError):

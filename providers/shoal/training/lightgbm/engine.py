@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.lightgbm.agreement import Agreed, Offer, Opening
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.task import Prepared, Task
+from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.params import (
     RANKING,
     check_params,
@@ -19,13 +22,10 @@ from shoal.training.lightgbm.params import (
     worker_params,
 )
 from shoal.training.lightgbm.sampling import shares
-from shoal.training.request import TrainRequest
 from shoal.training.scaling import GangSize
-from shoal.training.task import Prepared, Task
-from shoal.training.user_code import Objective, UserCode
 
 if TYPE_CHECKING:
-    from shoal.training.boosting import OnAll
+    from shoal.training.boosting.engine import OnAll
     from shoal.training.gang.gang import Gang
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 
 from shoal.errors import TrainingError
-from shoal.training.loopback import is_loopback, tie_to_loopback
+from shoal.training.host.loopback import is_loopback, tie_to_loopback
 
 # How much longer than its peers a living worker may take for a step, in minutes; as with XGBoost.
 _STEP_MINUTES = 10

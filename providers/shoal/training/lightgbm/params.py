@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.merging import ROUNDS, Names, merge, seed_in
-from shoal.training.user_code import Objective
+from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.user_code import Objective
 
 # Those that matter before LightGBM itself may be imported; it knows the others (see `_resolve`).
 _SAME = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.training.boosting.prediction import predict_rows
 from shoal.training.lightgbm.categories import categories_of
 from shoal.training.lightgbm.params import objective_of
-from shoal.training.prediction import predict_rows
 
 if TYPE_CHECKING:
     import lightgbm

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.training.rows import ShardRows
+from shoal.training.boosting.rows import ShardRows
 
 _SAMPLE_ROWS = 200_000
 """LightGBM's own default of `bin_construct_sample_cnt`."""

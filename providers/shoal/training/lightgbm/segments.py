@@ -10,13 +10,13 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
-from shoal.training import memory
+from shoal.training.boosting.task import Boosted, Checkpoint, History, Segment, Task
+from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import TrainingContext
-from shoal.training.lightgbm.binned import Binned
+from shoal.training.host import memory
+from shoal.training.lightgbm.dataset import Binned
+from shoal.training.lightgbm.early_stopping import Stopping
 from shoal.training.lightgbm.params import begins_anew, is_forest, segment_params
-from shoal.training.lightgbm.stopping import Stopping
-from shoal.training.task import Boosted, Checkpoint, History, Segment, Task
-from shoal.training.user_code import refuse_namesakes
 
 
 class Trainer:

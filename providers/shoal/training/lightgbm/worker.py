@@ -13,20 +13,20 @@ from collections.abc import Iterator
 import numpy as np
 from lightgbm.basic import LightGBMError
 
-from shoal.data.plan import RowRange
+from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
-from shoal.training import memory
+from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budget
+from shoal.training.boosting.task import Boosted, Prepared, Segment, Task
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.lightgbm.agreement import Agreed, Offer, Opening
-from shoal.training.lightgbm.binned import Binned
+from shoal.training.host import memory
+from shoal.training.lightgbm.binning import make_reference
+from shoal.training.lightgbm.dataset import Binned
+from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
-from shoal.training.lightgbm.reference import make_reference
 from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
-from shoal.training.rows import CheckLabel, Part, ShardRows, cache_budget
-from shoal.training.task import Boosted, Prepared, Segment, Task
 
 # LightGBM gives a bin one byte, or two where there are more of them.
 _ONE_BYTE_BINS = 256

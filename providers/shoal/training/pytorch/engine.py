@@ -25,7 +25,7 @@ from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.progress import Metrics, OnMetrics
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, RankStats
 from shoal.training.pytorch.scaling import lay_out
-from shoal.training.resilience import Resilience
+from shoal.training.restarts import Resilience
 
 
 def run(

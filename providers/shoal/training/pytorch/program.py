@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.by_value import pickled
+from shoal.training.pickling import pickled
 
 SCRIPT_FOLDER = "shoal-script-"
 """How the name of a folder with a script begins; the process's id follows."""

@@ -19,18 +19,18 @@ import cloudpickle
 import psutil
 
 from shoal.data.connector import DataConnector
-from shoal.data.shard import set_current_shard
+from shoal.data.gang_position import set_current_shard
 from shoal.data.spec import DatasetSpec
-from shoal.training import memory
 from shoal.training.context import get_context
 from shoal.training.gang.worker import PeerError
+from shoal.training.host import memory
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine
+from shoal.training.pytorch.mlflow import adopt_model
 from shoal.training.pytorch.program import SCRIPT_FOLDER
-from shoal.training.pytorch.tracked import adopt_model
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.request import TrainRequest
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.task import Prepared, Task
+from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.scaling import GangSize
-from shoal.training.task import Prepared, Task
-from shoal.training.user_code import Objective, UserCode
 from shoal.training.xgboost.params import check_params, device_of, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
 
 if TYPE_CHECKING:
-    from shoal.training.boosting import OnAll
+    from shoal.training.boosting.engine import OnAll
     from shoal.training.gang.gang import Gang
 
 # How much longer than its peers a worker may take between two collective steps. XGBoost waits half an hour by default;

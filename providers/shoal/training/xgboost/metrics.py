@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.user_code import Metric
+from shoal.training.boosting.user_code import Metric
 
 
 def joined(metrics: Sequence[Metric]) -> Metric | None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.merging import ROUNDS, Names, merge, seed_in
-from shoal.training.user_code import Objective
+from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.user_code import Objective
 from shoal.training.xgboost.categories import feature_types
 
 _NAMES = Names(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shoal.training.prediction import predict_rows
+from shoal.training.boosting.prediction import predict_rows
 from shoal.training.xgboost.categories import categories_of
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ import xgboost
 from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
 from xgboost.core import XGBoostError
 
-from shoal.data.plan import RowRange
+from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
-from shoal.training import memory
+from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
+from shoal.training.boosting.task import Boosted, Checkpoint, History, Prepared, Segment, Task
+from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.loopback import is_loopback, tie_to_loopback
-from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
-from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
-from shoal.training.user_code import refuse_namesakes
+from shoal.training.host import memory
+from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.categories import feature_types, note
 from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import draws_lots, own_message

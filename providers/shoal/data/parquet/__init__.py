@@ -1,0 +1,1 @@
+"""Parquet files: found, opened, and read by row ranges."""

@@ -1,0 +1,1 @@
+"""Which worker reads which rows. Pure: footers' numbers in, row ranges out."""

@@ -1,0 +1,1 @@
+"""Data that is no Parquet yet, written as Parquet once for all workers."""

@@ -1,0 +1,1 @@
+"""Rows of Parquet as tensors for PyTorch."""

@@ -1,0 +1,119 @@
+"""Running a training from outside of any pool: as a job on the pool that is meant, else on an embedded one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal.errors import NoPoolError
+from shoal.pool.api import ComputePool
+from shoal.pool.resolve import which_pool
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from shoal.state.process import ProcessId
+from shoal.training import locations
+from shoal.training.boosting.progress import Rounds
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.context import say
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult
+
+_embedded = itertools.count(1)
+
+
+def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
+    """Submit a training, stream its log to this process's standard output, and load what it returned.
+
+    Args:
+        request: What to train.
+        user_code: The user's callbacks, objective and metrics.
+
+    Raises:
+        InvalidArgumentError: A callback or function cannot be pickled.
+        DataError: Footers show that the rows cannot be used; nothing was started.
+        JobFailedError: The training failed; the message ends with the cause.
+    """
+    from shoal.jobs import submit
+    from shoal.jobs.files import code_store, storage
+    from shoal.jobs.files.artifacts import load_training
+    from shoal.jobs.spec import JobSpec
+    from shoal.training.boosting.inputs import checked_data
+
+    # Here too, so that a misspelt column or folder does not cost the start of a pool.
+    checked_data(request)
+    locations.try_out(storage.root(request.run_config.artifact_location))
+    with _pool_for(request.run_config.pool_name) as pool_name:
+        along = code_store.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
+        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=_tracked(), user_code=along)
+        handle = submit(spec)
+        with Rounds() as progress:
+            return load_training(handle.wait(on_log=progress.read), request.run_config.artifact_location)
+
+
+def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
+    """Submit a function's run, stream its log to this process's standard output, and load what it returned.
+
+    Args:
+        request: Where, and with what.
+        program: The function and its arguments, pickled.
+        embedded: On a pool of this process's own, even where there is another.
+
+    Raises:
+        JobFailedError: A rank raised, or was lost; the message ends with the cause.
+    """
+    from shoal.jobs import load_results, submit
+    from shoal.jobs.files import code_store, storage
+    from shoal.jobs.function_spec import FunctionJobSpec
+    from shoal.jobs.spec import Tracking
+
+    locations.try_out(storage.root(request.run_config.artifact_location))
+    with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
+        spec = FunctionJobSpec(
+            name=request.name,
+            program=code_store.store(program, request.run_config.artifact_location),
+            dataset_map=request.dataset_map,
+            hyper_params=request.hyper_params,
+            scaling_config=request.scaling,
+            room_for=request.room_for,
+            run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
+            tracking=Tracking() if _tracked() else None,
+        )
+        return load_results(submit(spec).wait(on_log=say), request.run_config.artifact_location)
+
+
+def _tracked() -> bool:
+    """Whether plain Python is tracked: where it says where to."""
+    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
+
+
+@contextmanager
+def _pool_for(name: str | None) -> Iterator[str]:
+    """The pool that the one rule names; where there is none, one embedded in this process for the duration."""
+    try:
+        known = which_pool(Store(), name)
+    except NoPoolError:
+        known = None
+    if known:
+        yield known
+    else:
+        with _embedded_pool() as name:
+            yield name
+
+
+@contextmanager
+def _embedded_pool() -> Iterator[str]:
+    spec = PoolSpec(
+        name=f"embedded-{os.getpid()}-{next(_embedded)}",
+        max_nodes=1,
+        cpus_per_node=len(os.sched_getaffinity(0)),
+    )
+    print(f"training on a pool that is embedded in this process, {spec.uri}", file=sys.stderr, flush=True)
+    pool = ComputePool(spec)
+    pool.up(owner=ProcessId.mine())
+    try:
+        yield pool.name
+    finally:
+        pool.down()

@@ -1,0 +1,253 @@
+"""What the boosting estimators have in common: a dataset of any kind in, the library's own model out."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from shoal.data.connector import DataConnector
+from shoal.distributors.dispatch import run
+from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.config import describe
+from shoal.training.run_config import RunConfig
+from shoal.training.scaling import ScalingConfig, gpu_wish
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shoal.data.spec import DatasetSpec
+
+Dataset = Any
+"""A `DataConnector` or `ShardedDataConnector`, or a pandas DataFrame."""
+
+BoosterT = TypeVar("BoosterT")
+
+
+class BoostingEstimator(ABC, Generic[BoosterT]):
+    """Trains a boosting library on all the nodes of a pool.
+
+    Args:
+        n_estimators: Rounds of boosting.
+        params: The library's own parameters, merged already with what else names one.
+        scaling_config: How many workers of which size.
+        user_code: Callbacks, objective and metrics of the user's own.
+        run_config: Where and under which limits to run.
+
+    Raises:
+        InvalidArgumentError: If arguments contradict one another.
+    """
+
+    _framework: ClassVar[Framework]
+
+    def __init__(
+        self,
+        n_estimators: int,
+        params: dict[str, Any],
+        scaling_config: ScalingConfig,
+        user_code: UserCode,
+        run_config: RunConfig | None,
+    ) -> None:
+        self.n_estimators = n_estimators
+        self.params = params
+        self.scaling_config = scaling_config
+        self.user_code = user_code
+        self.run_config = run_config or RunConfig()
+        gpu_wish(self.scaling_config, self._device())
+        self._result: TrainResult | None = None
+        self._booster: BoosterT | None = None
+        self._request: TrainRequest | None = None
+
+    def fit(
+        self,
+        dataset: Dataset,
+        input_cols: Sequence[str],
+        label_col: str,
+        eval_set: Dataset | Mapping[str, Dataset] | None = None,
+        verbose_eval: bool | int | None = None,
+        *,
+        weight_col: str | None = None,
+        group_col: str | None = None,
+        base_margin_col: str | None = None,
+        early_stopping_rounds: int | None = None,
+        external_memory: bool | None = None,
+        categorical_cols: Sequence[str] = (),
+    ) -> BoosterT:
+        """Trains a model; every row goes to exactly one worker.
+
+        Args:
+            dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
+            input_cols: Feature columns, numeric or boolean but for `categorical_cols`; nulls are missing values.
+            label_col: Label column, without nulls.
+            eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several.
+            verbose_eval: Print the metrics here: True every round, n every n rounds.
+            weight_col: Column of row weights; with XGBoost and groups, the same for all rows of one.
+            group_col: Column of groups, such as queries, for ranking; a group's rows stand one after the other, and go
+                to one worker.
+            base_margin_col: Column of margins to boost from.
+            early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds; a
+                `custom_metric` comes after the library's own.
+            external_memory: Keep the quantised rows on the nodes' disks (True), or in memory (False); by default on
+                disk where they do not fit in memory. LightGBM has none.
+            categorical_cols: Those of the feature columns whose values are categories: text, whole numbers or booleans.
+                The model takes its categories along; a value that is none of them, in an eval set or to predict, counts
+                as missing.
+
+        Returns:
+            The library's own booster, with `input_cols` as its feature names.
+
+        Raises:
+            InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
+            DataError: If the rows cannot be used; it names file, column and row group where it can.
+            CapacityError: If more is asked for than is active.
+            TrainingError: If the library refuses a parameter, or the training failed; the first cause, naming its rank.
+        """
+        own: list[DataConnector] = []
+        self._result = self._booster = None
+        try:
+            self._request = self._make_request(
+                dataset,
+                eval_set,
+                own,
+                input_cols=input_cols,
+                label_col=label_col,
+                verbose_eval=verbose_eval,
+                weight_col=weight_col,
+                group_col=group_col,
+                base_margin_col=base_margin_col,
+                early_stopping_rounds=early_stopping_rounds,
+                external_memory=external_memory,
+                categorical_cols=categorical_cols,
+            )
+            self._result = run(self._request, self.user_code)
+        finally:
+            # The copies of DataFrames that were staged for this training alone.
+            for connector in own:
+                connector.discard_staging()
+        return self.get_booster()
+
+    def get_booster(self) -> BoosterT:
+        """The model of the last `fit`.
+
+        Raises:
+            InvalidArgumentError: If there was none.
+        """
+        if self._booster is None:
+            self._require()
+            self._booster = self.get_result().booster()
+        return self._booster
+
+    def get_eval_results(self) -> dict[str, dict[str, list[float]]]:
+        """Eval set -> metric -> value per round, of the last `fit`."""
+        return self.get_result().eval_results
+
+    def get_result(self) -> TrainResult:
+        """All that the last `fit` returned: metrics, best round, rows, and each worker's time and memory."""
+        if self._result is None:
+            raise InvalidArgumentError("this estimator has no model yet: call fit() first")
+        return self._result
+
+    def predict(self, dataset: Dataset) -> np.ndarray:
+        """Predicts every row, in this process, one row group at a time.
+
+        Args:
+            dataset: The rows; they need the columns that the model was trained on, its margin column included if there
+                was one.
+
+        Returns:
+            ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order. With a
+            function as objective these are raw scores, of which the library does not know what they mean; but of
+            several per row (``num_class``) XGBoost tells the number of the highest.
+        """
+        booster = self.get_booster()
+        assert self._request is not None
+        own: list[DataConnector] = []
+        try:
+            connector = _connector("dataset", dataset, own)
+            return self._predict(booster, connector, self._request)
+        finally:
+            for staged in own:
+                staged.discard_staging()
+
+    @abstractmethod
+    def _device(self) -> str | None:
+        """The device that the parameters ask for; None if they do not."""
+
+    @abstractmethod
+    def _predict(self, booster: BoosterT, connector: DataConnector, request: TrainRequest) -> np.ndarray:
+        """What a model says of the rows."""
+
+    def _make_request(
+        self,
+        dataset: Dataset,
+        eval_set: Dataset | Mapping[str, Dataset] | None,
+        own: list[DataConnector],
+        *,
+        input_cols: Sequence[str],
+        categorical_cols: Sequence[str],
+        **options: Any,
+    ) -> TrainRequest:
+        for argument, columns in (("input_cols", input_cols), ("categorical_cols", categorical_cols)):
+            if isinstance(columns, str):
+                raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
+        named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
+        if options["early_stopping_rounds"] is not None and not named:
+            raise InvalidArgumentError("early_stopping_rounds needs an eval_set to watch")
+        try:
+            return TrainRequest(
+                framework=self._framework,
+                dataset=_kept(_connector("dataset", dataset, own)),
+                eval_sets={name: _kept(_connector(f'eval_set "{name}"', rows, own)) for name, rows in named.items()},
+                input_cols=tuple(input_cols),
+                categorical_cols=tuple(categorical_cols),
+                n_estimators=self.n_estimators,
+                params=self.params,
+                scaling=self.scaling_config,
+                run_config=self.run_config,
+                **options,
+            )
+        except ValidationError as exc:
+            raise InvalidArgumentError(describe(exc)) from None
+
+    def _require(self) -> None:
+        try:
+            importlib.import_module(self._framework)
+        except ImportError as exc:
+            raise MissingExtraError(self._framework, self._framework) from exc
+
+
+def checked_rounds(n_estimators: int) -> int:
+    """The number of rounds.
+
+    Raises:
+        InvalidArgumentError: If it is no positive whole number.
+    """
+    if isinstance(n_estimators, bool) or not isinstance(n_estimators, int) or n_estimators < 1:
+        raise InvalidArgumentError(f"n_estimators must be a positive number, not {n_estimators!r}")
+    return n_estimators
+
+
+def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> DataConnector:
+    """The dataset as a connector; one made here, of a DataFrame, is added to `own`."""
+    if isinstance(dataset, DataConnector):
+        return dataset
+    if isinstance(dataset, str) or not hasattr(dataset, "__arrow_c_stream__"):
+        raise InvalidArgumentError(
+            f"{argument} must be a DataConnector, a ShardedDataConnector or a DataFrame, not {type(dataset).__name__}: "
+            "DataConnector.from_parquet(path) makes one"
+        )
+    own.append(DataConnector.from_dataframe(dataset))
+    return own[-1]
+
+
+def _kept(connector: DataConnector) -> DatasetSpec:
+    """The dataset, its staged copy kept while this process lives: one fits, and predicts on the same rows after."""
+    if connector.staging:
+        atexit.register(connector.discard_staging)
+    return connector.to_spec().model_copy(update={"staging": None})

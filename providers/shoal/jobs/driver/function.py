@@ -1,0 +1,163 @@
+"""The work of a job that runs a function: run it on all ranks, track what they log, and keep what they return."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister
+from shoal.jobs.mlflow import promotion, scoring
+from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.spec import JobResult
+from shoal.training.pytorch.program import Program
+from shoal.training.pytorch.request import FunctionRequest
+
+if TYPE_CHECKING:
+    from shoal.jobs.mlflow.tracking import Run
+
+_SEND_EVERY_SECONDS = 1.0
+"""A call to MLflow takes 10 ms and more, which is as long as many a step."""
+
+
+class _Sender:
+    """Hands what ranks log on to MLflow, many at a time; as a context manager it sends the rest at the end.
+
+    Args:
+        run: Where to; None: nowhere.
+    """
+
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
+        self._waiting: list[tuple[str, float, int, float]] = []
+        self._sent = time.monotonic()
+
+    def __enter__(self) -> _Sender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # That MLflow cannot be reached is not the cause of a run that has failed already.
+        with contextlib.suppress(*([] if error is None else [Exception])):
+            self._send()
+
+    def log(self, rank: int, values: dict[str, float], step: int) -> None:
+        """Take the metrics of a rank; of all but rank 0, its rank stands in front of their names."""
+        front = f"rank-{rank}/" if rank else ""
+        self._waiting += [(front + name, value, step, time.time()) for name, value in values.items()]
+        if time.monotonic() - self._sent >= _SEND_EVERY_SECONDS:
+            self._send()
+
+    def _send(self) -> None:
+        if self._run and self._waiting:
+            self._run.log_metrics(self._waiting)
+        self._waiting = []
+        self._sent = time.monotonic()
+
+
+def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
+    """Do what the spec asks for; returns the result, and the SHA-256 of the file with what the ranks returned.
+
+    Args:
+        spec: What is asked.
+        place: What is around.
+
+    Raises:
+        ShoalError: Whatever is the cause that there is no result.
+    """
+    from shoal.training.pytorch.engine import run
+
+    if spec.register_as:
+        promotion.check_holdout(spec.register_as, spec.register_as.label_col, spec.register_as.input_cols)
+    tracked, key = place.run, place.key
+    location = spec.run_config.artifact_location
+    claim, folder = place.claim(), artifacts.folder(key, location)
+    artifacts.check(folder, claim, location)
+    if tracked:
+        tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
+    request = FunctionRequest(
+        name=spec.name,
+        dataset_map=spec.dataset_map,
+        hyper_params=spec.hyper_params,
+        scaling=spec.scaling_config,
+        room_for=spec.room_for,
+        run_config=spec.run_config,
+    )
+    program, root = _program(spec), storage.root(location)
+    with _Sender(tracked) as sender:
+        answer = run(
+            request,
+            program,
+            claim=claim,
+            location=root,
+            env=place.environment,
+            on_metrics=sender.log,
+            may_publish=place.is_current,
+        )
+    results, digest = artifacts.save_results(folder, claim, answer)
+    uri, outcome = answer.model_dir, None
+    if tracked and spec.register_as:
+        uri, outcome = _register(spec.register_as, place, tracked)
+    print(f"model folder of {answer.num_workers} workers in {answer.model_dir}", flush=True)
+    result = JobResult(
+        job_id=key.job_id,
+        attempt=key.attempt,
+        model_path=answer.model_dir,
+        model_digest=None,
+        model_uri=uri,
+        metrics={**answer.metrics, **_judged(spec, outcome)},
+        best_iteration=None,
+        rows=None,
+        results_path=results,
+        num_workers=answer.num_workers,
+        seconds=time.monotonic() - place.begun,
+        restarts=answer.restarts,
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
+        mlflow_run_id=tracked.run_id if tracked else None,
+        model_version=outcome.version if outcome else None,
+        promoted=outcome.promoted if outcome else None,
+        champion=outcome.champion if outcome else None,
+    )
+    return result, digest
+
+
+def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[str, Outcome]:
+    uri = run.logged_model()
+    if uri is None:
+        raise JobError(
+            f'the function logged no model, and register wants one for "{register.model}": have rank 0 call '
+            "mlflow.pytorch.log_model(model, name=..., signature=...)"
+        )
+    outcome = promotion.enter(
+        place,
+        run,
+        register,
+        model_uri=uri,
+        model=scoring.load(uri),
+        label_col=register.label_col,
+        input_cols=register.input_cols,
+    )
+    return uri, outcome
+
+
+def _judged(spec: FunctionJobSpec, outcome: Outcome | None) -> dict[str, float]:
+    return {f"holdout-{spec.register_as.metric}": outcome.value} if spec.register_as and outcome else {}
+
+
+def _program(spec: FunctionJobSpec) -> bytes:
+    """The function, as the workers take it."""
+    if spec.program is not None:
+        return code_store.read(spec.program)
+    assert spec.train_func is not None
+    module, _, name = spec.train_func.partition(":")
+    try:
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError(f"train_func {spec.train_func}: {error}") from error
+    return Program.of(function, spec.args, spec.kwargs).dumps()

@@ -1,0 +1,263 @@
+"""What runs on the pool's head for each attempt of a job: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
+
+It trains, logs, compares and writes the result into the job's row, then cleans up. It ends itself when its row says so,
+or when nobody has asked about the job for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from shoal.errors import MissingExtraError, ShoalError
+from shoal.jobs import credentials
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.driver import boosting, function
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.driver.watchdog import Reason, Watchdog
+from shoal.jobs.files import staging
+from shoal.jobs.files.logs import log_path, teed
+from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.retries import patiently
+from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.mlflow import tracking
+from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.spec import JobResult, JobSpec
+from shoal.state import Store, codec
+from shoal.state.process import ProcessId
+from shoal.state.schema import Job, JobState
+from shoal.training.host.imports import import_lean
+
+_STOPPED = Reason(JobState.CANCELLED, "it was stopped through Ray (SIGTERM)")
+
+_RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
+"""What MLflow calls an end."""
+
+
+class _Ended(BaseException):
+    """The job is not wanted any more; no `Exception`, so that nothing on the way takes it for a failure to handle."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """How an attempt ended."""
+
+    state: JobState
+    error: str | None = None
+    result: JobResult | None = None
+    results_digest: str | None = None
+
+
+class Driver:
+    """One attempt.
+
+    Args:
+        store: Where its row is.
+        job: Its row.
+        spec: Its spec, credentials and all.
+        secrets: What must not be printed, and the workers need.
+    """
+
+    def __init__(self, store: Store, job: Job, spec: JobSpec | FunctionJobSpec, secrets: Secrets) -> None:
+        self._store = store
+        self._job = job
+        self._key = Key(job.id, job.attempt)
+        self._spec = spec
+        self._secrets = secrets
+        self._watchdog = Watchdog(store, self._key, spec.run_config.timeout)
+        self._begun = time.monotonic()
+        self._run: Run | None = None
+        self._told_to_end = False
+
+    def run(self) -> int:
+        """Work until the attempt has ended; returns the exit code.
+
+        The end is stored first. What follows is optional: its failures are logged and change nothing.
+        """
+        self._watchdog.start()
+        end = self._until_end()
+        # Nothing has to end this process any more, and a signal must not keep the end from being stored.
+        self._watchdog.stop()
+        stored = self._store_end(end)
+        with _logged("staged data could not be removed"), act(JobStep.TIDY):
+            staging.discard(self._spec.staged())
+        with _logged("credentials that came too late could not be removed"):
+            credentials.discard(self._key.submission_id)
+        status = _RUN_STATUS[end.state] if stored else "KILLED"
+        with _logged(f"the MLflow run could not be marked {status}"):
+            if self._run:
+                self._run.finish(status)
+        return 0 if stored and end.state is JobState.SUCCEEDED else 1
+
+    def _until_end(self) -> _End:
+        """Work, or be stopped; from here on SIGTERM is ignored."""
+        end: _End | None = None
+        try:
+            end = self._attempt()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        except _Ended:
+            reason = self._watchdog.reason or _STOPPED
+            end = end or _End(reason.state, error=reason.text)
+        return end
+
+    def _attempt(self) -> _End:
+        try:
+            connect(self._job.endpoint["gcs"])
+            # Set last, because Ray has just set its own.
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._begin_run()
+            result, results_digest = self._work(self._run)
+            return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
+        except Exception as error:
+            if self._told_to_end:  # Ray's compiled code makes a SystemError of what a signal handler raises in it
+                raise _Ended from error
+            if not isinstance(error, ShoalError):  # the message of our own says it all
+                print(traceback.format_exc(), flush=True)
+            elif isinstance(self._spec, FunctionJobSpec):  # but what the user's code raised they want to see
+                print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
+            return _End(JobState.FAILED, error=_cause(error))
+
+    def _store_end(self, end: _End) -> bool:
+        """Write the end into the job's row; False where the row has ended already, or cannot be written."""
+        error = None if end.error is None else self._secrets.redact(end.error)
+        result = None if end.result is None else end.result.model_dump(mode="json")
+        if error is not None:
+            print(f"{end.state.value}: {error}", flush=True)
+
+        def write() -> bool:
+            if attempts.end(
+                self._store,
+                self._key,
+                end.state,
+                time.time(),
+                seen={JobState.RUNNING},
+                error=error,
+                result=result,
+                results_digest=end.results_digest,
+            ):
+                return True
+            # An earlier try may have been committed although its answer was lost.
+            job = attempts.load(self._store, self._key)
+            # As text: a NaN in a result is not equal to itself.
+            return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
+
+        try:
+            stored = patiently(self._store, write)
+        except ShoalError as refused:
+            print(f"how the job ended could not be stored: {refused}", flush=True)
+            return False
+        if not stored and result is not None:
+            print("the job was ended from outside before its result was written", flush=True)
+        return stored
+
+    def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
+        place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
+        if isinstance(self._spec, FunctionJobSpec):
+            return function.work(self._spec, place)
+        return boosting.work(self._spec, place), None
+
+    def _begin_run(self) -> None:
+        if self._spec.tracking is None:
+            return
+        if not tracking.available():
+            if self._spec.tracking.uri or self._spec.register_as:
+                raise MissingExtraError("mlflow", "mlflow")
+            print("MLflow is not installed on the pool: the run is not tracked", flush=True)
+            return
+        self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
+        attempts.note_run(self._store, self._key, self._run.run_id)
+        print(f"MLflow run: {self._run.link}", flush=True)
+        with _logged("the MLflow run of the attempt before could not be ended"):
+            self._end_previous_run(self._run)
+
+    def _end_previous_run(self, run: Run) -> None:
+        """End the MLflow run of a driver that was killed: only a driver has MLflow and the credentials for it."""
+        previous = attempts.previous_run(self._store, self._key)
+        if previous is not None:
+            run_id, state = previous
+            run.end_other(run_id, _RUN_STATUS[state])
+
+    def _tags(self) -> dict[str, str]:
+        return {
+            "shoal.job_id": self._key.job_id,
+            "shoal.attempt": str(self._key.attempt),
+            "shoal.pool": self._job.pool,
+            "shoal.holder": self._job.holder,
+        }
+
+    def _worker_environment(self, run: Run | None) -> dict[str, str]:
+        """What the workers need beside the data, handed to them as actor arguments."""
+        environment = dict(self._secrets.environment)
+        if run:
+            environment |= {
+                "MLFLOW_TRACKING_URI": run.uri,
+                "MLFLOW_EXPERIMENT_ID": run.experiment_id,
+                "MLFLOW_RUN_ID": run.run_id,
+            }
+        return environment
+
+    def _on_sigterm(self, *_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the job ends once
+        self._told_to_end = True
+        raise _Ended
+
+
+def connect(gcs: str) -> None:
+    """Connect this process to its pool as a Ray driver.
+
+    Not to the RAY_ADDRESS that Ray sets for a job: where two clusters run on one host it is now the one's and then the
+    other's (seen with 2.60).
+
+    Args:
+        gcs: Address of the head that the job was submitted to.
+    """
+    os.environ["RAY_ADDRESS"] = gcs
+    import ray
+
+    ray.init(address=gcs, logging_level=logging.WARNING)
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Print a failure of the block instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what}: {error}", flush=True)
+
+
+def _cause(error: Exception) -> str:
+    return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+
+
+def main() -> int:
+    """Entry point: ``JOB_ID ATTEMPT``."""
+    key = Key(sys.argv[1], int(sys.argv[2]))
+    secrets = Secrets()
+    # The log is there before the row says that the job runs: whoever follows it finds it.
+    with teed(log_path(key), lambda text: secrets.redact(text)):
+        store = Store(migrate=False)
+        # Before the row leaves PENDING: from then on nobody expects the file to be of use.
+        with act(JobStep.TAKE):
+            secrets = credentials.take(key.submission_id)
+        job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
+        if job is None:
+            print(f"attempt {key.attempt} of job {key.job_id} is not wanted any more, or runs already")
+            return 0
+        os.environ.update(secrets.environment)
+        spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
+        print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
+        # A champion that others registered may be a model with scikit-learn's interface.
+        if isinstance(spec, JobSpec) and spec.register_as is None:
+            import_lean([spec.framework])
+        return Driver(store, job, spec, secrets).run()

@@ -1,0 +1,1 @@
+"""Files of jobs: models, results, the user's code, staged data, logs."""

@@ -1,0 +1,37 @@
+"""Staged data of jobs: what tells equal data from another question, and who removes the copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs import credentials, ids
+from shoal.jobs.spec import AnySpec
+
+
+def question(spec: AnySpec) -> str:
+    """Digest of what is asked: the same for the same data, wherever they were staged.
+
+    A task that runs again stages its DataFrame again, in another place; the job it means is the same one.
+
+    Raises:
+        DataError: Staged data are gone: a job that ended has taken them with it.
+    """
+    return ids.digest(credentials.hide(spec.asked(_by_content).document())[0])
+
+
+def discard(locations: Iterable[str]) -> None:
+    """Remove staged copies; those that are gone already are left in peace."""
+    from shoal.data.staging.staged_data import discard as discard_one
+
+    for location in locations:
+        discard_one(location)
+
+
+def _by_content(dataset: DatasetSpec) -> DatasetSpec:
+    if dataset.staging is None:
+        return dataset
+    from shoal.data.connector import DataConnector
+
+    digest = DataConnector.from_spec(dataset).digest()
+    return dataset.model_copy(update={"paths": (digest,), "staging": None})

@@ -1,0 +1,1 @@
+"""The rows of jobs and locks, and the only ways they change."""

@@ -1,0 +1,1 @@
+"""What a job does with MLflow: its run, its model, champion and challenger."""

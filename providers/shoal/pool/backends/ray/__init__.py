@@ -1,0 +1,1 @@
+"""Ray clusters that others run: watched and asked for nodes over HTTP."""

@@ -1,0 +1,278 @@
+"""Gradient boosting on the Ray cluster that this process is connected to, with either library.
+
+A training is a gang that prepares its matrices, then boosts one segment after the other. Between two segments the
+driver holds a checkpoint; where a worker or its node is lost, another gang goes on from it, to the same model, byte for
+byte, as if nothing had been lost.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.data.categories import find_categories
+from shoal.errors import InvalidArgumentError, MissingExtraError, TrainingError
+from shoal.training import cluster
+from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, deal
+from shoal.training.boosting.progress import Rounds
+from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.boosting.task import Boosted, Checkpoint, Prepared, Segment, Task
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.gang import WAIT_SECONDS, GangShape
+from shoal.training.gang.shared import shared_gang
+from shoal.training.restarts import Resilience
+from shoal.training.scaling import GangSize, resolve_size
+
+if TYPE_CHECKING:
+    from shoal.training.gang.gang import Gang
+
+_LIBRARIES = {
+    "xgboost": ("shoal.training.xgboost.engine", "XGBoost"),
+    "lightgbm": ("shoal.training.lightgbm.engine", "LightGBM"),
+}
+
+_FEWEST_ROUNDS = 50
+"""A segment of the default length has at least as many rounds: they take seconds, a checkpoint milliseconds."""
+_SEGMENTS = 4
+"""How many segments a longer training has by default: with sampling each begins by predicting all rows anew, which
+costs about a tenth of a round for every round before it."""
+
+
+OnAll = Callable[[str, Sequence[Any]], list[Any]]
+"""Calls a function of the workers' module on all ranks at once, each with its argument."""
+
+
+class Library(Protocol):
+    """What differs between the boosting libraries, on the driver's side; the workers' side is the module `worker`."""
+
+    package: str
+    """What is imported."""
+    extra: str
+    """The extra of shoal that installs it."""
+    worker: str
+    """Module of the workers' side, with `boost(Segment)`, `finish()` and what `prepare` calls."""
+
+    def device(self, request: TrainRequest) -> str | None:
+        """The device that the parameters ask for; None if they do not."""
+
+    def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
+        """What every worker is given, and the first segment's seed; checked by the library itself."""
+
+    def connect(self, gang: Gang) -> list[dict[str, Any]]:
+        """How the workers find each other, by rank."""
+
+    def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
+        """Have the workers build their matrices."""
+
+
+def train(
+    request: TrainRequest, *, user_code: UserCode | None = None, env: Mapping[str, str] | None = None
+) -> TrainResult:
+    """Train a model on the Ray cluster that this process is connected to.
+
+    The same data, parameters, seed, number of workers and of threads give the same model, byte for byte.
+
+    Args:
+        request: What to train, on what.
+        user_code: The user's callbacks, objective and metrics; every worker gets its own copy.
+        env: Environment variables for the workers, credentials among them; they pass from process to process and are
+            stored nowhere.
+
+    Returns:
+        The model, its metrics and what it took.
+
+    Raises:
+        InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
+        DataError: If the rows cannot be used.
+        CapacityError: If the active nodes cannot hold the workers, or did not within the deadline.
+        TrainingError: If the library refuses a parameter, or the training failed; the first cause, naming its rank.
+        WorkerLostError: If a worker or its node was lost more often than `max_restarts` allows.
+        MissingExtraError: If the library or Ray is not installed.
+    """
+    began = time.monotonic()
+    library = _library(request.framework)
+    if not cluster.is_connected():
+        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    training = _Training(request, library, user_code or UserCode(), dict(env or {}), began)
+    return training.run()
+
+
+def _library(framework: str) -> Library:
+    module, name = _LIBRARIES[framework]
+    library: Library = getattr(importlib.import_module(module), name)()
+    for package, extra in (("ray", "ray"), (library.package, library.extra)):
+        try:
+            importlib.import_module(package)
+        except ImportError as exc:
+            raise MissingExtraError(package, extra) from exc
+    return library
+
+
+def segment_length(rounds: int, wish: int | None) -> int:
+    """Rounds between two checkpoints.
+
+    Args:
+        rounds: All rounds of the training.
+        wish: `RunConfig.checkpoint_every`.
+    """
+    return wish or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What one rank has reported."""
+
+    prepared: Prepared
+    train_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    def add(self, boosted: Boosted) -> None:
+        self.train_seconds += boosted.train_seconds
+        self.peak_rss_bytes = max(self.peak_rss_bytes, boosted.peak_rss_bytes)
+
+
+class _Training:
+    def __init__(
+        self, request: TrainRequest, library: Library, user_code: UserCode, env: dict[str, str], began: float
+    ) -> None:
+        self._request = request
+        self._library = library
+        self._user_code = user_code
+        self._env = env
+        self._began = began
+        self._resilience = Resilience(request.run_config, began)
+        self._train, self._eval_sets = checked_data(request)
+        self._size = self._resolve()
+        self._params, self._seed = library.params(request, self._size, user_code)
+        # Once for all workers, and for all gangs after a loss.
+        categorical = [name for name in request.input_cols if name in request.categorical_cols]
+        categories = find_categories(self._train.source, categorical)
+        self._columns = replace(request.columns, categories=categories)
+        self._checkpoint = Checkpoint()
+
+    def run(self) -> TrainResult:
+        """Train to the end, going on from the last checkpoint after each loss."""
+        return self._resilience.run(self._attempt, checkpoint=self._whence, make_do=self._make_do)
+
+    def _whence(self) -> str:
+        return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
+
+    def _make_do(self) -> str | None:
+        """Go on with fewer workers, if that is allowed."""
+        least = self._request.run_config.min_workers
+        if least is None:
+            return None
+        with warnings.catch_warnings(action="ignore"):
+            size = self._resolve(again=True)
+        if not least <= size.num_workers < self._size.num_workers:
+            return None
+        self._size = size
+        return f"{size.num_workers} workers"
+
+    def _attempt(self) -> TrainResult:
+        request, size = self._request, self._size
+        whole = request.framework in REPLICATED_ROWS
+        seed, group_col = request.run_config.seed, request.group_col
+        parts = deal(
+            self._train,
+            self._eval_sets,
+            size.num_workers,
+            seed,
+            group_col,
+            whole=whole,
+            none_empty=bool(self._user_code.metrics),
+        )
+        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, sparing=True)
+        with shared_gang(shape, timeout=min(WAIT_SECONDS, self._resilience.left(WAIT_SECONDS)), env=self._env) as gang:
+            gang.preload([self._library.worker])
+            tasks = [
+                Task(
+                    train=train,
+                    eval_sets=evals,
+                    columns=self._columns,
+                    params=self._params,
+                    seed=self._seed,
+                    early_stopping_rounds=request.early_stopping_rounds,
+                    # False, None and 0 mean never; True means every round.
+                    print_every=int(request.verbose_eval or 0),
+                    user_code=self._user_code,
+                    external_memory=request.external_memory,
+                    connection=connection,
+                )
+                for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
+            ]
+            prepared = self._library.prepare(partial(self._on_all, gang), tasks)
+            workers = [_Worker(each) for each in prepared]
+            last = self._boost(gang, workers)
+            self._on_all(gang, "finish")
+            stats = tuple(
+                WorkerStats(
+                    rank=info.rank,
+                    node=info.node,
+                    rows=task.train.shard.rows,
+                    passes=worker.prepared.passes,
+                    external_memory=worker.prepared.external_memory,
+                    read_seconds=worker.prepared.read_seconds,
+                    quantise_seconds=worker.prepared.quantise_seconds,
+                    train_seconds=worker.train_seconds,
+                    idle_rss_bytes=worker.prepared.idle_rss_bytes,
+                    peak_rss_bytes=worker.peak_rss_bytes,
+                )
+                for info, task, worker in zip(gang.workers, tasks, workers, strict=True)
+            )
+        return TrainResult(
+            framework=request.framework,
+            model=self._checkpoint.model,
+            eval_results=self._checkpoint.history,
+            best_iteration=last.best_iteration,
+            best_score=last.best_score,
+            rounds=self._checkpoint.rounds,
+            rows=sum(worker.rows for worker in stats),
+            num_workers=size.num_workers,
+            threads_per_worker=size.threads,
+            seconds=time.monotonic() - self._began,
+            restarts=self._resilience.restarts,
+            workers=stats,
+        )
+
+    def _boost(self, gang: Gang, workers: Sequence[_Worker]) -> Boosted:
+        """Train from the checkpoint to the end, segment by segment; returns what rank 0 said of the last."""
+        rounds = self._request.n_estimators
+        length = segment_length(rounds, self._request.run_config.checkpoint_every)
+        resume: Checkpoint | None = self._checkpoint
+        with Rounds(quiet=bool(self._request.verbose_eval)) as progress:
+            while True:
+                index = self._checkpoint.rounds // length
+                stop = min(rounds, (index + 1) * length)
+                segment = Segment(index, stop, stop == rounds, resume)
+                answers: list[Boosted] = self._on_all(gang, "boost", [segment] * len(workers))
+                for worker, answer in zip(workers, answers, strict=True):
+                    worker.add(answer)
+                first = answers[0]
+                if first.checkpoint is None:
+                    raise TrainingError("rank 0 returned no model")
+                self._checkpoint, resume = first.checkpoint, None
+                progress.done(self._checkpoint.rounds, rounds, self._checkpoint.history)
+                if segment.last or first.stopped:
+                    return first
+
+    def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
+        function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
+        each: list[tuple[Any, ...]] = [(arg,) for arg in args] or [()] * len(gang.workers)
+        return gang.run(function, each, timeout=self._resilience.timeout)
+
+    def _resolve(self, *, again: bool = False) -> GangSize:
+        """How many workers of which size; after a loss as many of that size as there is room for."""
+        scaling, clamp = self._request.scaling, self._request.run_config.clamp
+        fraction = self._train.ingestor_class.worker_cpu_fraction
+        if again:
+            cpus = round(self._size.cpus_per_worker / fraction)
+            wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
+            scaling, clamp = scaling.model_copy(update=wanted), True
+        device = self._library.device(self._request)
+        return resolve_size(scaling, cluster.active_nodes(), device=device, cpu_fraction=fraction, clamp=clamp)

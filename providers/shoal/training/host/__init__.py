@@ -1,0 +1,1 @@
+"""What a training process may use of its host: memory, network, imports."""
