@@ -23,8 +23,7 @@ from shoal.state.process import ProcessId
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
 from shoal.state.store import SCHEMA_VERSION
-from tests.support.pool_processes import processes_of_home
-from tests.support.pool_processes import rows as node_rows
+from tests.support.pool_processes import node_rows, processes_of_home
 from tests.support.previous_version import HOLDER, POOL, document
 from tests.support.waiting import wait_until
 
@@ -180,7 +179,7 @@ def test_the_fingerprint_of_a_spec_survives_an_upgrade(installation):
     before = json.loads(installation.run("-c", FINGERPRINTS, *map(json.dumps, SPECS)))
     of_todays_documents = installation.run("-c", FINGERPRINTS, *[json.dumps(spec.document()) for spec in today])
 
-    assert [staging.question(spec) for spec in today] == before
+    assert [staging.fingerprint(spec) for spec in today] == before
     assert json.loads(of_todays_documents) == before  # a driver of the version before reads what is submitted today
 
 

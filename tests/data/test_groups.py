@@ -21,8 +21,8 @@ from shoal.errors import DataError
 
 @settings(max_examples=300, deadline=None)
 @given(
-    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=40),
-    row_groups=st.lists(st.integers(1, 80), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(1, 60), block_until_min_cluster_size=1, max_size=40),
+    row_groups=st.lists(st.integers(1, 80), block_until_min_cluster_size=1, max_size=12),
     workers=st.integers(1, 8),
     seed=st.integers(0, 2**31),
 )

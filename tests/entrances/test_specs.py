@@ -79,7 +79,7 @@ def test_specs(fields: dict[str, Any]):
         document = spec.document()
         written = json.dumps(document)
         assert json.dumps(parse_spec(json.loads(written)).document()) == written
-        assert staging.question(spec)
+        assert staging.fingerprint(spec)
 
 
 @many

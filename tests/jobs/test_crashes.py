@@ -99,7 +99,7 @@ class Stage:
         """A driver has begun, and nobody has asked for as long as a waiter leaves between two notes."""
         self.running()
         with Store().transaction() as session:
-            session.execute(update(Job).values(asked_at=Job.asked_at - 60, asked_clock=None))
+            session.execute(update(Job).values(last_polled_at=Job.last_polled_at - 60, last_polled_clock=None))
 
     def lost(self) -> None:
         """A driver has begun and was killed."""

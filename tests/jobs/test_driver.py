@@ -148,7 +148,7 @@ def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None) -> tuple[int, Job]:
-    document, uris = credentials.hide(spec.model_copy(update={"question": "q"}).document())
+    document, uris = credentials.hide(spec.model_copy(update={"fingerprint": "q"}).document())
     attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
     credentials.hand_over(KEY.submission_id, Secrets((secrets or Secrets()).environment, uris))
     code = driver.main()
@@ -357,7 +357,7 @@ class TestDriver:
 
         client = mlflow.MlflowClient(spec.tracking.uri)
         killed = client.create_run(client.create_experiment("of a killed driver")).info.run_id
-        document, _ = credentials.hide(spec.model_copy(update={"question": "q"}).document())
+        document, _ = credentials.hide(spec.model_copy(update={"fingerprint": "q"}).document())
         attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
         attempts.start(store, KEY, {}, 1.0)
         attempts.note_run(store, KEY, killed)

@@ -62,16 +62,16 @@ def test_what_is_wrong_is_named(fields: dict[str, object], says: str) -> None:
         parse_spec({"framework": "pytorch", **fields})
 
 
-def test_the_same_function_is_the_same_question_however_it_was_pickled() -> None:
+def test_the_same_function_is_the_same_fingerprint_however_it_was_pickled() -> None:
     one, other = (FunctionJobSpec(name="train", program=f"/_code/{digest}") for digest in ("aa", "bb"))
-    assert staging.question(one) == staging.question(other)
-    assert staging.question(one) != staging.question(one.model_copy(update={"hyper_params": {"rate": 1}}))
+    assert staging.fingerprint(one) == staging.fingerprint(other)
+    assert staging.fingerprint(one) != staging.fingerprint(one.model_copy(update={"hyper_params": {"rate": 1}}))
 
 
-def test_other_arguments_are_another_question(tmp_path: Path) -> None:
+def test_other_arguments_are_another_fingerprint(tmp_path: Path) -> None:
     others = {"run_config": {"artifact_location": str(tmp_path)}}
     one, same, other = (spec_of(others, train_func=pow, args=[base, 2]) for base in (3, 3, 4))
-    assert staging.question(one) == staging.question(same) != staging.question(other)
+    assert staging.fingerprint(one) == staging.fingerprint(same) != staging.fingerprint(other)
     assert spec_of(others, train_func=print, args=[object()]).arguments is None
 
 

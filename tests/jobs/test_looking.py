@@ -72,7 +72,7 @@ def test_a_pool_that_is_as_it_should_be_is_reconciled_without_a_lock(either_stor
 def test_a_job_that_has_ended_is_not_asked_about(store, head):
     attempts.end(store, Key(attempts.ask(store, ORDER, 0.0).id, 1), JobState.FAILED, 1.0, error="why")
     JobHandle(store, attempts.load(store, FIRST), endpoint_of=lambda _: head.endpoint).status()
-    assert attempts.load(store, FIRST).asked_at == 0.0
+    assert attempts.load(store, FIRST).last_polled_at == 0.0
 
 
 def node(state: NodeState, **fields) -> Node:
@@ -106,7 +106,7 @@ def pool_rows(draw) -> list[object]:
             Operation(
                 id="o", pool=POOL, kind=draw(st.sampled_from(OperationKind)), lease_id="l", holder="h", size=2,
                 state=draw(st.sampled_from(OperationState)), deadline=draw(TIMES), failures=draw(st.integers(0, 3)),
-                node_errors={}, created_at=0.0, min_size=draw(st.none() | st.just(1)),
+                node_errors={}, created_at=0.0, block_until_min_cluster_size=draw(st.none() | st.just(1)),
             )
         )  # fmt: skip
     found += [

@@ -64,7 +64,7 @@ def pending(store: Store, head: FakeHead, spec: Any, *, submitter: Any, asked_ag
     with store.transaction() as session:
         job = session.get_one(Job, (handle.job_id, handle.attempt))
         job.submitter = submitter
-        job.asked_clock = stamps.stamp(job.asked_at) | {"at": stamps.monotonic() - asked_ago}
+        job.last_polled_clock = stamps.stamp(job.last_polled_at) | {"at": stamps.monotonic() - asked_ago}
     return Key(handle.job_id, handle.attempt)
 
 
@@ -162,7 +162,7 @@ def test_a_dead_driver_of_this_host_keeps_no_pool_up(headed, head, spec, dead):
 
 class TestSilentJobs:
     def job(self, **fields: Any) -> Job:
-        return Job(**({"id": "j", "attempt": 1, "state": JobState.RUNNING, "asked_at": 1.0} | fields))
+        return Job(**({"id": "j", "attempt": 1, "state": JobState.RUNNING, "last_polled_at": 1.0} | fields))
 
     def silent(self, *looks: Job) -> list[bool]:
         """Whether the job was found silent, at looks 20 s apart."""
@@ -194,7 +194,7 @@ class TestSilentJobs:
     def test_a_pending_job_whose_submitter_died_is_noticed_unless_somebody_asks(self, dead):
         forgotten = self.job(state=JobState.PENDING, submitter=dead)
         assert self.silent(forgotten, forgotten, forgotten) == [False, False, True]
-        asked = [self.job(state=JobState.PENDING, submitter=dead, asked_at=at) for at in (1.0, 21.0, 41.0)]
+        asked = [self.job(state=JobState.PENDING, submitter=dead, last_polled_at=at) for at in (1.0, 21.0, 41.0)]
         assert self.silent(*asked) == [False] * 3
 
     def test_a_pending_job_of_0_1_or_of_a_living_submitter_is_left_alone(self):

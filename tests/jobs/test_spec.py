@@ -10,7 +10,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
-from shoal.jobs.files.staging import question
+from shoal.jobs.files.staging import fingerprint
 from shoal.jobs.function_spec import FunctionJobSpec
 from shoal.jobs.ids import checked, is_interactive, job_id
 from shoal.training.run_config import RunConfig
@@ -74,15 +74,15 @@ def test_fingerprints_are_those_of_the_versions_before():
         "params": {"objective": "reg:squarederror", "eta": 0.1, "names": ["ä", None, True]},
         "eval_set": {"eval": {"paths": ["/data/eval"]}},
     }
-    asked = question(JobSpec.parse(fields).completed("retrain", {}))
+    asked = fingerprint(JobSpec.parse(fields).completed("retrain", {}))
     assert asked == "32671c0ca63003309e6b01b4638bb688c3b042d58e705560ccf5a129576f2f9a"
     assert job_id("xgboost", "airflow:d/r", asked, "task/-1") == "xgboost-44426d8f76ec"
 
-    odd = question(JobSpec.parse(TRAIN | {"params": {"missing": float("nan")}}).completed("retrain", {}))
+    odd = fingerprint(JobSpec.parse(TRAIN | {"params": {"missing": float("nan")}}).completed("retrain", {}))
     assert job_id("xgboost", "airflow:d/r", odd, "task/-1") == "xgboost-cfe0294bbc39"
 
     function = FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3}).completed("retrain", {})
-    assert job_id("pytorch", "airflow:d/r", question(function), "task/-1") == "pytorch-9e696d35c9c4"
+    assert job_id("pytorch", "airflow:d/r", fingerprint(function), "task/-1") == "pytorch-9e696d35c9c4"
 
 
 def test_a_spec_does_not_change():
@@ -151,13 +151,13 @@ class TestIds:
 
 
 class TestQuestion:
-    def test_equal_data_staged_twice_are_one_question(self, fresh_home: Path):
+    def test_equal_data_staged_twice_are_one_fingerprint(self, fresh_home: Path):
         frame = pd.DataFrame({"a": [1.0, 2.0], "b": [0.0, 1.0], "y": [0.0, 1.0]})
         first, second = DataConnector.from_dataframe(frame), DataConnector.from_dataframe(frame)
         other = DataConnector.from_dataframe(frame * 2)
 
         def ask(connector: DataConnector) -> str:
-            return question(JobSpec(dataset=connector, input_cols=("a", "b"), label_col="y"))
+            return fingerprint(JobSpec(dataset=connector, input_cols=("a", "b"), label_col="y"))
 
         assert first.staging != second.staging
         assert ask(first) == ask(second)
@@ -165,9 +165,9 @@ class TestQuestion:
 
     def test_rotated_credentials_do_not_change_it(self):
         def ask(password: str) -> str:
-            return question(JobSpec(**TRAIN, tracking=Tracking(uri=f"http://me:{password}@tracking")))
+            return fingerprint(JobSpec(**TRAIN, tracking=Tracking(uri=f"http://me:{password}@tracking")))
 
         assert ask("first") == ask("second")
 
     def test_another_seed_does(self):
-        assert question(JobSpec(**TRAIN)) != question(JobSpec(**TRAIN, run_config=RunConfig(seed=1)))
+        assert fingerprint(JobSpec(**TRAIN)) != fingerprint(JobSpec(**TRAIN, run_config=RunConfig(seed=1)))

@@ -380,7 +380,7 @@ class TestWait:
         with pytest.raises(JobTimeoutError, match="is still running after 60 s; it goes on"):
             handle.wait(timeout=60.0, on_log=None)
 
-        assert row(store, handle).asked_at >= 1030.0
+        assert row(store, handle).last_polled_at >= 1030.0
         assert row(store, handle).state is JobState.RUNNING
 
     def test_a_driver_that_lives_here_costs_its_head_no_question(self, store, head, submit, held, spec, monkeypatch):
@@ -478,7 +478,7 @@ class TestWait:
         run(store, head, handle)
         with store.transaction() as session:
             row = session.get_one(Job, (handle.job_id, 1))
-            row.asked_at = asked = row.asked_at - 60.0
+            row.last_polled_at = asked = row.last_polled_at - 60.0
             session.get_one(Pool, POOL).state = PoolState.DOWN
 
         assert jobs.sweep() == [
@@ -486,7 +486,7 @@ class TestWait:
         ]
         assert jobs.sweep() == []
         with store.transaction() as session:
-            assert session.get_one(Job, (handle.job_id, 1)).asked_at == asked
+            assert session.get_one(Job, (handle.job_id, 1)).last_polled_at == asked
 
     def test_a_job_that_started_while_it_was_judged_is_not_failed(self, store, head, submit, held, spec):
         first = submit(spec)
@@ -534,7 +534,7 @@ class TestWait:
         )
 
         assert handle.wait(on_log=None) == RESULT
-        assert row(store, handle).asked_at > 1060.0  # its driver knows that it is still wanted
+        assert row(store, handle).last_polled_at > 1060.0  # its driver knows that it is still wanted
 
     @pytest.mark.parametrize(
         ("owner", "state"), [(True, JobState.CANCELLED), (False, JobState.RUNNING)], ids=["its own", "another's"]

@@ -120,7 +120,7 @@ def test_it_stays_while_another_ones_job_runs(tiny):
     with Store().transaction() as session:
         job = Job(
             id="theirs", attempt=1, pool="tiny", holder="test:b", spec={}, state=JobState.RUNNING, endpoint={},
-            driver=ProcessId.mine().to_json(), asked_at=0.0, created_at=0.0,
+            driver=ProcessId.mine().to_json(), last_polled_at=0.0, created_at=0.0,
         )  # fmt: skip
         session.add(job)
     pool.release()

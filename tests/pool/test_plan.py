@@ -165,9 +165,9 @@ def test_past_its_deadline_or_failures_it_rolls_back(fields, reason):
 
 
 def test_with_its_minimum_reached_it_settles_at_what_it_has():
-    [verdict] = verdicts(head(), node("a"), size=4, min_size=2, deadline=NOW)
+    [verdict] = verdicts(head(), node("a"), size=4, block_until_min_cluster_size=2, deadline=NOW)
     assert (verdict.state, verdict.settle_at) == (OperationState.SUCCEEDED, 2)
-    [verdict] = verdicts(head(), size=4, min_size=2, deadline=NOW)
+    [verdict] = verdicts(head(), size=4, block_until_min_cluster_size=2, deadline=NOW)
     assert verdict.state is OperationState.ROLLED_BACK
 
 

@@ -240,7 +240,9 @@ def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up,
 
     def request(size: int) -> str:
         with Store().transaction() as session:
-            return commands.scale(session, "tiny", size, holder="test", rollback_after=60, min_size=None, now=1e9)
+            return commands.scale(
+                session, "tiny", size, holder="test", rollback_after=60, block_until_min_cluster_size=None, now=1e9
+            )
 
     def give_up(operation_id: str) -> None:
         with Store().transaction() as session:

@@ -76,7 +76,7 @@ class Attempt:
         assert self.gang is not None
         pids = [
             *(worker.pid for worker in self.gang.workers),
-            *(companion.pid for companion in self.gang._companions.values()),
+            *(sidecar.pid for sidecar in self.gang._sidecars.values()),
         ]
         # Their sockets are closed before the error is raised; the rest of an exit takes the kernel a few milliseconds.
         assert_ended(pids)
@@ -127,7 +127,7 @@ def test_worker_raises(attempt: Callable, framework: Framework, stage: str, monk
 @pytest.mark.parametrize("stage", [pytest.param("import", marks=SOAK), "round"])
 def test_tracker_killed(attempt: Callable, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attempted = attempt(stage, "hang")
-    thread = attempted.when_reached(lambda gang: os.kill(gang._companions["xgboost"].pid, signal.SIGKILL))
+    thread = attempted.when_reached(lambda gang: os.kill(gang._sidecars["xgboost"].pid, signal.SIGKILL))
     with pytest.raises(TrainingError, match=r"tracker process \(pid \d+\) ended: killed by signal 9"):
         attempted.train(monkeypatch)
     thread.join()
@@ -202,7 +202,7 @@ ray.init(address=address, log_to_driver=False, logging_level="ERROR")
 
 def on_all(training, gang, name, args=()):
     if name == "prepare":
-        print(json.dumps([*(worker.pid for worker in gang.workers), gang._companions["xgboost"].pid]), flush=True)
+        print(json.dumps([*(worker.pid for worker in gang.workers), gang._sidecars["xgboost"].pid]), flush=True)
     return gang.run(Sabotage("xgboost", 1, stage, "hang", Path(reached)), [(name, arg) for arg in args])
 
 boosting._Training._on_all = on_all

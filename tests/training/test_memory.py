@@ -77,7 +77,7 @@ def test_without_groups_the_machine_decides(groups: Path) -> None:
 SPARING = """
 import sys
 from shoal.training import memory
-if sys.argv[1] == "sparing":
+if sys.argv[1] == "trim_memory":
     memory.spare()
 import numpy, psutil, pyarrow
 before = psutil.Process().memory_info().rss
@@ -92,7 +92,9 @@ print(pyarrow.default_memory_pool().backend_name, (psutil.Process().memory_info(
 
 
 def test_a_sparing_process_keeps_little_of_what_it_frees() -> None:
-    out = subprocess.run([sys.executable, "-c", SPARING, "sparing"], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", SPARING, "trim_memory"], capture_output=True, text=True, check=True
+    ).stdout
     pool, kept = out.split()
     assert pool == "system"
     assert int(kept) < 20

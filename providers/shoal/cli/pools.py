@@ -101,7 +101,7 @@ def scale(
         bool, typer.Option("--async", help="Return as soon as the request is journaled; the reconciler carries it out.")
     ] = False,
     rollback_after: RollbackAfter = ROLLBACK_AFTER,
-    least: Annotated[
+    block_until_min_cluster_size: Annotated[
         int | None,
         typer.Option("--min", metavar="K", help="Return at K ready nodes; the rest keep coming until the deadline."),
     ] = None,
@@ -110,8 +110,8 @@ def scale(
     """Set the number of nodes and wait until they are ready; roll back where that fails."""
     pool = _pool(pool_name)
     options: dict[str, Any] = {"rollback_after_seconds": rollback_after}
-    if least is not None:
-        options["block_until_min_cluster_size"] = least
+    if block_until_min_cluster_size is not None:
+        options["block_until_min_cluster_size"] = block_until_min_cluster_size
     with on_interrupt(_ROLLING_BACK, _ROLLED_BACK), PoolProgress(f"scaling {pool.name} to {size}") as progress:
         pool.scale(size, is_async=is_async, options=options, on_progress=progress)
     _show(pool.describe(), as_json)

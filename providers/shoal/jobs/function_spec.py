@@ -77,11 +77,11 @@ class FunctionJobSpec(AnySpec):
         """The datasets that it trains on or evaluates with."""
         yield from self.dataset_map.values()
 
-    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """The spec as a question; see :meth:`AnySpec.asked`."""
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
         return (
             super()
-            .asked(by_content)
+            .comparable(by_content)
             .model_copy(
                 update={
                     "dataset_map": {name: by_content(dataset) for name, dataset in self.dataset_map.items()},
@@ -143,7 +143,7 @@ def spec_of(
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Of plain data: with other arguments it is another question. Pickles of the rest differ from call to call."""
+    """Of plain data: other arguments make another fingerprint. Pickles of the rest differ from call to call."""
     try:
         return ids.digest([list(args), dict(kwargs)])
     except (TypeError, ValueError):

@@ -351,9 +351,9 @@ class JobHandle:
         submitter = ProcessId.from_json(job.submitter)
         if submitter.alive():
             return None
-        unasked = stamps.age(job.asked_at, job.asked_clock)
+        unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
-            unasked = self._clock() - job.asked_at
+            unasked = self._clock() - job.last_polled_at
         if unasked <= (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S):
             return None
         return f"its submitter (pid {submitter.pid}) ended before the job was sent to the pool's head: submit it again"
@@ -362,11 +362,11 @@ class JobHandle:
         """Whether nobody asked about the attempt for `orphan_after`, and its driver does not see to it."""
         if job.orphan_after is None:
             return False
-        unasked = stamps.age(job.asked_at, job.asked_clock)
+        unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
             if job.heartbeat_at is not None:
                 return False  # only its driver has watched the row for long enough to judge
-            unasked = self._clock() - job.asked_at
+            unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
     def _ask(self) -> Job:

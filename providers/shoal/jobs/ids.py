@@ -20,7 +20,7 @@ def digest(document: Any) -> str:
     return sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def job_id(framework: str, holder: str, question: str, key: str = "") -> str:
+def job_id(framework: str, holder: str, fingerprint: str, key: str = "") -> str:
     """The id of a job that was not given one.
 
     A workflow engine asks for the same thing again after a restart, and has to find its job; somebody at a terminal who
@@ -29,10 +29,10 @@ def job_id(framework: str, holder: str, question: str, key: str = "") -> str:
     Args:
         framework: First part of the id, for the reader.
         holder: Who asks.
-        question: Digest of what is asked.
+        fingerprint: Of its spec.
         key: Tells the tasks of one holder apart.
     """
-    who_and_what = uuid4().hex if is_interactive(holder) else digest([holder, key, question])
+    who_and_what = uuid4().hex if is_interactive(holder) else digest([holder, key, fingerprint])
     return f"{framework}-{who_and_what[:_DIGEST_LENGTH]}"
 
 

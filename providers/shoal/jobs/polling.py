@@ -14,7 +14,7 @@ _PER_ORPHAN_AFTER = 3
 class Asking:
     """Decides when one waiter has to note that it asks: not while another waiter of the same job does.
 
-    It counts by its own clock for how long `asked_at` has kept its value, because another host's clock may have
+    It counts by its own clock for how long `last_polled_at` has kept its value, because another host's clock may have
     written it. Only its first look compares the two: a process that asks once has nothing else to go by.
     """
 
@@ -29,8 +29,8 @@ class Asking:
             job: The row as it is.
             now: Seconds since the epoch, by this process's clock.
         """
-        if job.asked_at != self._seen:
-            self._since = job.asked_at if self._seen is None else now
-            self._seen = job.asked_at
+        if job.last_polled_at != self._seen:
+            self._since = job.last_polled_at if self._seen is None else now
+            self._seen = job.last_polled_at
         period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
         return not 0 <= now - self._since < period  # below 0: a clock was set back, or is ahead of this one

@@ -116,7 +116,9 @@ class AnySpec(_Strict, ABC):
     register_as: Register | None = Field(
         default=None, alias="register", description="Where the model goes; none: nowhere."
     )
-    question: str | None = Field(default=None, description="Digest of what is asked; set when it is submitted.")
+    fingerprint: str | None = Field(
+        default=None, alias="question", description="Digest of what is to be trained; set when it is submitted."
+    )
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
@@ -169,8 +171,8 @@ class AnySpec(_Strict, ABC):
         if self.register_as is not None:
             yield self.register_as.holdout
 
-    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """The spec as a question: the same for the same data, and for code whose bytes differ with each pickling.
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted: the same for equal data and for code pickled at another time.
 
         Args:
             by_content: Names a dataset by what is in it.
@@ -303,11 +305,11 @@ class JobSpec(AnySpec):
         yield self.dataset
         yield from self.eval_set.values()
 
-    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """The spec as a question; see :meth:`AnySpec.asked`."""
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
         return (
             super()
-            .asked(by_content)
+            .comparable(by_content)
             .model_copy(
                 update={
                     "dataset": by_content(self.dataset),

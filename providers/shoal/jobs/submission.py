@@ -61,10 +61,10 @@ def submit(
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
     spec = spec.completed(pool, os.environ)
-    spec = spec.model_copy(update={"question": staging.question(spec)})
+    spec = spec.model_copy(update={"fingerprint": staging.fingerprint(spec)})
     document, uris = credentials.hide(spec.document())
     secrets = Secrets(credentials.from_environment(os.environ), uris)
-    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.question), key)
+    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)
     while True:
         endpoint = endpoint_of(pool)
         order = Order(job_id, pool, holder, document, address(endpoint), spec.run_config.orphan_after)

@@ -178,11 +178,16 @@ class ComputePool:
                 size,
                 holder=self.holder,
                 rollback_after=parsed.rollback_after_seconds,
-                min_size=parsed.block_until_min_cluster_size,
+                block_until_min_cluster_size=parsed.block_until_min_cluster_size,
                 now=self._clock(),
             )
 
-        self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
+        self._carry_out(
+            request,
+            block_until_min_cluster_size=parsed.block_until_min_cluster_size,
+            is_async=is_async,
+            on_progress=on_progress,
+        )
         return True
 
     def lease(
@@ -238,7 +243,7 @@ class ComputePool:
                 holder=self.holder,
                 ttl=ttl,
                 rollback_after=parsed.rollback_after_seconds,
-                min_size=parsed.block_until_min_cluster_size,
+                block_until_min_cluster_size=parsed.block_until_min_cluster_size,
                 now=self._clock(),
             )
             leases.append(lease)
@@ -246,7 +251,12 @@ class ComputePool:
                 BACKENDS[spec.backend]().prepare(spec)
             return operation_id
 
-        self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
+        self._carry_out(
+            request,
+            block_until_min_cluster_size=parsed.block_until_min_cluster_size,
+            is_async=is_async,
+            on_progress=on_progress,
+        )
         return PoolLease(self._store, leases[0].id, leases[0].epoch, ttl, self.release, clock=self._clock)
 
     def release(self) -> bool:
@@ -358,7 +368,7 @@ class ComputePool:
         self,
         request: Callable[[Session], str],
         *,
-        least: int | None = None,
+        block_until_min_cluster_size: int | None = None,
         is_async: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -380,7 +390,12 @@ class ComputePool:
             ensure_running()
             if not is_async:
                 patience = operation.deadline - operation.created_at
-                self._waiting.for_operation(operation_id, patience, least=least, on_progress=on_progress)
+                self._waiting.for_operation(
+                    operation_id,
+                    patience,
+                    block_until_min_cluster_size=block_until_min_cluster_size,
+                    on_progress=on_progress,
+                )
         except BaseException as error:
             if operation_id:
                 try:
@@ -415,8 +430,8 @@ class ComputePool:
             if not (up or bring_up):
                 return
             spec = PoolSpec.model_validate(pool.spec) if pool and up else self._definition(session)
-        if (least := max(size, spec.min_nodes)) <= spec.max_nodes:
-            BACKENDS[spec.backend]().admit(spec, least)
+        if (wanted := max(size, spec.min_nodes)) <= spec.max_nodes:
+            BACKENDS[spec.backend]().admit(spec, wanted)
 
     def _last_rolled_back(self) -> Operation | None:
         """This holder's last operation, if it was rolled back."""

@@ -97,7 +97,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         reason = f"{operation.failures} nodes failed to start"
     else:
         reason = f"{ready} of {operation.size} nodes were ready at the deadline"
-    if operation.min_size is not None and ready >= operation.min_size:
+    if operation.block_until_min_cluster_size is not None and ready >= operation.block_until_min_cluster_size:
         return Verdict(operation.id, OperationState.SUCCEEDED, reason, settle_at=ready)
     return Verdict(operation.id, OperationState.ROLLED_BACK, reason)
 

@@ -47,4 +47,4 @@ def _is_doubtful(job: Job) -> bool:
 
 
 def _sign(job: Job) -> tuple[object, ...]:
-    return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.asked_at
+    return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

@@ -150,10 +150,11 @@ class ScaleOptions(BaseModel):
             parsed = cls.model_validate(dict(options or {}))
         except ValidationError as error:
             raise InvalidArgumentError("; ".join(cls._say(problem) for problem in error.errors())) from None
-        least = parsed.block_until_min_cluster_size
-        if least is not None and least > size:
+        minimum = parsed.block_until_min_cluster_size
+        if minimum is not None and minimum > size:
             raise InvalidArgumentError(
-                f"block_until_min_cluster_size={least} is above expected_cluster_size={size}: it can be {size} at most"
+                f"block_until_min_cluster_size={minimum} is above expected_cluster_size={size}: "
+                f"it can be {size} at most"
             )
         return parsed
 

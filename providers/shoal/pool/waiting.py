@@ -38,21 +38,28 @@ class Waiting:
         self._turn = Turn(name)
 
     def for_operation(
-        self, operation_id: str, patience: float, *, least: int | None, on_progress: OnProgress | None
+        self,
+        operation_id: str,
+        patience: float,
+        *,
+        block_until_min_cluster_size: int | None,
+        on_progress: OnProgress | None,
     ) -> None:
         """Wait until an operation has ended.
 
         Args:
             operation_id: The operation.
             patience: Seconds until its deadline: for so long a store that is away is waited for.
-            least: Nodes that are enough to return; it goes on.
+            block_until_min_cluster_size: Nodes that are enough to return; it goes on.
             on_progress: Called now and then.
 
         Raises:
             ScaleError: It was rolled back, which is seen to the end, or another took its place.
             StoreUnreachableError: The store was still away when `patience` was over.
         """
-        operation = self._ended(operation_id, patience, least=least, on_progress=on_progress)
+        operation = self._ended(
+            operation_id, patience, block_until_min_cluster_size=block_until_min_cluster_size, on_progress=on_progress
+        )
         if operation is None:
             return
         if operation.state is OperationState.SUCCEEDED:
@@ -65,7 +72,12 @@ class Waiting:
         )
 
     def _ended(
-        self, operation_id: str, patience: float, *, least: int | None, on_progress: OnProgress | None
+        self,
+        operation_id: str,
+        patience: float,
+        *,
+        block_until_min_cluster_size: int | None,
+        on_progress: OnProgress | None,
     ) -> Operation | None:
         """Wait for an operation's end; None where enough nodes are there before."""
         began = time.monotonic()
@@ -76,14 +88,18 @@ class Waiting:
                     operation = self._operation(operation_id)
                     if operation.state is not OperationState.OPEN:
                         return operation
-                    status = self._status() if least is not None or on_progress else None
+                    status = self._status() if block_until_min_cluster_size is not None or on_progress else None
                 except StoreUnreachableError as error:  # the nodes go on meanwhile, and so does this when it is back
                     if time.monotonic() - began >= patience:
                         raise
                     log.warning("waiting for the store: %s", error)
                     time.sleep(STORE_PERIOD)
                     continue
-                if status and least is not None and len(status.active) >= least:
+                if (
+                    status
+                    and block_until_min_cluster_size is not None
+                    and len(status.active) >= block_until_min_cluster_size
+                ):
                     return None
                 if status and on_progress:
                     on_progress(status)

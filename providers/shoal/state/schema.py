@@ -187,7 +187,7 @@ class Operation(Base):
     state: Mapped[OperationState] = mapped_column(_state(OperationState), index=True)
     holder: Mapped[str] = mapped_column(_HOLDER)
     size: Mapped[int]
-    min_size: Mapped[int | None]  # `block_until_min_cluster_size`
+    block_until_min_cluster_size: Mapped[int | None] = mapped_column("min_size")
     replaced_size: Mapped[int | None]  # the base demand it took the place of: what its rollback restores
     replaced_operation_id: Mapped[str | None]
     lease_id: Mapped[str | None]  # of a lease operation: what its rollback takes back
@@ -241,8 +241,10 @@ class Job(Base):
     submitter: Mapped[dict[str, Any] | None]  # process identity of the process that sends it to the head
     heartbeat_at: Mapped[float | None]  # last sign of life of its driver; None where the driver is of 0.1
     orphan_after: Mapped[float | None]  # seconds without anybody asking, after which it ends itself
-    asked_at: Mapped[float]  # last time somebody asked about it
-    asked_clock: Mapped[dict[str, Any] | None]  # stamp of `asked_at`, see `shoal.state.stamps`; None in rows of 0.1
+    last_polled_at: Mapped[float] = mapped_column("asked_at")  # last time a process asked about it
+    last_polled_clock: Mapped[dict[str, Any] | None] = mapped_column(
+        "asked_clock"
+    )  # stamp of `last_polled_at`, see `shoal.state.stamps`; None in rows of 0.1
     collected_at: Mapped[float | None]  # when its result was handed out
     result: Mapped[dict[str, Any] | None]
     results_digest: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of `results.pkl`

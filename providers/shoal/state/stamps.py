@@ -36,8 +36,8 @@ def stamp(value: float) -> dict[str, Any]:
     """Note that a value is being written now.
 
     Args:
-        value: The value, such as ``asked_at``. A writer of shoal 0.1 changes it and leaves the stamp: then the stamp
-            does not count any more.
+        value: The value, such as ``last_polled_at``. A writer of shoal 0.1 changes the value and leaves the stamp: then
+            the stamp does not count any more.
     """
     return {"clock": _clock_id(), "at": monotonic(), "of": value}
 

@@ -45,13 +45,13 @@ class Resilience:
         """Seconds that are left; None where there is no limit."""
         return None if self._deadline is None else self.left(0.0)
 
-    def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], make_do: Callable[[], str | None]) -> _T:
+    def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
         """Attempts it until it succeeds, or fails for another reason than a loss.
 
         Args:
             attempt: The training, from its last checkpoint to its end.
             checkpoint: Where the next attempt goes on from, in words.
-            make_do: Lets the next attempt be of fewer workers if that is allowed and they are what there is; returns
+            shrink: Lets the next attempt be of fewer workers if that is allowed and they are what there is; returns
                 their number in words, None if it did not.
 
         Raises:
@@ -74,6 +74,6 @@ class Resilience:
                 waited = None if lost_at is None else time.monotonic() - lost_at
                 if waited is None or waited > WAIT_SECONDS or self.left(1.0) == 0.0:
                     raise
-                if waited > _REPLACE_SECONDS and (fewer := make_do()):
+                if waited > _REPLACE_SECONDS and (fewer := shrink()):
                     say(f"no other node came within {_REPLACE_SECONDS:.0f} s: going on with {fewer}")
                 time.sleep(_PATIENCE_SECONDS)

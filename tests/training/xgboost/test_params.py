@@ -9,7 +9,7 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.xgboost.params import (
     check_params,
     device_of,
-    draws_lots,
+    is_stochastic,
     merge_params,
     seed_of,
     worker_params,
@@ -75,9 +75,9 @@ def test_the_seed_is_the_parameters_own_if_they_name_one() -> None:
 
 
 def test_when_xgboost_draws_lots() -> None:
-    assert not draws_lots({"objective": "binary:logistic", "subsample": 1.0, "max_depth": 3})
+    assert not is_stochastic({"objective": "binary:logistic", "subsample": 1.0, "max_depth": 3})
     for params in ({"subsample": 0.5}, {"colsample_bynode": 0.9}, {"booster": "dart"}, {"objective": "rank:ndcg"}):
-        assert draws_lots(params)
+        assert is_stochastic(params)
 
 
 @pytest.mark.parametrize("params", [{"nthread": 4}, {"n_jobs": 4}, {"tree_method": "exact"}, {"booster": "gblinear"}])

@@ -45,7 +45,7 @@ class Footer:
 
 
 @contextlib.contextmanager
-def blaming(path: str, part: str = "") -> Iterator[None]:
+def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     """Turns what Arrow raises while it reads a file into an error that names the file (and the part of it)."""
     import pyarrow as pa
 
@@ -85,7 +85,7 @@ def open_parquet(path: str) -> Iterator[Any]:
 
     filesystem, inner = resolve(path)
     with contextlib.ExitStack() as stack:
-        with blaming(path):
+        with wrap_read_errors(path):
             handle = stack.enter_context(filesystem.open_input_file(inner))
             file = stack.enter_context(pq.ParquetFile(handle, pre_buffer=False))
         yield file
@@ -114,7 +114,7 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
     def read(file: DataFile) -> tuple[Footer, Any]:
         if file.size == 0:
             raise DataError(f"{file.path} is corrupt or no Parquet file: it is empty (0 bytes)")
-        with open_parquet(file.path) as parquet, blaming(file.path):
+        with open_parquet(file.path) as parquet, wrap_read_errors(file.path):
             metadata = parquet.metadata
             schema = parquet.schema_arrow.remove_metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]

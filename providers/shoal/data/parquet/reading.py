@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.footers import Footer, blaming, open_parquet
+from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError
 
@@ -47,7 +47,7 @@ def read_ranges(
             if name not in names:
                 raise DataError(f'{footer.path} has no column "{name}"')
         for part in ranges:
-            with blaming(footer.path, f"row group {part.row_group}"):
+            with wrap_read_errors(footer.path, f"row group {part.row_group}"):
                 if indices_of is not None:
                     table = file.read_row_group(part.row_group, columns=stored)
                     table = table.take(indices_of(part.row_group)[part.start : part.stop])

@@ -1,4 +1,4 @@
-"""Groups of rows that belong together, such as the documents of a query: found, and dealt whole."""
+"""Groups of rows that belong together, such as the documents of a query: found, and assigned whole."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The row-group plan: which worker reads which rows. Pure: no I/O, no Arrow, nothing but footers' numbers.
 
-Row groups are dealt whole, in a seeded shuffle, to the shard that has the fewest rows. Where that ends within
+Row groups are assigned whole, in a seeded shuffle, to the shard that has the fewest rows. Where that ends within
 :data:`TOLERANCE` of even, it stands, and no row group is decoded twice. Where it does not (few or uneven row groups),
 whole groups go only where they fit, and what fits nowhere is cut so that the shards differ by at most one row; that
 costs at most ``num_workers - 1`` cuts, that is, one row group more to decode for a worker.
@@ -31,7 +31,7 @@ class RowGroup:
     Args:
         path: Canonical path or URI of the file.
         index: Number of the row group within the file, from 0.
-        rows: Rows that can be dealt out (of a random split: only those that belong to it).
+        rows: Rows that can be assigned (of a random split: only those that belong to it).
         bytes: Uncompressed size of those rows in bytes, all columns.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.footers import blaming
+from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.staging.staged_data import stage_batches
 from shoal.errors import DataError, InvalidArgumentError
@@ -52,6 +52,6 @@ def stage(dataset: pyarrow.dataset.Dataset, directory: str) -> None:
         directory: Where to.
     """
     # Without readahead: a scan accumulates what it has read ahead, up to ten times a reader's memory (arrow#39808).
-    with blaming("the dataset"):
+    with wrap_read_errors("the dataset"):
         batches = dataset.to_batches(batch_readahead=1, fragment_readahead=1)
         stage_batches(batches, dataset.schema, directory)

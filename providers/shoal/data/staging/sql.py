@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Rows fetched and written at a time, each chunk a row group: 32 Ki rows of 50 columns are about 100 MB as Python
-# objects, and the row groups are small enough to deal out evenly.
+# objects, and the row groups are small enough to assign evenly.
 CHUNK_ROWS = 32_768
 
 

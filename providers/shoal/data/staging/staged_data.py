@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Marks a directory as ours to remove. Its underscore keeps it out of the data.
 MARKER = "_shoal_staging"
 
-# A row group is the unit that is dealt to workers: 64 leave even 16 workers four each, 8 Ki rows keep zstd and the
+# A row group is the unit that is assigned to workers: 64 leave even 16 workers four each, 8 Ki rows keep zstd and the
 # footer efficient, and 32 MiB (as decoded) bound what a worker holds while it reads.
 _GROUPS = 64
 _MIN_GROUP_ROWS = 8_192
@@ -113,7 +113,7 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
         bytes_per_row: Decoded size of a row in bytes.
 
     Returns:
-        Rows per group: enough groups to deal out evenly, none too big to hold.
+        Rows per group: enough groups to assign evenly, none too big to hold.
     """
     most = max(1, int(_MAX_GROUP_BYTES / max(bytes_per_row, 1.0)))
     return min(most, max(_MIN_GROUP_ROWS, -(-rows // _GROUPS)))

@@ -79,8 +79,8 @@ class Watchdog:
         self._timeout = timeout
         self._done = threading.Event()
         self._monotonic = monotonic
-        self._begun = self._asked_since = monotonic()
-        self._asked_at: float | None = None
+        self._begun = self._polled_since = monotonic()
+        self._last_polled_at: float | None = None
         self._renew_at = self._beat_at = self._begun
         self._thread = threading.Thread(target=self._run, name="shoal-watchdog", daemon=True)
         self.reason: Reason | None = None
@@ -119,9 +119,11 @@ class Watchdog:
             if beat and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
                 self._beat_at = now + _HEARTBEAT_S
-        if job is not None and job.asked_at != self._asked_at:
-            self._asked_at, self._asked_since = job.asked_at, now
-        reason = why_end(job, unasked_for=now - self._asked_since, running_for=now - self._begun, timeout=self._timeout)
+        if job is not None and job.last_polled_at != self._last_polled_at:
+            self._last_polled_at, self._polled_since = job.last_polled_at, now
+        reason = why_end(
+            job, unasked_for=now - self._polled_since, running_for=now - self._begun, timeout=self._timeout
+        )
         return job, reason
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Staged data of jobs: what tells equal data from another question, and who removes the copies."""
+"""Fingerprint a job by the content of its staged data, and remove staged copies."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from shoal.jobs import credentials, ids
 from shoal.jobs.spec import AnySpec
 
 
-def question(spec: AnySpec) -> str:
-    """Digest of what is asked: the same for the same data, wherever they were staged.
+def fingerprint(spec: AnySpec) -> str:
+    """Compute the digest of a spec: the same for the same data, wherever they were staged.
 
     A task that runs again stages its DataFrame again, in another place; the job it means is the same one.
 
     Raises:
         DataError: Staged data are gone: a job that ended has taken them with it.
     """
-    return ids.digest(credentials.hide(spec.asked(_by_content).document())[0])
+    return ids.digest(credentials.hide(spec.comparable(_by_content).document())[0])
 
 
 def discard(locations: Iterable[str]) -> None:

@@ -30,7 +30,7 @@ class Order:
     pool: str
     holder: str
     spec: dict[str, Any]
-    """As JSON, without credentials; its `question` is what tells two orders apart."""
+    """As JSON, without credentials; two orders differ if their fingerprints do, which are stored as `question`."""
     endpoint: dict[str, str]
     orphan_after: float | None
 
@@ -51,8 +51,8 @@ class Key:
 def ask(store: Store, order: Order, now: float) -> Job:
     """Find the attempt that answers an order, or make a new one.
 
-    Pending or running: that one. Succeeded and not yet collected: that one too, for the same question. Otherwise a new
-    attempt, its row written before anything is submitted.
+    Pending or running: that one. Succeeded and not yet collected: that one too, for the same fingerprint. Otherwise a
+    new attempt, its row written before anything is submitted.
 
     Raises:
         InvalidArgumentError: A job of this id runs, and it is not the one asked for.
@@ -79,8 +79,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
             state=JobState.PENDING,
             endpoint=order.endpoint,
             orphan_after=order.orphan_after,
-            asked_at=now,
-            asked_clock=stamps.stamp(now),
+            last_polled_at=now,
+            last_polled_clock=stamps.stamp(now),
             submitter=ProcessId.mine().to_json(),
             created_at=now,
         )
@@ -218,7 +218,7 @@ def collect(store: Store, key: Key, now: float) -> None:
 
 
 def _note_asked(job: Job, now: float) -> None:
-    job.asked_at, job.asked_clock = now, stamps.stamp(now)
+    job.last_polled_at, job.last_polled_clock = now, stamps.stamp(now)
 
 
 def _latest(session: Session, job_id: str) -> Job | None:

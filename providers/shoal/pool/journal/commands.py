@@ -90,7 +90,7 @@ def scale(
     *,
     holder: str,
     rollback_after: float,
-    min_size: int | None,
+    block_until_min_cluster_size: int | None,
     now: float,
 ) -> str:
     """Set the base demand. Returns the id of the operation that carries it out.
@@ -110,7 +110,7 @@ def scale(
             f"`shoal pool alter {name} --min-nodes {size}` or shoal.alter_pool({name!r}, min_nodes={size})"
         )
     operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
-    operation.min_size = min_size
+    operation.block_until_min_cluster_size = block_until_min_cluster_size
     demand = snapshot.demand
     if demand is None:  # brought up by a lease: from here on it stays when that goes
         session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
@@ -131,7 +131,7 @@ def lease(
     holder: str,
     ttl: float,
     rollback_after: float,
-    min_size: int | None,
+    block_until_min_cluster_size: int | None,
     now: float,
 ) -> tuple[str, Lease]:
     """Claim nodes for a holder; asked again, its lease is renewed at the new size, under a new epoch.
@@ -157,7 +157,11 @@ def lease(
     _prolong(session, lease, now)
     lease.epoch += 1
     operation = _open(session, pool, OperationKind.LEASE, size, holder, now + rollback_after, now)
-    operation.lease_id, operation.min_size, operation.replaced_size = lease.id, min_size, replaced
+    operation.lease_id, operation.block_until_min_cluster_size, operation.replaced_size = (
+        lease.id,
+        block_until_min_cluster_size,
+        replaced,
+    )
     pool.touched_at = now
     _try_at_once(pool)
     return operation.id, lease

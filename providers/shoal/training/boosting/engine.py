@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.data.categories import find_categories
 from shoal.errors import InvalidArgumentError, MissingExtraError, TrainingError
 from shoal.training import cluster
-from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, deal
+from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, shard_datasets
 from shoal.training.boosting.progress import Rounds
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.task import Boosted, Checkpoint, Prepared, Segment, Task
@@ -157,19 +157,19 @@ class _Training:
 
     def run(self) -> TrainResult:
         """Train to the end, going on from the last checkpoint after each loss."""
-        return self._resilience.run(self._attempt, checkpoint=self._whence, make_do=self._make_do)
+        return self._resilience.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
-    def _whence(self) -> str:
+    def _resume_point(self) -> str:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
 
-    def _make_do(self) -> str | None:
+    def _shrink(self) -> str | None:
         """Go on with fewer workers, if that is allowed."""
-        least = self._request.run_config.min_workers
-        if least is None:
+        min_workers = self._request.run_config.min_workers
+        if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
             size = self._resolve(again=True)
-        if not least <= size.num_workers < self._size.num_workers:
+        if not min_workers <= size.num_workers < self._size.num_workers:
             return None
         self._size = size
         return f"{size.num_workers} workers"
@@ -178,7 +178,7 @@ class _Training:
         request, size = self._request, self._size
         whole = request.framework in REPLICATED_ROWS
         seed, group_col = request.run_config.seed, request.group_col
-        parts = deal(
+        parts = shard_datasets(
             self._train,
             self._eval_sets,
             size.num_workers,
@@ -187,7 +187,7 @@ class _Training:
             whole=whole,
             none_empty=bool(self._user_code.metrics),
         )
-        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, sparing=True)
+        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
         with shared_gang(shape, timeout=min(WAIT_SECONDS, self._resilience.left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])
             tasks = [

@@ -1,4 +1,4 @@
-"""The datasets of a training: checked from their footers, then dealt to the workers."""
+"""The datasets of a training: checked from their footers, then assigned to the workers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     return train, eval_sets
 
 
-def deal(
+def shard_datasets(
     train: DataConnector,
     eval_sets: Mapping[str, DataConnector],
     num_workers: int,

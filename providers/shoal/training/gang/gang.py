@@ -56,7 +56,7 @@ class GangShape:
         gpus_per_worker: GPUs that each claims.
         gpu_type: Type that they must be of; None: any.
         per_node: Workers on each of its nodes, no two of which are one; None: wherever there is room.
-        sparing: Whether the workers give back what they free at once, so that one library's leavings are another's
+        trim_memory: Whether the workers give back what they free at once, so that one library's leavings are another's
             room; a library that frees and asks again all the time is the slower for it.
     """
 
@@ -65,7 +65,7 @@ class GangShape:
     gpus_per_worker: int = 0
     gpu_type: str | None = None
     per_node: int | None = None
-    sparing: bool = False
+    trim_memory: bool = False
 
     def __str__(self) -> str:
         each = f"{self.cpus_per_worker:g} CPU{'' if self.cpus_per_worker == 1 else 's'}"
@@ -151,7 +151,7 @@ class Gang:
         self.ended = False
         self._group: Any = None
         self._actors: list[Any] = []
-        self._companions: dict[str, Companion] = {}
+        self._sidecars: dict[str, Companion] = {}
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
         self.host = _driver_address()
@@ -194,7 +194,7 @@ class Gang:
             and len(self._switchboard.connected()) == self.shape.num_workers
         )
 
-    def companion(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
+    def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
         """Something that ends with the gang; made once.
 
         Args:
@@ -204,9 +204,9 @@ class Gang:
         Returns:
             The one made now or before.
         """
-        if name not in self._companions:
-            self._companions[name] = make(lambda what: self._note(_Cause(_Weight.COMPANION, TrainingError(what))))
-        return self._companions[name]  # type: ignore[return-value]
+        if name not in self._sidecars:
+            self._sidecars[name] = make(lambda what: self._note(_Cause(_Weight.COMPANION, TrainingError(what))))
+        return self._sidecars[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str]) -> None:
         """Has the workers import modules, without what they can do without; returns at once."""
@@ -247,7 +247,7 @@ class Gang:
             raise
 
     def end(self) -> None:
-        """Kills the workers and companions, and returns when their processes have ended; safe to call again."""
+        """Kills the workers and sidecars, and returns when their processes have ended; safe to call again."""
         if self.ended:
             return
         self.ended = True
@@ -256,8 +256,8 @@ class Gang:
             self._kill_actors()
         if self._switchboard is not None:
             self._hang_up(self._switchboard)
-        for companion in self._companions.values():
-            companion.close()
+        for sidecar in self._sidecars.values():
+            sidecar.close()
 
     def _hang_up(self, board: Switchboard) -> None:
         if not board.wait_all_gone(_KILL_SECONDS):
@@ -338,7 +338,7 @@ class Gang:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
             ).remote()
             self._actors.append(actor)
-            if self.shape.sparing:
+            if self.shape.trim_memory:
                 actor.spare.remote()
             place = Place(rank, size, on_node[node_of[bundle]], board.host, board.port, board.token)
             joins.append(actor.join.remote(place, env))

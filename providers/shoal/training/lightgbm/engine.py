@@ -94,8 +94,8 @@ class LightGBM:
         import numpy as np
         import ray
 
-        dealt = shares([task.train.shard.rows for task in tasks])
-        offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, dealt, strict=True)])
+        sample_shares = shares([task.train.shard.rows for task in tasks])
+        offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, sample_shares, strict=True)])
         # Stored once, not once per worker.
         sample = ray.put(np.concatenate([offer.sample for offer in offers]))
         agreed = Agreed(sample, tuple(offer.address for offer in offers))

@@ -120,7 +120,7 @@ def worker_params(
     learner = str(given.get("tree_learner", "data"))
     if learner not in _LEARNERS and not (learner == "serial" and workers == 1):
         raise InvalidArgumentError(
-            f'tree_learner="{learner}" cannot train on dealt rows: leave it out, or say "data" or "voting"'
+            f'tree_learner="{learner}" cannot train on sharded rows: leave it out, or say "data" or "voting"'
         )
     if given.get("linear_tree"):
         raise InvalidArgumentError(

@@ -115,7 +115,7 @@ class _Run:
         self._claim.take(self._checkpoints.folder)
         try:
             with self._metrics:
-                return self._resilience.run(self._attempt, checkpoint=self._whence, make_do=self._make_do)
+                return self._resilience.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
         finally:
             try:
                 self._claim.remove(self._checkpoints.folder)
@@ -194,18 +194,18 @@ class _Run:
             destination.discard()
             raise
 
-    def _whence(self) -> str:
+    def _resume_point(self) -> str:
         number = self._checkpoints.latest()
         return "the beginning, because there is no checkpoint" if number is None else f"checkpoint {number}"
 
-    def _make_do(self) -> str | None:
+    def _shrink(self) -> str | None:
         """Go on on fewer nodes, if that is allowed."""
-        least = self._request.run_config.min_workers
-        if least is None:
+        min_workers = self._request.run_config.min_workers
+        if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
             layout = lay_out(self._request.scaling, cluster.active_nodes(), clamp=True)
-        if not least <= layout.num_workers < self._layout.num_workers:
+        if not min_workers <= layout.num_workers < self._layout.num_workers:
             return None
         self._layout = layout
         return f"{layout.num_workers} workers"

@@ -57,7 +57,7 @@ class XGBoost:
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """How the workers find each other, by rank."""
-        tracker = gang.companion("xgboost", lambda on_death: Tracker(gang.host, gang.shape.num_workers, on_death))
+        tracker = gang.sidecar("xgboost", lambda on_death: Tracker(gang.host, gang.shape.num_workers, on_death))
         collective = {**tracker.begin(), "dmlc_timeout": _COLLECTIVE_SECONDS, "dmlc_retry": _COLLECTIVE_RETRIES}
         return [collective] * gang.shape.num_workers
 

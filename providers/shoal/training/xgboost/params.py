@@ -69,7 +69,7 @@ def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
     return seed_in(params, otherwise, _NAMES)
 
 
-def draws_lots(params: Mapping[str, Any]) -> bool:
+def is_stochastic(params: Mapping[str, Any]) -> bool:
     """Whether XGBoost draws random numbers while it trains with these parameters."""
     return (
         any(float(params.get(name, 1)) < 1 for name in _SAMPLING)

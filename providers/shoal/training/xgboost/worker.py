@@ -33,7 +33,7 @@ from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.categories import feature_types, note
 from shoal.training.xgboost.metrics import joined
-from shoal.training.xgboost.params import draws_lots, own_message
+from shoal.training.xgboost.params import is_stochastic, own_message
 
 # Share of the memory left that quantised rows may take: as much again is needed while they are made, and to train.
 _MATRIX_FRACTION = 0.4
@@ -117,7 +117,7 @@ class _Session:
         """
         resume = segment.resume
         if self.booster is not None and resume is None:
-            if draws_lots(self.task.params):
+            if is_stochastic(self.task.params):
                 self.booster = self._booster(segment.index, bytes(self.booster.save_raw("ubj")))
             return int(self.booster.num_boosted_rounds())
         checkpoint = resume or Checkpoint()

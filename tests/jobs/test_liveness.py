@@ -73,7 +73,7 @@ def test_a_driver_that_ended_without_a_word(ray_job, state, said):
 
 
 def running(**fields: object) -> Job:
-    known = {"state": JobState.RUNNING, "orphan_after": 900.0, "asked_at": 100.0, "started_at": 100.0}
+    known = {"state": JobState.RUNNING, "orphan_after": 900.0, "last_polled_at": 100.0, "started_at": 100.0}
     return Job(id="j", attempt=1, **(known | fields))
 
 
@@ -127,7 +127,7 @@ class TestWatchdog:
         passed = [5000.0]
         watchdog = Watchdog(store, self.KEY, 3600.0, monotonic=lambda: passed[0])
 
-        # To the wall clock the row is as old as its `asked_at` and `started_at` of 1970.
+        # To the wall clock the row is as old as its `last_polled_at` and `started_at` of 1970.
         assert watchdog.look()[1] is None
         passed[0] += 899.0
         assert watchdog.look()[1] is None
