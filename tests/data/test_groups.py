@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector
-from shoal.data.planning.groups import find_groups, plan_groups
+from shoal.data.parquet.groups import find_groups
+from shoal.data.planning.groups import plan_groups
 from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import DataError
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    sizes=st.lists(st.integers(1, 60), block_until_min_cluster_size=1, max_size=40),
-    row_groups=st.lists(st.integers(1, 80), block_until_min_cluster_size=1, max_size=12),
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    row_groups=st.lists(st.integers(1, 80), min_size=1, max_size=12),
     workers=st.integers(1, 8),
     seed=st.integers(0, 2**31),
 )

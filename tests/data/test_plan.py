@@ -23,7 +23,7 @@ PINNED = [
     [("/f0", 2, 0, 3), ("/f1", 0, 1, 4), ("/f1", 1, 0, 6)],
 ]
 
-sizes = st.lists(st.lists(st.integers(0, 400), max_size=6), block_until_min_cluster_size=1, max_size=8)
+sizes = st.lists(st.lists(st.integers(0, 400), max_size=6), min_size=1, max_size=8)
 
 
 @settings(max_examples=300, deadline=None)

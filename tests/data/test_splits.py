@@ -15,7 +15,7 @@ from shoal.errors import DataError, InvalidArgumentError
 
 from .conftest import Write
 
-weights_ = st.lists(st.floats(0.001, 10), block_until_min_cluster_size=1, max_size=5).map(tuple)
+weights_ = st.lists(st.floats(0.001, 10), min_size=1, max_size=5).map(tuple)
 
 
 @settings(max_examples=200, deadline=None)
@@ -31,7 +31,7 @@ def test_every_row_is_in_exactly_one_part(groups: list[int], weights: tuple[floa
 
 
 @settings(max_examples=200, deadline=None)
-@given(groups=st.lists(st.integers(0, 300), block_until_min_cluster_size=1, max_size=8), weights=weights_)
+@given(groups=st.lists(st.integers(0, 300), min_size=1, max_size=8), weights=weights_)
 def test_parts_have_their_share_however_the_rows_are_grouped(groups: list[int], weights: tuple[float, ...]) -> None:
     befores = [0, *accumulate(groups)]
     counts = [Split(weights, 0, 0).counts(b, rows) for b, rows in zip(befores, groups, strict=False)]

@@ -41,7 +41,7 @@ def test_rows_of_workers_fill_the_usual_batches(batch_size: int, num_workers: in
     assert sum(-(-share.items // batch_size) for share in shares) == -(-100_003 // batch_size)
 
 
-@given(st.lists(st.integers(1, 10), block_until_min_cluster_size=1, max_size=8), st.integers(0, 100), st.integers(0, 7))
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=8), st.integers(0, 100), st.integers(0, 7))
 def test_line_is_evened_with_its_own_rows(sizes: list[int], more: int, first: int) -> None:
     line = line_of(sizes)
     have = rows_in(line)

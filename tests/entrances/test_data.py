@@ -56,7 +56,7 @@ identifiers = st.one_of(texts, st.sampled_from(['"', '""', "a:b", ":x", "%s", "a
 
 
 @many
-@given(columns=st.lists(identifiers, block_until_min_cluster_size=1, max_size=3), table=identifiers)
+@given(columns=st.lists(identifiers, min_size=1, max_size=3), table=identifiers)
 @example(columns=[":x"], table="t")
 def test_identifiers(nothing_left, tmp_path: Path, columns: list[str], table: str):
     """A query that the database takes arrives with its columns as they are called; nothing else is left staged."""

@@ -5,7 +5,7 @@ import pytest
 import sklearn.metrics as reference
 
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.mlflow.metrics import METRICS, best_mode, evaluate
+from shoal.jobs.metrics import METRICS, best_mode, evaluate
 
 RANDOM = np.random.default_rng(0)
 BINARY = RANDOM.integers(0, 2, 200).astype(float)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shoal.pool.backends.local import supervisor
-from shoal.pool.backends.local.supervisor import Member
+from shoal.pool import supervisor
 from shoal.pool.spec import PoolSpec
+from shoal.pool.supervisor import Member
 from shoal.state.schema import Node
 
 

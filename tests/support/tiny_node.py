@@ -12,7 +12,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from shoal.pool.backends.local import supervisor
+from shoal.pool import supervisor
 from shoal.pool.journal.steps import At, JournalStep
 from shoal.pool.spec import PoolSpec
 from shoal.state import steps

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
+from shoal.data.columns import dtype_of
 from shoal.data.planning.row_groups import RowRange
-from shoal.data.torch.columns import dtype_of
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
         columns: Names of columns; None: all there are.
 
     Returns:
-        Column -> NumPy dtype of its values, in the order given; see :func:`shoal.data.torch.columns.dtype_of`.
+        Column -> NumPy dtype of its values, in the order given; see :func:`shoal.data.columns.dtype_of`.
 
     Raises:
         InvalidArgumentError: If `columns` contradicts itself.

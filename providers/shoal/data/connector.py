@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.gang_position import current_shard
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
+from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.groups import find_groups, plan_groups
+from shoal.data.planning.groups import plan_groups
 from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard

@@ -13,9 +13,8 @@ from pydantic_core import from_json, to_json
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import ids
-from shoal.jobs.mlflow import metrics
-from shoal.jobs.mlflow.metrics import Mode
+from shoal.jobs import ids, metrics
+from shoal.jobs.metrics import Mode
 from shoal.redaction import RedactedRepr, redact_value
 from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.run_config import RunConfig

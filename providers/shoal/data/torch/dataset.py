@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.data.checks import check_tensor_columns
+from shoal.data.columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.planning.row_groups import Shard, shuffled
 from shoal.data.torch import sampler
-from shoal.data.torch.columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.torch.epochs import EpochCounter
 from shoal.data.torch.sampler import count_items, cut, evened, rows_of, share_of
 from shoal.errors import DataError, InvalidArgumentError

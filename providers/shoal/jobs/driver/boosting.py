@@ -54,9 +54,11 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         uri = run.log_model(trained.framework, trained.booster(), sample)
         if spec.register_as:
             outcome = promotion.enter(
-                place,
+                place.store,
+                place.key,
                 run,
                 spec.register_as,
+                tags=place.tags,
                 model_uri=uri,
                 model=trained.booster(),
                 label_col=spec.label_col,

@@ -133,9 +133,11 @@ def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[s
             "mlflow.pytorch.log_model(model, name=..., signature=...)"
         )
     outcome = promotion.enter(
-        place,
+        place.store,
+        place.key,
         run,
         register,
+        tags=place.tags,
         model_uri=uri,
         model=scoring.load(uri),
         label_col=register.label_col,

@@ -6,20 +6,20 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError, JobError
 from shoal.jobs.credentials import without_credentials
-from shoal.jobs.driver.context import Workplace
+from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.retries import patiently
 from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.metrics import Mode
 from shoal.jobs.mlflow import scoring
 from shoal.jobs.mlflow.ledger import Ledger
-from shoal.jobs.mlflow.metrics import Mode
 from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.spec import ChampionResult, Register
 from shoal.state import Store
@@ -92,10 +92,12 @@ def check_holdout(register: Register, label_col: str, input_cols: Sequence[str])
 
 
 def enter(
-    place: Workplace,
+    store: Store,
+    key: Key,
     run: Run,
     register: Register,
     *,
+    tags: Mapping[str, str],
     model_uri: str,
     model: Any,
     label_col: str,
@@ -104,9 +106,11 @@ def enter(
     """Judge a model on the holdout, register it, and give it the alias if it is better than who has it.
 
     Args:
-        place: What is around.
+        store: Where the attempt's row is.
+        key: The attempt.
         run: The run that it was logged in.
         register: What to register it as, and how to compare.
+        tags: Of the registered version.
         model_uri: The challenger, logged already.
         model: The same, loaded.
         label_col: Label column of the holdout.
@@ -118,9 +122,9 @@ def enter(
     """
     from shoal.data.connector import DataConnector
 
-    if not place.is_current():
+    if not patiently(store, lambda: attempts.is_current(store, key)):
         raise JobError(
-            f'attempt {place.key.attempt} of job "{place.key.job_id}" has been ended or replaced by a newer one: '
+            f'attempt {key.attempt} of job "{key.job_id}" has been ended or replaced by a newer one: '
             "its model is not registered"
         )
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
@@ -138,13 +142,13 @@ def enter(
     run.log_values({f"holdout-{register.metric}": value})
     outcome = challenge(
         run.client,
-        place.store,
+        store,
         register,
         model_uri,
-        key=place.key,
+        key=key,
         value=value,
         holdout_digest=holdout.digest(),
-        tags={**place.tags, **({_COLUMNS: json.dumps(list(input_cols))} if input_cols else {})},
+        tags={**tags, **({_COLUMNS: json.dumps(list(input_cols))} if input_cols else {})},
         score_champion=champions,
     )
     print(describe(outcome, register), flush=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.errors import DataError, JobError
-from shoal.jobs.mlflow import metrics, pyfunc
+from shoal.jobs import metrics
+from shoal.jobs.mlflow import pyfunc
 from shoal.training.boosting.request import Framework
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -115,12 +116,5 @@ class TrainResult(BaseModel):
         Returns:
             An ``xgboost.Booster`` or ``lightgbm.Booster``, as the library's own ``train`` returns it.
         """
-        if self.framework == "lightgbm":
-            from shoal.training.lightgbm.model import load
-
-            return load(self.model, self.best_iteration)
-        import xgboost
-
-        booster = xgboost.Booster()
-        booster.load_model(bytearray(self.model))
-        return booster
+        library = importlib.import_module(f"shoal.training.{self.framework}.model")
+        return library.load(self.model, self.best_iteration)
