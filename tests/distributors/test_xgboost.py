@@ -105,7 +105,7 @@ def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.Monkey
     request = TrainRequest.model_validate_json(asked[0].model_dump_json())
     assert request.params == {"objective": "reg:squarederror", "max_depth": 3}
     assert (request.n_estimators, request.run_config.pool_name, request.run_config.seed) == (7, "p", 5)
-    assert list(request.eval_sets) == ["eval"]
+    assert list(request.eval_set) == ["eval"]
 
 
 @pytest.mark.ray

@@ -86,4 +86,4 @@ def test_sizes(nothing_left, size: Any, name: str | None):
 )
 def test_options(options: dict[str, Any] | None, size: int):
     with refusals():
-        ScaleOptions.parse(options, size)
+        ScaleOptions.for_size(options, size)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from shoal.errors import NoPoolError
 from shoal.pool.api import ComputePool
@@ -47,7 +48,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     locations.try_out(storage.root(request.run_config.artifact_location))
     with _pool_for(request.run_config.pool_name) as pool_name:
         along = code_store.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
-        spec = JobSpec.of_request(request, pool_name=pool_name, tracked=_tracked(), user_code=along)
+        spec = JobSpec(**_on_pool(request, pool_name), user_code=along)
         handle = submit(spec)
         with Rounds() as progress:
             return load_training(handle.wait(on_log=progress.read), request.run_config.artifact_location)
@@ -67,26 +68,23 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
     from shoal.jobs import load_results, submit
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.function_spec import FunctionJobSpec
-    from shoal.jobs.spec import Tracking
 
     locations.try_out(storage.root(request.run_config.artifact_location))
     with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
-        spec = FunctionJobSpec(
-            name=request.name,
-            program=code_store.store(program, request.run_config.artifact_location),
-            dataset_map=request.dataset_map,
-            hyper_params=request.hyper_params,
-            scaling_config=request.scaling,
-            room_for=request.room_for,
-            run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
-            tracking=Tracking() if _tracked() else None,
-        )
+        stored = code_store.store(program, request.run_config.artifact_location)
+        spec = FunctionJobSpec(**_on_pool(request, pool_name), program=stored)
         return load_results(submit(spec).wait(on_log=say), request.run_config.artifact_location)
 
 
-def _tracked() -> bool:
-    """Whether plain Python is tracked: where it says where to."""
-    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
+def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
+    """Build the fields of a job's spec from a request; the run is tracked if the environment names a server."""
+    from shoal.jobs.spec import Tracking
+
+    return {
+        **dict(request),
+        "run_config": request.run_config.model_copy(update={"pool_name": pool_name}),
+        "tracking": Tracking() if os.environ.get("MLFLOW_TRACKING_URI") else None,
+    }
 
 
 @contextmanager

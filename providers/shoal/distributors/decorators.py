@@ -59,7 +59,7 @@ class Site:
         program = Program.of(function, args, kwargs).dumps()
         request = FunctionRequest(
             name=name_of(function),
-            scaling=scaling,
+            scaling_config=scaling,
             room_for=self.claim if once else None,
             run_config=self.run_config,
         )

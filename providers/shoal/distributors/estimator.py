@@ -8,14 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pydantic import ValidationError
-
 from shoal.data.connector import DataConnector
 from shoal.distributors.dispatch import run
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.config import describe
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
 
@@ -188,32 +185,19 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         dataset: Dataset,
         eval_set: Dataset | Mapping[str, Dataset] | None,
         own: list[DataConnector],
-        *,
-        input_cols: Sequence[str],
-        categorical_cols: Sequence[str],
         **options: Any,
     ) -> TrainRequest:
-        for argument, columns in (("input_cols", input_cols), ("categorical_cols", categorical_cols)):
-            if isinstance(columns, str):
-                raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
-        if options["early_stopping_rounds"] is not None and not named:
-            raise InvalidArgumentError("early_stopping_rounds needs an eval_set to watch")
-        try:
-            return TrainRequest(
-                framework=self._framework,
-                dataset=_kept(_connector("dataset", dataset, own)),
-                eval_sets={name: _kept(_connector(f'eval_set "{name}"', rows, own)) for name, rows in named.items()},
-                input_cols=tuple(input_cols),
-                categorical_cols=tuple(categorical_cols),
-                n_estimators=self.n_estimators,
-                params=self.params,
-                scaling=self.scaling_config,
-                run_config=self.run_config,
-                **options,
-            )
-        except ValidationError as exc:
-            raise InvalidArgumentError(describe(exc)) from None
+        return TrainRequest(
+            framework=self._framework,
+            dataset=_kept(_connector("dataset", dataset, own)),
+            eval_set={name: _kept(_connector(f'eval_set "{name}"', rows, own)) for name, rows in named.items()},
+            n_estimators=self.n_estimators,
+            params=self.params,
+            scaling_config=self.scaling_config,
+            run_config=self.run_config,
+            **options,
+        )
 
     def _require(self) -> None:
         try:

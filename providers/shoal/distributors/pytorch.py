@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from shoal.data.connector import DataConnector
 from shoal.distributors.dispatch import run_function
 from shoal.distributors.torch_distributor import TorchDistributor
 from shoal.errors import InvalidArgumentError
-from shoal.training.config import describe
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context, get_context
 from shoal.training.pytorch.local_run import run_local
@@ -132,13 +129,10 @@ class PyTorchDistributor:
                     f"{type(connector).__name__}"
                 )
         elsewhere = {"artifact_location": resolved(location)} if location else {}
-        try:
-            return FunctionRequest(
-                name=name,
-                dataset_map={key: connector.to_spec() for key, connector in datasets.items()},
-                hyper_params=dict(hyper_params),
-                scaling=self.scaling_config,
-                run_config=self.run_config.model_copy(update=elsewhere),
-            )
-        except ValidationError as error:
-            raise InvalidArgumentError(describe(error)) from None
+        return FunctionRequest(
+            name=name,
+            dataset_map={key: connector.to_spec() for key, connector in datasets.items()},
+            hyper_params=dict(hyper_params),
+            scaling_config=self.scaling_config,
+            run_config=self.run_config.model_copy(update=elsewhere),
+        )

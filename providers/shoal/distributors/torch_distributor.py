@@ -76,7 +76,7 @@ class TorchDistributor:
         config = self.run_config
         if self.local_mode and self.use_gpu:
             config = config.model_copy(update={"clamp": True})
-        request = FunctionRequest(name=name_of(program.target), scaling=self._scaling(), run_config=config)
+        request = FunctionRequest(name=name_of(program.target), scaling_config=self._scaling(), run_config=config)
         kind = ("local", "processes") if self.local_mode else ("distributed", "executor processes")
         say(f"Started {kind[0]} training with {self.num_processes} {kind[1]}")
         result = run_function(request, program.dumps())

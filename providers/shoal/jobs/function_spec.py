@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.spec import AnySpec, JobSpec, Register
-from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
+from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK, is_name
 
 
@@ -23,7 +23,7 @@ class FunctionRegister(Register):
     )
 
 
-class FunctionJobSpec(AnySpec):
+class FunctionJobSpec(FunctionRequest, AnySpec):
     """A function, or a script, that runs in every worker of a gang.
 
     Example:
@@ -31,7 +31,6 @@ class FunctionJobSpec(AnySpec):
     """
 
     framework: Literal["pytorch"] = Field(default="pytorch", description="What trains.")
-    name: str = Field(default="function", min_length=1, description="What to call the function.")
     train_func: str | None = Field(
         default=None, description="The function as pkg.module:name; the nodes must have it installed."
     )
@@ -41,24 +40,9 @@ class FunctionJobSpec(AnySpec):
         default=None, description="Where function and arguments lie, by value; `spec_of` or a distributor writes them."
     )
     arguments: str | None = Field(default=None, description="Digest of the program's arguments; `spec_of` sets it.")
-    dataset_map: dict[str, DatasetSpec] = Field(
-        default_factory=dict, description="Datasets by name; connectors will do."
-    )
-    hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
-    scaling_config: AnyScaling = Field(default_factory=PyTorchScalingConfig, description="Workers and their size.")
-    room_for: SpreadScalingConfig | None = Field(
-        default=None, description="Workers of the function's own, for which there has to be room."
-    )
     register_as: FunctionRegister | None = Field(
         default=None, alias="register", description="Where the model goes that the function logs; none: nowhere."
     )
-
-    @field_validator("dataset_map", mode="before")
-    @classmethod
-    def _datasets(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {name: item.to_spec() if hasattr(item, "to_spec") else item for name, item in value.items()}
 
     @model_validator(mode="after")
     def _one_function(self) -> Self:

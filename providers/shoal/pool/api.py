@@ -168,7 +168,7 @@ class ComputePool:
     ) -> bool:
         """Set the pool's base demand; see `scale_cluster`."""
         size = checked_size(expected_cluster_size)
-        parsed = ScaleOptions.parse(options, size)
+        parsed = ScaleOptions.for_size(options, size)
         self._admit(size)
 
         def request(session: Session) -> str:
@@ -227,7 +227,7 @@ class ComputePool:
             ...     estimator.fit(...)
         """
         size = checked_size(size, "size")
-        parsed = ScaleOptions.parse(options, size)
+        parsed = ScaleOptions.for_size(options, size)
         if not ttl > 0:
             raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
         self._admit(size, bring_up=bring_up)
@@ -477,7 +477,7 @@ def scale_cluster(
     if pool_name and notebook_name and pool_name != notebook_name:
         raise InvalidArgumentError(f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ")
     size = checked_size(expected_cluster_size)
-    ScaleOptions.parse(options, size)  # before the store is even opened
+    ScaleOptions.for_size(options, size)  # before the store is even opened
     return ComputePool(pool_name or notebook_name).scale(size, is_async=is_async, options=options)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.tunables import ROLLBACK_AFTER
-from shoal.redaction import RedactedRepr, has_credentials, redact_value
+from shoal.redaction import has_credentials, redact_value
+from shoal.settings import Settings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
@@ -22,14 +22,12 @@ _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or di
 _OF_RAY = ("address", "gcs", "token_file")
 
 
-class PoolSpec(RedactedRepr, BaseModel):
+class PoolSpec(Settings):
     """A pool of Ray nodes.
 
     Raises:
         InvalidArgumentError: From :meth:`parse`, naming the field that is wrong.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
     backend: Annotated[
@@ -105,7 +103,7 @@ class PoolSpec(RedactedRepr, BaseModel):
         return self
 
     @classmethod
-    def parse(cls, source: str | PoolSpec | dict[str, Any]) -> PoolSpec:
+    def parse(cls, source: str | PoolSpec | Mapping[str, Any]) -> PoolSpec:
         """Make a spec of a URI (``local://retrain?max_nodes=4``), a mapping of its fields, or a spec.
 
         Raises:
@@ -113,13 +111,7 @@ class PoolSpec(RedactedRepr, BaseModel):
         """
         if isinstance(source, PoolSpec):
             return source
-        fields = dict(source) if isinstance(source, dict) else _fields_of_uri(source)
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidArgumentError(_readable(error)) from None
-        except UnicodeEncodeError as error:  # a lone surrogate: pydantic cannot even report it
-            raise InvalidArgumentError(f"pool options must be text that UTF-8 can encode: {error}") from None
+        return super().parse(_fields_of_uri(source) if isinstance(source, str) else source)
 
     @property
     def uri(self) -> str:
@@ -131,25 +123,26 @@ class PoolSpec(RedactedRepr, BaseModel):
         return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
 
 
-class ScaleOptions(BaseModel):
+class ScaleOptions(Settings):
     """The `options` of `scale_cluster`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     rollback_after_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = ROLLBACK_AFTER
     block_until_min_cluster_size: Annotated[int, Field(ge=1)] | None = None
 
     @classmethod
-    def parse(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
-        """Check options before anything starts.
+    def for_size(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
+        """Check the options of a scaling before anything starts.
+
+        Args:
+            options: As `scale_cluster` takes them.
+            size: Number of nodes that is requested.
 
         Raises:
             InvalidArgumentError: An unknown option, or a value out of range, by name.
         """
-        try:
-            parsed = cls.model_validate(dict(options or {}))
-        except ValidationError as error:
-            raise InvalidArgumentError("; ".join(cls._say(problem) for problem in error.errors())) from None
+        parsed = cls.parse(options or {})
         minimum = parsed.block_until_min_cluster_size
         if minimum is not None and minimum > size:
             raise InvalidArgumentError(
@@ -157,18 +150,6 @@ class ScaleOptions(BaseModel):
                 f"it can be {size} at most"
             )
         return parsed
-
-    @classmethod
-    def _say(cls, problem: Any) -> str:
-        if not problem["loc"]:  # a key that is no text, or no Unicode
-            return f"name of an option: {problem['msg']}"
-        name = str(problem["loc"][0])
-        if problem["type"] != "extra_forbidden":
-            return f"option {name}={shown(problem['input'])}: {problem['msg']}"
-        near = difflib.get_close_matches(name, cls.model_fields, n=1)
-        return f'unknown option "{name}"' + (
-            f": did you mean {near[0]}?" if near else f"; there are: {', '.join(cls.model_fields)}"
-        )
 
 
 def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
@@ -218,22 +199,3 @@ def _fields_of_uri(uri: str) -> dict[str, Any]:
             raise InvalidArgumentError(f'"{uri}" gives {key} twice')
         fields[key] = value
     return fields
-
-
-def _readable(error: ValidationError) -> str:
-    legal = list(PoolSpec.model_fields)
-    said = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(field, legal, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"legal: {', '.join(sorted(legal))}"
-            said.append(f"unknown pool option {field}: {hint}")
-        elif field == "backend":
-            given = problem["input"]
-            named = f'"{given}"' if isinstance(given, str) else shown(given)
-            said.append(f"unknown backend {named}: there are local and ray")
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
-            said.append(f"{field}={shown(problem['input'])}: {message}" if field else message)
-    return "; ".join(said)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from shoal.training.config import Config
+from shoal.settings import Settings
 from shoal.training.locations import resolved
 
 
-class RunConfig(Config):
+class RunConfig(Settings):
     """Where and under which limits a training runs; the same for all estimators and distributors.
 
     Example:

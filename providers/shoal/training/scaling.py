@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 from pydantic import ConfigDict, Field, field_validator
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.config import Config
+from shoal.settings import Settings
 
 
 class Node(TypedDict):
@@ -22,7 +22,7 @@ class Node(TypedDict):
     gpu_type: NotRequired[str | None]
 
 
-class ScalingConfig(Config):
+class ScalingConfig(Settings):
     """How many workers train, and with what.
 
     It says nothing of the machine that it is made on: ``use_gpu=True`` is legal where there is no GPU.

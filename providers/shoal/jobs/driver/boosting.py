@@ -39,7 +39,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
     if run:
         run.log_params({**_params(spec), **user_code.names()})
         run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
-    trained = train(spec.to_request(), user_code=user_code, env=place.environment)
+    trained = train(spec, user_code=user_code, env=place.environment)
     path = artifacts.save(folder, claim, trained)
     print(f"model of {trained.rows} rows in {path}", flush=True)
     metrics = _final_metrics(trained)

@@ -16,7 +16,6 @@ from shoal.jobs.mlflow import promotion, scoring
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.spec import JobResult
 from shoal.training.pytorch.program import Program
-from shoal.training.pytorch.request import FunctionRequest
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow.tracking import Run
@@ -79,18 +78,10 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
     artifacts.check(folder, claim, location)
     if tracked:
         tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
-    request = FunctionRequest(
-        name=spec.name,
-        dataset_map=spec.dataset_map,
-        hyper_params=spec.hyper_params,
-        scaling=spec.scaling_config,
-        room_for=spec.room_for,
-        run_config=spec.run_config,
-    )
     program, root = _program(spec), storage.root(location)
     with _Sender(tracked) as sender:
         answer = run(
-            request,
+            spec,
             program,
             claim=claim,
             location=root,

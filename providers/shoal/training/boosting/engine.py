@@ -268,7 +268,7 @@ class _Training:
 
     def _resolve(self, *, again: bool = False) -> GangSize:
         """How many workers of which size; after a loss as many of that size as there is room for."""
-        scaling, clamp = self._request.scaling, self._request.run_config.clamp
+        scaling, clamp = self._request.scaling_config, self._request.run_config.clamp
         fraction = self._train.ingestor_class.worker_cpu_fraction
         if again:
             cpus = round(self._size.cpus_per_worker / fraction)

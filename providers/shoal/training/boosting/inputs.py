@@ -36,7 +36,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         check_group(train.source, request.group_col)
     eval_sets = {}
     most = REPLICATED_ROWS.get(request.framework)
-    for name, spec in request.eval_sets.items():
+    for name, spec in request.eval_set.items():
         connector = train if spec == request.dataset else DataConnector.from_spec(spec)
         if most is not None and connector.num_rows() > most:
             raise DataError(

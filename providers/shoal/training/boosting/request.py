@@ -1,14 +1,15 @@
-"""What is asked of a boosting library and what it answers: plain data, so that a job can carry both as JSON."""
+"""The request to a boosting library and its result: plain data, so that a job can carry both as JSON."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from shoal.data.spec import DatasetSpec
-from shoal.redaction import RedactedRepr
+from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.settings import Settings
 from shoal.training.boosting.rows import Columns
 from shoal.training.boosting.task import History
 from shoal.training.run_config import RunConfig
@@ -18,43 +19,86 @@ Framework = Literal["xgboost", "lightgbm"]
 """What boosts."""
 
 
-class TrainRequest(RedactedRepr, BaseModel):
-    """One training."""
+class TrainRequest(Settings):
+    """What a boosting library is to train, and how: the estimators build one, and a job's spec extends it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    framework: Framework = Field(default="xgboost", description="What trains.")
-    dataset: DatasetSpec = Field(description="Rows to train on.")
+    framework: Framework = Field(default="xgboost", description="Library that trains.")
+    dataset: DatasetSpec = Field(description="Rows to train on; a `DataConnector` is accepted.")
     input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
-    label_col: str = Field(description="Label column.")
+    label_col: str = Field(min_length=1, description="Label column.")
     categorical_cols: tuple[str, ...] = Field(
-        default=(), description="Those of the feature columns whose values are categories, not quantities."
+        default=(), description="Feature columns whose values are categories: text, whole numbers or booleans."
     )
-    eval_sets: dict[str, DatasetSpec] = Field(
-        default_factory=dict, description="Rows to evaluate on after each round, by name."
+    eval_set: dict[str, DatasetSpec] = Field(
+        default_factory=dict,
+        description='Rows to evaluate on after each round, by name; a single dataset is called "eval".',
     )
-    n_estimators: int = Field(default=100, ge=1, description="Rounds of boosting.")
     params: dict[str, JsonValue] = Field(
         default_factory=dict, description="The library's own parameters, the objective among them."
     )
+    n_estimators: int = Field(default=100, ge=1, description="Rounds of boosting.")
     weight_col: str | None = Field(default=None, description="Column of row weights.")
     base_margin_col: str | None = Field(default=None, description="Column of margins to boost from.")
     group_col: str | None = Field(
-        default=None, description="Column of groups, such as queries, that stay together; ranking needs one."
+        default=None, description="Column of groups, such as queries, whose rows stay together; ranking needs one."
     )
     early_stopping_rounds: int | None = Field(
         default=None,
         ge=1,
-        description="Stop when the last metric of the last eval set has not improved for so many rounds.",
+        description="Stop when the last metric of the last eval set has not improved for this many rounds.",
     )
     external_memory: bool | None = Field(
-        default=None, description="Keep the quantised rows on the nodes' disks; None: where they do not fit in memory."
+        default=None,
+        description="Keep the quantised rows on the nodes' disks; None: only where they do not fit in memory.",
     )
     verbose_eval: bool | Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Print the metrics: True every round, n every n rounds."
     )
-    scaling: ScalingConfig = Field(default_factory=ScalingConfig, description="How many workers of which size.")
-    run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
+    scaling_config: ScalingConfig = Field(default_factory=ScalingConfig, description="Number and size of the workers.")
+    run_config: RunConfig = Field(default_factory=RunConfig, description="Pool to run on, and the limits of the run.")
+
+    @field_validator("n_estimators", "early_stopping_rounds", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("a number is needed, not a truth value")
+        return value
+
+    @field_validator("input_cols", "categorical_cols", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f'a list of column names is needed: ["{value}"]')
+        return value
+
+    @field_validator("dataset", mode="before")
+    @classmethod
+    def _dataset(cls, value: Any) -> Any:
+        return as_dataset_spec(value)
+
+    @field_validator("eval_set", mode="before")
+    @classmethod
+    def _eval_set(cls, value: Any) -> Any:
+        if value is None:
+            return {}
+        if isinstance(value, DatasetSpec) or hasattr(value, "to_spec"):
+            return {"eval": as_dataset_spec(value)}
+        return {name: as_dataset_spec(item) for name, item in value.items()} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        named = [
+            *self.input_cols,
+            self.label_col,
+            *filter(None, (self.weight_col, self.base_margin_col, self.group_col)),
+        ]
+        if twice := sorted({name for name in named if named.count(name) > 1}):
+            raise ValueError(f"a column may have only one role, and {', '.join(twice)} is named for two")
+        if strange := [name for name in self.categorical_cols if name not in self.input_cols]:
+            raise ValueError(f"categorical_cols names {', '.join(strange)}, which is not among input_cols")
+        if self.early_stopping_rounds and not self.eval_set:
+            raise ValueError("early_stopping_rounds needs an eval_set to watch")
+        return self
 
     @property
     def columns(self) -> Columns:

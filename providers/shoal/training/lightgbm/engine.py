@@ -42,7 +42,7 @@ class LightGBM:
         Not the nodes: PyPI's wheels of LightGBM cannot use CUDA, so GPUs are used only where they are asked for.
         """
         device = device_of(self._merged(request))
-        return "cpu" if device is None and request.scaling.use_gpu is None else device
+        return "cpu" if device is None and request.scaling_config.use_gpu is None else device
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """What every worker is given, and the first segment's seed.

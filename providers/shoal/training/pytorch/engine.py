@@ -100,7 +100,7 @@ class _Run:
         self._env = env
         self._began = began
         self._resilience = Resilience(request.run_config, began)
-        self._layout = lay_out(request.scaling, cluster.active_nodes(), clamp=request.run_config.clamp)
+        self._layout = lay_out(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
         if request.room_for:
             lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
         self._claim = claim
@@ -204,7 +204,7 @@ class _Run:
         if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
-            layout = lay_out(self._request.scaling, cluster.active_nodes(), clamp=True)
+            layout = lay_out(self._request.scaling_config, cluster.active_nodes(), clamp=True)
         if not min_workers <= layout.num_workers < self._layout.num_workers:
             return None
         self._layout = layout

@@ -10,11 +10,11 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.config import Config
+from shoal.settings import Settings
 from shoal.training.scaling import Node
 
 
-class WorkerResourceConfig(Config):
+class WorkerResourceConfig(Settings):
     """What one worker claims.
 
     Example:
@@ -36,7 +36,7 @@ class WorkerResourceConfig(Config):
         return self
 
 
-class PyTorchScalingConfig(Config):
+class PyTorchScalingConfig(Settings):
     """How many workers run, and where.
 
     It says nothing of the machine that it is made on: GPUs may be asked for where there are none.
@@ -59,7 +59,7 @@ class PyTorchScalingConfig(Config):
         return value
 
 
-class SpreadScalingConfig(Config):
+class SpreadScalingConfig(Settings):
     """How many workers run, wherever there is room.
 
     Example:
