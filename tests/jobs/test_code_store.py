@@ -32,7 +32,8 @@ def scaled(factor: float, predictions: float, labels: float) -> float:
 def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None:
     along = UserCode(callbacks=(Mine(21), sorted), objective=partial(scaled, 2.0), metrics=(scaled,))
     path = code_store.store_user_code(along, str(tmp_path))
-    read = f"from shoal.jobs import by_value\nalong = by_value.load_user_code({path!r})\nmine, other = along.callbacks"
+    read = f"from shoal.jobs.files import code_store\nalong = code_store.load_user_code({path!r})"
+    read += "\nmine, other = along.callbacks"
     read += "\nprint(mine.double(), other([2, 1]), along.objective(3, 1), along.metrics[0](1, 3, 1), along.names())"
     said = subprocess.run([sys.executable, "-c", read], cwd="/", capture_output=True, text=True, check=True)
     assert said.stdout == "42 [1, 2] 4.0 2 {'objective': 'partial', 'custom_metric': 'scaled'}\n"

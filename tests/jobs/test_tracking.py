@@ -13,7 +13,6 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
 from shoal.jobs import Register, Tracking
-from shoal.jobs.driver.context import Workplace
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, scoring
@@ -305,9 +304,17 @@ class TestGate:
             uri = mlflow.pyfunc.log_model(
                 name="times", python_model=times, signature=signature, pip_requirements=[]
             ).model_uri
-            place = Workplace(store, Key("job", 1), run, {}, {})
-            model = scoring.load(uri)
-            return promotion.enter(place, run, register, model_uri=uri, model=model, label_col="y", input_cols=columns)
+            return promotion.enter(
+                store,
+                Key("job", 1),
+                run,
+                register,
+                tags={},
+                model_uri=uri,
+                model=scoring.load(uri),
+                label_col="y",
+                input_cols=columns,
+            )
 
         assert entered(Times(3, 1), ["a", "b"]).value < 1e-6
         other = entered(Times(1), ["a"])

@@ -135,7 +135,7 @@ _LOOK_AT_PROCESSES = (
     """
 import psutil
 from pathlib import Path
-from shoal.pool import processes
+from shoal.pool.backends.local import processes
 """
     + _BECOME_NOBODY
     + """

@@ -193,8 +193,8 @@ DRIVER = """
 import json, sys, threading
 from pathlib import Path
 import ray
-from shoal.training import boosting
-from shoal.training.request import TrainRequest
+from shoal.training.boosting import engine
+from shoal.training.boosting.request import TrainRequest
 from tests.training.sabotage import Sabotage
 
 address, rows, stage, reached, columns = json.loads(sys.argv[1])
@@ -205,8 +205,8 @@ def on_all(training, gang, name, args=()):
         print(json.dumps([*(worker.pid for worker in gang.workers), gang._sidecars["xgboost"].pid]), flush=True)
     return gang.run(Sabotage("xgboost", 1, stage, "hang", Path(reached)), [(name, arg) for arg in args])
 
-boosting._Training._on_all = on_all
-boosting.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns), label_col="y"))
+engine._Training._on_all = on_all
+engine.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns), label_col="y"))
 """
 
 

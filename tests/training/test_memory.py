@@ -9,7 +9,7 @@ import pytest
 from shoal.training.host import cgroup, memory
 
 PEAK = """
-from shoal.training import memory
+from shoal.training.host import memory
 before = memory.peak_rss_bytes()
 held = bytearray(200 * 2**20)
 high = memory.peak_rss_bytes()
@@ -76,7 +76,7 @@ def test_without_groups_the_machine_decides(groups: Path) -> None:
 
 SPARING = """
 import sys
-from shoal.training import memory
+from shoal.training.host import memory
 if sys.argv[1] == "trim_memory":
     memory.spare()
 import numpy, psutil, pyarrow
