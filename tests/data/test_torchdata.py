@@ -546,6 +546,10 @@ def test_a_plain_connector_has_all_rows_on_every_rank(numbers: DataConnector) ->
 # Memory, and files that fail
 
 
+# Arrow's threads may free a buffer after the read has ended: a pool that is gone by then crashes the interpreter.
+_POOLS: list[pa.MemoryPool] = []
+
+
 @pytest.mark.parametrize(("shuffle", "most_arrow", "most_numpy"), [(False, 1.9, 0.2), (True, 2.9, 2.6)])
 def test_one_row_group_at_a_time_and_the_buffer(
     write: Write, shuffle: bool, most_arrow: float, most_numpy: float, monkeypatch: pytest.MonkeyPatch
@@ -556,6 +560,7 @@ def test_one_row_group_at_a_time_and_the_buffer(
     monkeypatch.setattr(sampler, "BUFFER_BYTES", 2 * group)
     dataset = DataConnector.from_parquet(path).to_torch_dataset(1_000, shuffle=shuffle)
     whole, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    _POOLS.append(counted)
     pa.set_memory_pool(counted)
     tracemalloc.start()
     try:

@@ -22,6 +22,10 @@ _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or di
 _OF_RAY = ("address", "gcs", "token_file")
 
 
+BackendName = Literal["local", "ray"]
+"""Kinds of pools; `shoal.pool.backends.BACKENDS` has the class of each."""
+
+
 class PoolSpec(Settings):
     """A pool of Ray nodes.
 
@@ -31,7 +35,7 @@ class PoolSpec(Settings):
 
     name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
     backend: Annotated[
-        Literal["local", "ray"],
+        BackendName,
         Field(description="Where its nodes run: `local` is this machine, `ray` a cluster that someone else runs."),
     ] = "local"
     min_nodes: Annotated[int, Field(ge=1, description="Nodes held while it is up; the head counts.")] = 1

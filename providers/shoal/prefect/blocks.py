@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, Literal
+from typing import Any
 
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, HttpUrl, model_validator
 
 from shoal.pool import api
-from shoal.pool.spec import PoolSpec, is_uri
+from shoal.pool.spec import BackendName, PoolSpec, is_uri
 
 
 def _as_in_spec(field: str) -> Any:
@@ -41,7 +41,7 @@ class ComputePool(Block):
     _documentation_url = HttpUrl("https://shoal.readthedocs.io/en/latest/prefect/")
 
     name: str = _as_in_spec("name")
-    backend: Literal["local", "ray"] = _as_in_spec("backend")
+    backend: BackendName = _as_in_spec("backend")
     min_nodes: int = _as_in_spec("min_nodes")
     max_nodes: int = _as_in_spec("max_nodes")
     cpus_per_node: int = _as_in_spec("cpus_per_node")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local.backend import LocalBackend
+from shoal.pool.spec import BackendName
 
 
 def _ray() -> Backend:
@@ -14,7 +15,7 @@ def _ray() -> Backend:
     return RayBackend()
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
+BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
 """`PoolSpec.backend` -> what makes it."""
 
 __all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen"]
