@@ -60,7 +60,7 @@ def run(folder, *command):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("name", sorted(FOUND.keys() - {DAG}))
-def test_example(name, flights, fresh_home, tmp_path):
+def test_example(name, flights, empty_home, tmp_path):
     (tmp_path / "flights").symlink_to(flights)
     (tmp_path / "example.py").write_text(FOUND[name])
     run(tmp_path, "example.py")
@@ -68,7 +68,7 @@ def test_example(name, flights, fresh_home, tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # Airflow's own start, a database, a pool and a training
-def test_the_readmes_dag_trains_on_the_month_before_its_run(flights, fresh_home, tmp_path):
+def test_the_readmes_dag_trains_on_the_month_before_its_run(flights, empty_home, tmp_path):
     (tmp_path / "flights").symlink_to(flights)
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags" / "retrain.py").write_text(FOUND[DAG])

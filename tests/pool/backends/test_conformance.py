@@ -20,7 +20,7 @@ from tests.support.pool_processes import rows
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(params=["tiny", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=[pytest.param("tiny", marks=pytest.mark.processes), pytest.param("ray", marks=pytest.mark.ray)])
 def case(request):
     if request.param == "tiny":
         request.getfixturevalue("tiny")
