@@ -110,9 +110,10 @@ $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
 	$$uv pip install --quiet -r requirements/prefect-newest.txt && $$uv pip install --quiet --no-deps -e .
 	@touch $@
 
-# In two processes, of which only the first imports the training libraries, with a tenth of the odd arguments.
+# In two processes, of which only the first imports XGBoost, LightGBM and MLflow; with a tenth of the odd arguments.
 FAST := and not ray and not server and not crash and not processes
-COMPUTING := tests/training tests/data tests/distributors tests/examples tests/jobs/test_driver.py
+MLFLOW := tests/jobs/test_driver.py tests/jobs/test_gate.py tests/jobs/test_tracking.py
+COMPUTING := tests/training tests/data tests/distributors $(MLFLOW)
 test-fast: install  ## The tests that need neither Ray, nor a server, nor processes
 	@SHOAL_EXAMPLES=10 $(MAKE) --no-print-directory --jobs 2 --keep-going test-computing test-deciding
 
