@@ -145,6 +145,7 @@ def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_the_same_with_real_ray_nodes_on_this_machine(alone):
     case = Local()
     pool = ComputePool(case.uri).up()
