@@ -58,7 +58,7 @@ class Installation:
 
 
 @pytest.fixture
-def installation(tmp_path: Path, fresh_home: Path) -> Installation:
+def installation(tmp_path: Path, empty_home: Path) -> Installation:
     known = ["git", "cat-file", "-e", f"{BEFORE}^{{commit}}"]
     if shutil.which("git") is None or subprocess.run(known, cwd=ROOT, capture_output=True, check=False).returncode:
         pytest.skip(f"commit {BEFORE} is not here: this is a shallow clone, or none")

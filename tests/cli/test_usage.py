@@ -155,6 +155,7 @@ def test_an_error_is_a_line_and_its_code(shoal, monkeypatch, error, code):
     assert said.get("nodes") == getattr(error, "nodes", None)
 
 
+@pytest.mark.processes
 def test_a_bug_keeps_its_traceback(fresh_home):
     program = (
         "import shoal.pool.api as api, sys\n"

@@ -36,6 +36,7 @@ def test_ids_are_not_used_twice(bag):
 
 
 @pytest.mark.parametrize("file", DAGS, ids=lambda file: file.stem)
+@pytest.mark.processes
 def test_loading_imports_nothing_heavy(file):
     check = (
         f"import runpy, sys; runpy.run_path({str(file)!r}); print([name for name in {HEAVY} if name in sys.modules])"

@@ -32,7 +32,13 @@ from shoal.data.torch.dataset import TorchDataset
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from tests.data.conftest import Write
 
-WORKERS = [(0, False), (1, False), (2, False), (2, True)]
+
+def in_workers(*values: Any) -> Any:
+    """Parameters with which the DataLoader starts processes."""
+    return pytest.param(*values, marks=pytest.mark.processes)
+
+
+WORKERS = [(0, False), in_workers(1, False), in_workers(2, False), in_workers(2, True)]
 
 
 @pytest.fixture(autouse=True)
@@ -327,6 +333,7 @@ def test_one_worker_hands_out_what_none_does(numbers: DataConnector) -> None:
     assert xs(one) == xs(none)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs_go_on_after_one_that_was_left(numbers: DataConnector, persistent: bool) -> None:
     whole = loader(numbers.to_torch_dataset(8, shuffle=True), 2, persistent)
@@ -344,7 +351,7 @@ def test_epochs_go_on_after_one_that_was_left(numbers: DataConnector, persistent
     assert xs(left) == epochs[1]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [0, in_workers(1), in_workers(2)])
 def test_length_is_right_with_any_number_of_workers(numbers: DataConnector, num_workers: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -359,6 +366,7 @@ def test_length_is_right_with_any_number_of_workers(numbers: DataConnector, num_
     assert len(numbers.to_torch_dataset()) == 103
 
 
+@pytest.mark.processes
 def test_spawned_workers_count_with_the_others(numbers: DataConnector) -> None:
     dataset, plain = (numbers.to_torch_dataset(8, shuffle=True) for _ in range(2))
     spawned = loader(dataset, 1, multiprocessing_context="spawn")
@@ -463,6 +471,7 @@ class Watched(IterableDataset):
             yield xs([item]), worker, self.dataset.state_dict()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("left", [1, 2, 5, 9, 12])
 def test_resume_in_workers(numbers: DataConnector, left: int) -> None:
     def make(states: dict[int, Any] | None = None) -> DataLoader:
@@ -490,7 +499,7 @@ def test_resume_in_workers(numbers: DataConnector, left: int) -> None:
 # Gangs
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, in_workers(2)])
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_ranks_have_as_many_items(write: Write, batch_size: int | None, num_workers: int) -> None:
     # Groups of 7 and one of 1: shards of 21, 21 and 22 rows.
@@ -514,7 +523,7 @@ def test_ranks_have_as_many_items(write: Write, batch_size: int | None, num_work
     assert {len(rows) for rows in found} == {max(sizes)} and len(set(items)) == 1
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, in_workers(2)])
 def test_ranks_drop_as_many_rows(write: Write, num_workers: int) -> None:
     connector = ShardedDataConnector.from_parquet(write("a.parquet", 7, x=list(range(64))))
     counts = []
@@ -527,7 +536,7 @@ def test_ranks_drop_as_many_rows(write: Write, num_workers: int) -> None:
     assert counts == [2, 2, 2]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, in_workers(2)])
 def test_other_rows_are_dropped_in_every_epoch(numbers: DataConnector, num_workers: int) -> None:
     several = loader(numbers.to_torch_dataset(10, shuffle=True, drop_last_batch=True), num_workers)
     epochs = [xs(several) for _ in range(3)]
@@ -573,7 +582,7 @@ def test_one_row_group_at_a_time_and_the_buffer(
     assert numpy_peak <= most_numpy * group
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, in_workers(1)])
 def test_corrupt_row_group(write: Write, num_workers: int, brief_end: None) -> None:
     path = write("a.parquet", 1000, x=np.random.default_rng(0).random(3000))
     dataset = DataConnector.from_parquet(path).to_torch_dataset(500)
@@ -588,7 +597,7 @@ def test_corrupt_row_group(write: Write, num_workers: int, brief_end: None) -> N
         next(batches)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, in_workers(1)])
 def test_vanished_and_changed_files(write: Write, num_workers: int, brief_end: None) -> None:
     write("d/0.parquet", 10, x=list(range(10)))
     path = write("d/1.parquet", 10, x=list(range(10)))

@@ -93,6 +93,7 @@ def share_below(predictions, matrix):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_an_objective_and_a_metric_travel_with_the_job(outside, pool, frame):
     estimator = XGBEstimator(
         n_estimators=60,

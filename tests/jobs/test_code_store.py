@@ -29,6 +29,7 @@ def scaled(factor: float, predictions: float, labels: float) -> float:
     return factor * (predictions - labels)
 
 
+@pytest.mark.processes
 def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None:
     along = UserCode(callbacks=(Mine(21), sorted), objective=partial(scaled, 2.0), metrics=(scaled,))
     path = code_store.store_user_code(along, str(tmp_path))

@@ -205,6 +205,15 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tracking")
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def either_store(request: pytest.FixtureRequest) -> Path:
+    """A fresh home with its own store: on SQLite in `make test`, on both in `make soak`."""
+    if request.param == "postgresql":
+        request.getfixturevalue("on_postgresql")
+    home: Path = request.getfixturevalue("fresh_home")
+    return home
+
+
 @pytest.fixture
 def stage(either_store: Path, head: FakeHead, tracking: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")  # so that there is something to hand over

@@ -131,6 +131,7 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
     assert job.submitter["host"]
 
 
+@pytest.mark.processes
 def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec, dead, monkeypatch):
     monkeypatch.setattr(silent_jobs, "_PATIENCE_S", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)

@@ -34,6 +34,7 @@ def row(store, key: Key) -> Job:
     return attempts.load(store, key)
 
 
+@pytest.mark.processes
 def test_cancel_from_another_host_cancels_and_says_what_is_left(store, running):
     done = another_host.shoal("jobs", "cancel", running.job_id, "--json")
 
@@ -48,6 +49,7 @@ def test_cancel_from_another_host_cancels_and_says_what_is_left(store, running):
     assert row(store, running).state is JobState.CANCELLED
 
 
+@pytest.mark.processes
 def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store, running):
     with store.transaction() as session:
         session.add(Lease(id="l", pool=POOL, holder=HOLDER, size=2, epoch=1, ttl=900.0, expires_at=9e9, created_at=0.0))

@@ -18,6 +18,12 @@ from shoal.state.schema import Lock
 from shoal.state.store import SCHEMA_VERSION
 
 
+@pytest.fixture
+def fresh_home(empty_home):
+    """A home without a store: these tests are about how one is made."""
+    return empty_home
+
+
 def in_processes(count: int, act: Callable[[], object]) -> None:
     """Do the same in many processes at once, none of which has opened the store before."""
     fork = multiprocessing.get_context("fork")
@@ -42,6 +48,7 @@ def add_twenty() -> None:
             session.get_one(Lock, "counter").expires_at += 1
 
 
+@pytest.mark.processes
 def test_no_update_of_many_processes_is_lost(either_store):
     """12 processes x 20 read-modify-writes: SQLAlchemy's default loses 220 of the 240 in silence."""
     with Store().transaction() as session:
@@ -51,6 +58,7 @@ def test_no_update_of_many_processes_is_lost(either_store):
         assert session.get_one(Lock, "counter").expires_at == 240
 
 
+@pytest.mark.processes
 def test_many_processes_make_one_database(either_store):
     in_processes(6, Store)
 

@@ -61,7 +61,7 @@ def asked(rows: Path, max_restarts: int = 0, **changes: Any) -> TrainRequest:
 @pytest.mark.parametrize(
     "params",
     [
-        pytest.param(PLAIN, id="plain"),
+        pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
         pytest.param(SAMPLED, id="sampled"),
         pytest.param(DART, id="dart", marks=pytest.mark.long),
     ],

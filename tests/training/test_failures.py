@@ -134,7 +134,7 @@ def test_tracker_killed(attempt: Callable, stage: str, monkeypatch: pytest.Monke
     attempted.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("framework", "stage"), [("xgboost", "matrix"), ("lightgbm", "round")])
+@pytest.mark.parametrize(("framework", "stage"), [("xgboost", "matrix"), pytest.param("lightgbm", "round", marks=SOAK)])
 def test_node_killed(
     driver: TwoNodes, attempt: Callable, framework: Framework, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ def test_two_learn_as_well_as_one_on_sorted_rows_too(driver: TwoNodes, rows: Pat
 @pytest.mark.parametrize(
     ("params", "margin"),
     [
-        pytest.param(PLAIN, None, id="plain"),
+        pytest.param(PLAIN, None, id="plain", marks=pytest.mark.long),
         pytest.param(PLAIN, "m", id="margin", marks=pytest.mark.long),
         pytest.param(SAMPLED, "m", id="sampled"),
         pytest.param(DART, None, id="dart", marks=pytest.mark.long),

@@ -19,6 +19,7 @@ print(before, high, memory.peak_rss_bytes(), now)
 """
 
 
+@pytest.mark.processes
 def test_the_peak_can_be_started_anew() -> None:
     out = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True).stdout
     before, high, after, now = map(int, out.split())
@@ -91,6 +92,7 @@ print(pyarrow.default_memory_pool().backend_name, (psutil.Process().memory_info(
 """
 
 
+@pytest.mark.processes
 def test_a_sparing_process_keeps_little_of_what_it_frees() -> None:
     out = subprocess.run(
         [sys.executable, "-c", SPARING, "trim_memory"], capture_output=True, text=True, check=True

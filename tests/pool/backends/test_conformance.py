@@ -20,7 +20,7 @@ from tests.support.pool_processes import node_rows
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(params=["tiny", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=[pytest.param("tiny", marks=pytest.mark.processes), pytest.param("ray", marks=pytest.mark.ray)])
 def case(request):
     if request.param == "tiny":
         request.getfixturevalue("tiny")
@@ -145,6 +145,7 @@ def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_the_same_with_real_ray_nodes_on_this_machine(alone):
     case = Local()
     pool = ComputePool(case.uri).up()

@@ -14,6 +14,8 @@ from shoal.training.gang import lifeline
 from shoal.training.gang.lifeline import EventKind, Switchboard
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
 WORKER = """
 import sys
 from shoal.training.gang.lifeline import Lifeline
