@@ -22,7 +22,7 @@ def test_a_uri_and_its_spec_say_the_same():
         ("local://-x", "no legal pool name"),
         ("local://" + "x" * 41, "no legal pool name"),
         ("local://x?max_node=3", "did you mean max_nodes"),
-        ("local://x?colour=red", "legal: "),
+        ("local://x?colour=red", 'unknown option "colour"; there are: name, backend, min_nodes'),
         ("local://x?max_nodes=0", "max_nodes"),
         ("local://x?max_nodes=two", "max_nodes"),
         ("local://x?min_nodes=5&max_nodes=3", "min_nodes=5 is above max_nodes=3"),

@@ -205,6 +205,6 @@ def test_gpus_are_used_only_where_they_are_asked_for(
         input_cols=tuple(COLUMNS),
         label_col="y",
         params=params,
-        scaling={"use_gpu": use_gpu},
+        scaling_config={"use_gpu": use_gpu},
     )
     assert LightGBM().device(asked) == device
