@@ -90,10 +90,10 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     found: type[BaseModel] | None = model
     for step in path:
         if found is None:
-            return []
-        if isinstance(step, str):
-            fields = {field.alias or name: field for name, field in found.model_fields.items()}
-            found = _model_in(fields[step].annotation) if step in fields else None
+            break
+        fields = {field.alias or name: field for name, field in found.model_fields.items()}
+        if step in fields:  # else it is a key or an index of the field before
+            found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []
 
 
