@@ -97,8 +97,8 @@ class Cluster:
         return answer["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Run `ray_demand` on the cluster, unless a job of this id is there already."""
-        script = Path(__file__).with_name("ray_demand.py").read_text()
+        """Run `demand` on the cluster, unless a job of this id is there already."""
+        script = Path(__file__).with_name("demand.py").read_text()
         body = {
             "entrypoint": shlex.join(["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]),
             "submission_id": job_id,
@@ -117,7 +117,7 @@ class Cluster:
             time.sleep(0.5)
 
     def answer(self, job_id: str) -> dict[str, Any]:
-        """Wait for what a submitted `ray_demand` has to say."""
+        """Wait for what a submitted `demand` has to say."""
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(
@@ -127,7 +127,7 @@ class Cluster:
         return answer
 
     def asked(self, job_id: str) -> bool:
-        """Whether a submitted `ray_demand` asked the autoscaler for something, or may have; waits for its end."""
+        """Whether a submitted `demand` asked the autoscaler for something, or may have; waits for its end."""
         return ASKING in self._outcome(job_id)[1].splitlines()
 
     def _outcome(self, job_id: str) -> tuple[str, str]:
