@@ -90,7 +90,7 @@ class TestWhyEnd:
 
         assert reason is not None
         assert reason.state is JobState.CANCELLED
-        assert "nobody has asked about it for 900 s" in reason.text
+        assert "no process has polled the job for orphan_after=900 s" in reason.text
 
     def test_a_detached_job_does_not(self):
         assert why(running(orphan_after=None), unasked_for=1e9) is None
@@ -137,7 +137,7 @@ class TestWatchdog:
         passed[0] += 1000.0
         reason = watchdog.look()[1]
         assert reason is not None
-        assert "nobody has asked about it" in reason.text
+        assert "no process has polled the job" in reason.text
 
     def test_a_timeout_counts_from_the_drivers_start(self, store):
         passed = [5000.0]

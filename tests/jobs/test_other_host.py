@@ -59,7 +59,7 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
     assert report == {
         "cancelled": [running.job_id],
         "released": True,
-        "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver took"],
+        "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver had read"],
         "left": [
             f"the driver of job {running.job_id} ends by itself on host {hostname()} within seconds",
             f'host {hostname()} ends the nodes of pool "{POOL}" that nothing else needs',
