@@ -357,7 +357,7 @@ class JobHandle:
             unasked = self._clock() - job.last_polled_at
         if unasked <= (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S):
             return None
-        return f"the submitter (pid {submitter.pid}) died before sending the job to the pool's head: submit the job again"
+        return f"the submitter (pid {submitter.pid}) died before it sent the job to the pool's head: submit it again"
 
     def _is_orphan(self, job: Job) -> bool:
         """Return whether no process has polled the attempt for `orphan_after` and its driver has failed to end it."""

@@ -215,8 +215,8 @@ class Driver:
 def connect(gcs: str) -> None:
     """Connect this process to its pool as a Ray driver.
 
-    The RAY_ADDRESS that Ray sets for a job is not used: with two clusters on one host, Ray sometimes sets the address of
-    the other cluster (seen with Ray 2.60).
+    The RAY_ADDRESS that Ray sets for a job is not used: with two clusters on one host, Ray sometimes sets the address
+    of the other cluster (seen with Ray 2.60).
 
     Args:
         gcs: GCS address of the head that the job was submitted to.
@@ -257,7 +257,7 @@ def main() -> int:
         os.environ.update(secrets.environment)
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        # A champion that was registered without shoal may be a model with scikit-learn's interface and need all imports.
+        # import_lean hides scikit-learn, which a champion that others have registered may need.
         if isinstance(spec, JobSpec) and spec.register_as is None:
             import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()
