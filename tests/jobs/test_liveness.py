@@ -60,7 +60,7 @@ def test_a_head_that_is_silent_is_given_time():
         (RayJob("FAILED", exit_code=137), JobState.FAILED, "was killed"),
         (RayJob("FAILED", exit_code=1), JobState.FAILED, "ImportError: no shoal"),
         (RayJob("FAILED", "x\nno such actor\n"), JobState.FAILED, "no such actor"),
-        (RayJob("FAILED"), JobState.FAILED, "could not be run"),
+        (RayJob("FAILED"), JobState.FAILED, "could not be started"),
         (RayJob("SUCCEEDED", exit_code=0), JobState.FAILED, "exit code 0"),
     ],
 )

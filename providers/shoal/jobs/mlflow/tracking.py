@@ -181,8 +181,8 @@ class Run:
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
-            # MLflow warns that integer columns cannot have missing values. That does not matter: callers send data of the
-            # same types as the training data.
+            # MLflow warns that integer columns cannot have missing values. That does not matter: callers send data with
+            # the types of the training data.
             warnings.filterwarnings("ignore", message=".*integer column.*")
             signature = mlflow.models.infer_signature(head, predict(features))
         # With given requirements the call takes 0.5 s; otherwise MLflow runs the model to find them, which takes 5.8 s.
