@@ -36,4 +36,4 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
 
 def _say_once(state: RetryCallState) -> None:
     if state.attempt_number == 1 and state.outcome is not None:
-        print(f"{state.outcome.exception()}; retrying for up to {STORE_PATIENCE:.0f} s", flush=True)
+        print(f"{state.outcome.exception()}; trying again for up to {STORE_PATIENCE:.0f} s", flush=True)
