@@ -31,7 +31,7 @@ def test_a_row_without_a_submission_is_to_be_submitted():
 
 
 def test_a_running_job_that_the_head_does_not_know_is_lost():
-    assert judged(RUNNING, View()) == Lost(JobState.FAILED, 'the head of pool "p" has forgotten the job')
+    assert judged(RUNNING, View()) == Lost(JobState.FAILED, 'the head of pool "p" does not know the job any more')
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ class TestWait:
         handle = held(submit(spec))
         run(store, head, handle)
 
-        with pytest.raises(JobTimeoutError, match="is still running after 60 s. The job goes on"):
+        with pytest.raises(JobTimeoutError, match=r"is still running after 60 s\. The job goes on"):
             handle.wait(timeout=60.0, on_log=None)
 
         assert row(store, handle).last_polled_at >= 1030.0

@@ -95,7 +95,7 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
                 ("state", status.state.value),
                 ("error", status.error),
                 ("pool", status.pool),
-                ("asked for by", status.holder),
+                ("submitted by", status.holder),
                 ("created", when(status.created_at)),
                 ("started", when(status.started_at)),
                 ("ended", when(status.ended_at)),
@@ -146,7 +146,7 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
 
 def _follow(handle: JobHandle) -> JobResult:
     try:
-        say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels it")
+        say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
         return handle.wait(on_log=_log)
     except KeyboardInterrupt:
         # Ctrl-C may have come before `wait` began, which cancels the job itself.

@@ -16,7 +16,7 @@ from shoal.cli.exits import InterruptedCommandError, exit_code
 from shoal.errors import ScaleError
 from shoal.redaction import redact
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, for scripts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document on stdout.")]
 
 _PIPE_WIDTH = 200
 """Width in characters without a terminal, so that tables in a pipe are not cut at 80 characters."""

@@ -53,7 +53,7 @@ class PoolProgress:
             self._bar.stop()
 
     def __call__(self, status: PoolStatus) -> None:
-        """Show a status."""
+        """Show the status of the pool."""
         for node in status.failed:
             self._once(f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})")
         counts = describe_counts(status)

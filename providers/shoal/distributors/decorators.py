@@ -84,7 +84,7 @@ class Site:
         if not per_node:
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}", which has {head["cpus"]} and {head["gpus"]}'
+                f'"{pool.name}" with {head["cpus"]} CPUs and {head["gpus"]} GPUs: request less for each worker'
             )
         return pool.lease(math.ceil(self.claim.num_workers / per_node))
 

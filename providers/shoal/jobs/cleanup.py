@@ -49,7 +49,7 @@ class CleanupReport:
         return asdict(self)
 
 
-def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned up") -> CleanupReport:
+def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
     """Cancel a run's jobs on a pool, release its lease, and sweep this host.
 
     Idempotent, and safe at any time. Called on another host than the pool's, this function cancels the jobs and

@@ -360,7 +360,7 @@ class JobHandle:
         return f"the submitter (pid {submitter.pid}) died before it sent the job to the pool's head: submit it again"
 
     def _is_orphan(self, job: Job) -> bool:
-        """Return whether no process has polled the attempt for `orphan_after` and its driver has failed to end it."""
+        """Return whether no process has polled the attempt for `orphan_after` seconds and its driver goes on."""
         if job.orphan_after is None:
             return False
         unasked = stamps.age(job.last_polled_at, job.last_polled_clock)

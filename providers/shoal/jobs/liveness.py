@@ -75,7 +75,7 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
         case View(ray_job=None):
             if job.state is JobState.PENDING:
                 return Missing.SUBMISSION
-            return Lost(JobState.FAILED, f'the head of pool "{job.pool}" has forgotten the job')
+            return Lost(JobState.FAILED, f'the head of pool "{job.pool}" does not know the job any more')
         case View(ray_job=RayJob(status="STOPPED")):
             return Lost(JobState.CANCELLED, "the job was stopped through Ray")
         case View(ray_job=RayJob(ended=True, exit_code=code, message=message)):

@@ -41,7 +41,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
     trained = train(spec.to_request(), user_code=user_code, env=place.environment)
     path = artifacts.save(folder, claim, trained)
-    print(f"model of {trained.rows} rows in {path}", flush=True)
+    print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     metrics = _final_metrics(trained)
     version: str | None = None
     promoted: bool | None = None

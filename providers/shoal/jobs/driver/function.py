@@ -105,7 +105,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
         uri, outcome = _register(spec.register_as, place, tracked)
-    print(f"model folder of {answer.num_workers} workers in {answer.model_dir}", flush=True)
+    print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
     result = JobResult(
         job_id=key.job_id,
         attempt=key.attempt,

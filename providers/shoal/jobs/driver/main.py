@@ -59,7 +59,7 @@ class _End:
 
 
 class Driver:
-    """Runs one attempt of a job and records its end.
+    """Runner of one attempt of a job, which also records the attempt's end.
 
     Args:
         store: Store that has the attempt's row.

@@ -63,8 +63,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
         if job is not None and job.state not in JOB_ENDED:
             if not same:
                 raise InvalidArgumentError(
-                    f'job "{order.job_id}" is {job.state.value} with another spec: wait for it, end it with '
-                    f"`shoal jobs cancel {order.job_id}`, or choose another job_id"
+                    f'job "{order.job_id}" is {job.state.value} with another spec: wait until it has ended, cancel '
+                    f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
             _note_asked(job, now)
             return job
@@ -232,5 +232,5 @@ def _newest_of(job_id: str) -> Select[Job]:
 def _get(session: Session, key: Key, *, lock: bool = True) -> Job:
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
-        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist')
+        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: see `shoal jobs list`')
     return job

@@ -1,4 +1,4 @@
-"""Retries of store transactions whose failure would cost a finished training."""
+"""Retry store transactions whose failure would lose the result of a finished training."""
 
 from __future__ import annotations
 

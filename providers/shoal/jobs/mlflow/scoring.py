@@ -61,6 +61,6 @@ def score(model: Any, holdout: DataConnector, label_col: str, metric: str, *, in
         raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
     labels = np.concatenate([to_vector(table, label_col) for table in holdout.iter_batches([label_col])])
     if np.isnan(labels).any():
-        raise DataError(f'the holdout has null labels in column "{label_col}"')
+        raise DataError(f'the holdout has null labels in column "{label_col}": remove those rows')
     predicted = own.predict_booster(model, holdout, columns) if own else pyfunc.predict(model, holdout, columns)
     return metrics.evaluate(metric, labels, predicted)
