@@ -77,8 +77,8 @@ def test_cancelling_a_job(shoal, some_jobs):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no JSON"),
-        ("[]", "is no JSON object"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
         ("{}", "dataset"),
         (json.dumps({**SPEC, "label": "x"}), "label"),
         (json.dumps({**SPEC, "run_config": 1}), "run_config"),
