@@ -188,6 +188,6 @@ def test_an_interrupt_while_undoing_says_that_it_is_not_through(capfd):
         finally:
             interrupts._interrupt(signal.SIGINT, None)
 
-    with pytest.raises(InterruptedCommandError, match="before everything was undone"), on_interrupt("undoing", "undone"):
+    with pytest.raises(InterruptedCommandError, match="everything was undone"), on_interrupt("undoing", "undone"):
         interrupted_twice()
     assert capfd.readouterr().err.count("undoing") == 1

@@ -89,7 +89,7 @@ def leftovers(store: Store) -> list[str]:
 
 
 def _python() -> Check:
-    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")  # pip refuses too old a Python
+    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")  # pip checks the version
 
 
 def _ray() -> Check:

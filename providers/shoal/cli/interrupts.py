@@ -53,6 +53,6 @@ def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _Interrupts.seen += 1
     if _Interrupts.notice and _Interrupts.seen == 1:
-        # os.write instead of sys.stderr, because the signal may have interrupted a write to sys.stderr.
+        # sys.stderr is not used, because the signal may have interrupted a write to it.
         os.write(_STDERR, f"\ninterrupted: {_Interrupts.notice}\n".encode())
     raise KeyboardInterrupt

@@ -234,7 +234,10 @@ class JobHandle:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
         except JobError as error:  # the head refuses; the driver reads the cancellation from the job's row
-            self._left = f"the driver of job {self.job_id} ends by itself within seconds; its head reports: {error}"
+            self._left = (
+                f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
+                f"head of the pool gave an error: {error}"
+            )
         self._tidy(job)
         return True
 
@@ -366,7 +369,7 @@ class JobHandle:
         unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
             if job.heartbeat_at is not None:
-                return False  # clocks of two hosts cannot be compared: only the driver can measure the time
+                return False  # another host or boot wrote the time: only the driver can measure its age
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 

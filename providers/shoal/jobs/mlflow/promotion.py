@@ -130,7 +130,7 @@ def enter(
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
 
     def champions(uri: str) -> float:
-        # A champion that does not name its columns may take others than the challenger, in another order.
+        # A champion whose signature names no columns has its own list, which may differ from the challenger's.
         own = run.client.get_model_version(register.model, uri.rpartition("/")[2]).tags.get(_COLUMNS)
         columns = json.loads(own) if own else input_cols
         try:

@@ -80,7 +80,7 @@ class Run:
             name: Name of the run if `tracking` has none.
             tags: Tags in addition to those of `tracking`.
         """
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # users' trainings are private
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # telemetry would report on users' trainings
         import mlflow
 
         for logger in _NOISY:
