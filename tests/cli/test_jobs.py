@@ -66,7 +66,7 @@ def test_the_log_of_a_job(shoal, some_jobs):
 def test_cancelling_what_has_ended_changes_nothing(shoal, some_jobs):
     result = shoal("jobs", "cancel", "good")
     assert result.exit_code == 0
-    assert "had ended already: succeeded" in result.stdout
+    assert "had already ended: succeeded" in result.stdout
 
 
 def test_cancelling_a_job(shoal, some_jobs):
@@ -77,8 +77,8 @@ def test_cancelling_a_job(shoal, some_jobs):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no JSON"),
-        ("[]", "is no JSON object"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
         ("{}", "dataset"),
         (json.dumps({**SPEC, "label": "x"}), "label"),
         (json.dumps({**SPEC, "run_config": 1}), "run_config"),

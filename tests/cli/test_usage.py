@@ -91,7 +91,7 @@ def test_wrong_usage_with_json_is_a_document_on_stdout(shoal, args, said):
 def test_json_stands_after_the_command(shoal):
     result = shoal("--json", "pool", "list")
     assert result.exit_code == 2
-    assert "after the command" in document(result.stdout)["error"]["message"]
+    assert "must follow a command" in document(result.stdout)["error"]["message"]
 
 
 UNKNOWN = [
@@ -189,6 +189,6 @@ def test_an_interrupt_while_undoing_says_that_it_is_not_through(capfd):
         finally:
             interrupts._interrupt(signal.SIGINT, None)
 
-    with pytest.raises(InterruptedCommandError, match="before all was undone"), on_interrupt("undoing", "undone"):
+    with pytest.raises(InterruptedCommandError, match="everything was undone"), on_interrupt("undoing", "undone"):
         interrupted_twice()
     assert capfd.readouterr().err.count("undoing") == 1

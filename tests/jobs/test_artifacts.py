@@ -57,7 +57,7 @@ def test_changed_results_are_not_unpickled(store: Store, tmp_path: Path) -> None
     assert load_results(result) == ANSWER
     assert result.results_path is not None
     Path(result.results_path).write_bytes(cloudpickle.dumps(Opened(tmp_path / "opened")))
-    with pytest.raises(JobError, match="was changed since job job wrote it, and is not read"):
+    with pytest.raises(JobError, match="was changed after job job wrote it, and is not read"):
         load_results(result)
     assert not (tmp_path / "opened").exists()
 

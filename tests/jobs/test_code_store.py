@@ -48,7 +48,7 @@ def test_what_cannot_be_pickled(tmp_path: Path) -> None:
 def test_what_is_gone_or_was_changed(tmp_path: Path) -> None:
     path = Path(code_store.store_user_code(UserCode(callbacks=(1,)), str(tmp_path)))
     path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(JobError, match=r"was changed since it was stored"):
+    with pytest.raises(JobError, match=r"was changed after it was stored"):
         code_store.load_user_code(str(path))
     path.unlink()
     with pytest.raises(JobError, match=r"cannot be read: .*No such file"):

@@ -332,7 +332,7 @@ class TestDriver:
         first = log()
 
         assert driver.main() == 0
-        assert log().removeprefix(first).startswith("attempt 1 of job job is not wanted any more")
+        assert log().removeprefix(first).startswith("nothing to do: attempt 1 of job job has ended")
 
     def test_staged_data_go_with_the_job(self, store, spec):
         staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())

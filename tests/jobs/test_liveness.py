@@ -31,7 +31,7 @@ def test_a_row_without_a_submission_is_to_be_submitted():
 
 
 def test_a_running_job_that_the_head_does_not_know_is_lost():
-    assert judged(RUNNING, View()) == Lost(JobState.FAILED, 'the head of pool "p" has forgotten the job')
+    assert judged(RUNNING, View()) == Lost(JobState.FAILED, 'the head of pool "p" does not know the job any more')
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_head_that_is_silent_is_given_time():
         (RayJob("FAILED", exit_code=137), JobState.FAILED, "was killed"),
         (RayJob("FAILED", exit_code=1), JobState.FAILED, "ImportError: no shoal"),
         (RayJob("FAILED", "x\nno such actor\n"), JobState.FAILED, "no such actor"),
-        (RayJob("FAILED"), JobState.FAILED, "could not be run"),
+        (RayJob("FAILED"), JobState.FAILED, "could not be started"),
         (RayJob("SUCCEEDED", exit_code=0), JobState.FAILED, "exit code 0"),
     ],
 )
@@ -90,7 +90,7 @@ class TestWhyEnd:
 
         assert reason is not None
         assert reason.state is JobState.CANCELLED
-        assert "nobody has asked about it for 900 s" in reason.text
+        assert "no process has polled the job for orphan_after=900 s" in reason.text
 
     def test_a_detached_job_does_not(self):
         assert why(running(orphan_after=None), unasked_for=1e9) is None
@@ -137,7 +137,7 @@ class TestWatchdog:
         passed[0] += 1000.0
         reason = watchdog.look()[1]
         assert reason is not None
-        assert "nobody has asked about it" in reason.text
+        assert "no process has polled the job" in reason.text
 
     def test_a_timeout_counts_from_the_drivers_start(self, store):
         passed = [5000.0]

@@ -149,7 +149,7 @@ def test_an_orphan_ends_itself(spec: JobSpec):
 
     status = jobs.attach(handle.job_id).status()
     assert status.state is JobState.CANCELLED
-    assert "nobody has asked" in str(status.error)
+    assert "no process has polled" in str(status.error)
 
 
 def test_a_submission_without_the_token_is_refused(pool: ComputePool):

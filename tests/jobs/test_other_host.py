@@ -44,7 +44,7 @@ def test_cancel_from_another_host_cancels_and_says_what_is_left(store, running):
         "attempt": 1,
         "cancelled": True,
         "state": "cancelled",
-        "left": f"the driver of job {running.job_id} ends itself on host {hostname()} within seconds",
+        "left": f"the driver of job {running.job_id} ends by itself on host {hostname()} within seconds",
     }
     assert row(store, running).state is JobState.CANCELLED
 
@@ -61,10 +61,10 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
     assert report == {
         "cancelled": [running.job_id],
         "released": True,
-        "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver took"],
+        "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver had read"],
         "left": [
-            f"the driver of job {running.job_id} ends itself on host {hostname()} within seconds",
-            f'host {hostname()} ends the nodes of pool "{POOL}" that no other demand needs',
+            f"the driver of job {running.job_id} ends by itself on host {hostname()} within seconds",
+            f'host {hostname()} ends the nodes of pool "{POOL}" that nothing else needs',
         ],
     }
     assert row(store, running).state is JobState.CANCELLED

@@ -34,7 +34,7 @@ HOLDOUT = {"paths": ["/data/holdout"]}
         ({"run_config": {"job_id": "../../etc"}}, 'job_id "../../etc" is not legal'),
         (
             {"register": {"model": "m", "metric": "rmsle", "holdout": HOLDOUT}},
-            '"rmsle" is not known; known are: accuracy',
+            '"rmsle" is unknown; use one of: accuracy',
         ),
         ({"register": {"model": "m", "metric": "auc", "mode": "min", "holdout": HOLDOUT}}, "best at its maximum"),
         ({"register": {"model": "a/b", "metric": "auc", "holdout": HOLDOUT}}, "no legal name"),

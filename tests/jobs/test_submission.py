@@ -377,7 +377,7 @@ class TestWait:
         handle = held(submit(spec))
         run(store, head, handle)
 
-        with pytest.raises(JobTimeoutError, match="is still running after 60 s; it goes on"):
+        with pytest.raises(JobTimeoutError, match=r"is still running after 60 s\. The job goes on"):
             handle.wait(timeout=60.0, on_log=None)
 
         assert row(store, handle).last_polled_at >= 1030.0
@@ -630,7 +630,7 @@ class TestCancel:
 
         assert row(store, handle).state is JobState.CANCELLED
         assert handle.left is not None
-        assert re.fullmatch(r"the driver of job \S+ ends itself within seconds; .* refused the token.*", handle.left)
+        assert re.fullmatch(r"the driver of job \S+ ends by itself within seconds; .* refused the token.*", handle.left)
 
     def test_staged_data_that_cannot_be_removed(self, submit, held, caplog):
         connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))

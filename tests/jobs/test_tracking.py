@@ -279,7 +279,7 @@ class TestGate:
             assert scoring.score(model, holdout, "y", "rmse", input_cols=columns) < 1e-6 < champion.value
         with pytest.raises(DataError, match=r"register\.input_cols"):
             scoring.score(model, holdout, "y", "rmse")
-        with pytest.raises(DataError, match="the model does not predict the holdout's rows"):
+        with pytest.raises(DataError, match="the model cannot predict the holdout's rows"):
             scoring.score(model, holdout, "y", "rmse", input_cols=["a"])
 
     def test_a_champion_that_names_no_columns_is_judged_by_its_own(self, run, store, holdout):
@@ -321,7 +321,7 @@ class TestGate:
         assert other.champion is not None
         assert (other.promoted, other.champion.version) == (False, "1")
         assert other.champion.value < 1e-6 < other.value
-        with pytest.raises(DataError, match="the holdout lacks what the model needs: c"):
+        with pytest.raises(DataError, match="the holdout lacks columns that the model needs: c"):
             entered(Times(1), ["c"])
 
         attempts.end(store, Key("job", 1), JobState.CANCELLED, 1.0, error="on request")
@@ -353,7 +353,7 @@ class TestScore:
         assert scoring.score(model, holdout, "y", "rmse") < 0.2
 
     def test_a_column_that_the_holdout_lacks(self, holdout):
-        with pytest.raises(DataError, match="lacks what the model needs: target"):
+        with pytest.raises(DataError, match="lacks columns that the model needs: target"):
             scoring.score(booster(1), holdout, "target", "rmse")
 
     def test_a_null_label(self, tmp_path):

@@ -84,7 +84,7 @@ def test_a_lease_released_from_another_host_ends_the_nodes_on_this_one(tiny):
 
     assert did == [
         "tiny: released the lease of airflow:dag/run: its DAG run ended as failed",
-        f'host {hostname()} ends the nodes of pool "tiny" that no other demand needs',
+        f'host {hostname()} ends the nodes of pool "tiny" that nothing else needs',
     ]
     wait_until(lambda: reconcile(Store(), "tiny") and pool.describe().state == "down", "this host to end them")
 

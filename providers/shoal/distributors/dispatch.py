@@ -1,4 +1,4 @@
-"""Where a training runs: in this process's own Ray cluster if it is connected to one, else on a pool, as a job."""
+"""Run a training in the Ray cluster that this process is connected to, or else as a job on a pool."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["is_connected", "run", "run_function", "run_function_here"]
 
 
 def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
-    """Runs a training where it belongs.
+    """Run a training in the connected Ray cluster, or else as a job on a pool.
 
     Args:
-        request: What to train.
+        request: Description of the training.
         user_code: The user's callbacks, objective and metrics.
 
     Returns:
-        The model and what it took.
+        The trained model and statistics of the training.
     """
     if is_connected():
         from shoal.training.boosting.engine import train
@@ -34,14 +34,14 @@ def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
 
 
 def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
-    """Runs a function in a gang where it belongs.
+    """Run a function on all ranks, in the connected Ray cluster or else as a job on a pool.
 
     Args:
-        request: Where, and with what.
+        request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
 
     Returns:
-        What each rank returned, and what the run took.
+        Return values of the ranks, and statistics of the run.
     """
     if is_connected():
         return run_function_here(request, program)
@@ -51,11 +51,14 @@ def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
 
 
 def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResult:
-    """Runs a function in a gang on this node, or in the cluster that this process is connected to.
+    """Run a function on all ranks, in the connected Ray cluster or else in an embedded pool on this machine.
 
     Args:
-        request: With what.
+        request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
+
+    Returns:
+        Return values of the ranks, and statistics of the run.
     """
     if is_connected():
         from shoal.jobs.files import storage

@@ -1,4 +1,4 @@
-"""A training run as a durable unit: submitted to a pool, found again from any process, collected once."""
+"""Submit training jobs to a pool, reattach to them from any process, and collect their results."""
 
 from __future__ import annotations
 

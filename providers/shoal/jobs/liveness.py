@@ -1,4 +1,4 @@
-"""Find out whether an attempt that its row says is pending or running was lost: a killed driver cannot record it."""
+"""Find out whether a pending or running attempt was lost: a driver that was killed cannot record its end."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 HEAD_PATIENCE_S = 45.0
-"""How long a head may not answer before its job counts as lost: a replacement took 8 to 20 s on 2 busy cores."""
+"""Seconds without an answer from the head until its jobs are lost: replacing a head took 8 to 20 s on 2 busy cores."""
 
 
 _SIGKILLED = (-9, 137)
-"""As Python and as a shell say it."""
+"""Exit codes of a process that SIGKILL ended, as Python and as a shell report them."""
 
 
 class Silence(Enum):
-    """Why a head said nothing."""
+    """Reason why the head gave no answer about a job."""
 
     POOL_GONE = auto()
-    """The pool is down or was never there: nothing of its jobs is left."""
+    """The pool is down or does not exist: none of its jobs runs any more."""
     HEAD_REPLACED = auto()
-    """The pool has another head than the one the job was submitted to."""
+    """The pool's head is not the one that the job was submitted to."""
     NO_ANSWER = auto()
-    """Nothing answers, or the pool is between two heads: it may yet."""
+    """The head does not answer, or is being replaced; it may answer later."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What the head says of a submission, or why it says nothing."""
+    """The head's answer about a submission, or the reason why there is no answer."""
 
     ray_job: RayJob | None = None
     silence: Silence | None = None
@@ -42,24 +42,24 @@ class View:
 
 @dataclass(frozen=True)
 class Lost:
-    """An attempt ended, and its driver did not record it."""
+    """Verdict: the attempt has ended without its driver recording the end."""
 
     state: JobState
     reason: str
 
 
 class Missing(Enum):
-    """The attempt was never submitted: the process that wrote its row died before."""
+    """Verdict: the head does not know the attempt, because its submitter died or has not sent it yet."""
 
     SUBMISSION = auto()
 
 
 def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], str]) -> Lost | Missing | None:
-    """Decide whether an attempt was lost or never submitted; None while it runs, or while that is not certain.
+    """Decide whether an attempt was lost or never submitted; return None while it runs or while that is uncertain.
 
     Args:
-        job: Its row, pending or running.
-        view: What its head said.
+        job: The attempt's row, pending or running.
+        view: The head's answer.
         silent_for: Seconds for which the head has not answered.
         last_words: Reads the last line of the attempt's log.
     """
@@ -75,29 +75,29 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
         case View(ray_job=None):
             if job.state is JobState.PENDING:
                 return Missing.SUBMISSION
-            return Lost(JobState.FAILED, f'the head of pool "{job.pool}" has forgotten the job')
+            return Lost(JobState.FAILED, f'the head of pool "{job.pool}" does not know the job any more')
         case View(ray_job=RayJob(status="STOPPED")):
-            return Lost(JobState.CANCELLED, "it was stopped through Ray")
+            return Lost(JobState.CANCELLED, "the job was stopped through Ray")
         case View(ray_job=RayJob(ended=True, exit_code=code, message=message)):
             if code is None:
-                return Lost(JobState.FAILED, f"its driver could not be run: {_last_line(message or '')}")
+                return Lost(JobState.FAILED, f"the driver could not be started: {_last_line(message or '')}")
             if code in _SIGKILLED:
-                return Lost(JobState.FAILED, "its driver was killed: by hand, or because its host ran out of memory")
-            return Lost(JobState.FAILED, f"its driver ended with exit code {code}, its log with: {last_words()}")
+                return Lost(JobState.FAILED, "the driver was killed, by a person or because its host ran out of memory")
+            return Lost(JobState.FAILED, f"the driver ended with exit code {code}; its log ends with: {last_words()}")
     return None
 
 
 def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
-    """Where the head of a pool is.
+    """Return the endpoint of a pool's head.
 
     Args:
-        name: The pool.
-        store: Where its row is; the default store if not given.
+        name: Name of the pool.
+        store: Store that has the pool's row; the default store if not given.
 
     Raises:
         PoolNotFoundError: There is no such pool.
-        PoolElsewhereError: It is bound to another machine.
-        PoolDownError: It is down, or between two heads.
+        PoolElsewhereError: The pool is bound to another machine.
+        PoolDownError: The pool is down, or its head is being replaced.
     """
     from shoal.pool.api import ComputePool
 
@@ -105,7 +105,7 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:
-    """As it is kept in a job's row, to tell this head from another."""
+    """Return the addresses that a job's row stores to distinguish this head from later ones."""
     return {"api": endpoint.api, "gcs": endpoint.gcs}
 
 
@@ -113,7 +113,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     """Ask the head about an attempt.
 
     Raises:
-        PoolElsewhereError: The pool is bound to another machine, and nothing can be said from here.
+        PoolElsewhereError: The pool is bound to another machine, whose head cannot be asked from here.
     """
     try:
         endpoint = endpoint_of(job.pool)
@@ -124,7 +124,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     except PoolDownError:
         with store.reading() as session:
             pool = session.get(Pool, job.pool)
-        # Up without a head that answers: it is being replaced.
+        # A pool that is up without an endpoint is replacing its head.
         gone = pool is None or pool.state is not PoolState.UP
         return View(silence=Silence.POOL_GONE if gone else Silence.NO_ANSWER)
     if address(endpoint) != job.endpoint:

@@ -1,21 +1,22 @@
-"""Decide when a waiter has to note in a job's row that it asks, so that the job does not end itself."""
+"""Decide when a waiting process updates `last_polled_at` in a job's row, so that the job does not end itself."""
 
 from __future__ import annotations
 
 from shoal.state.schema import Job
 
 _PERIOD_S = 30.0
-"""Far below the default `orphan_after` of 15 minutes, and so seldom that hundreds of waiters do not feel each other."""
+"""Seconds between updates: far below the default `orphan_after` of 15 minutes, and cheap with hundreds of waiters."""
 
 _PER_ORPHAN_AFTER = 3
-"""With a short `orphan_after`, two writes may be missed before the job ends itself."""
+"""Updates within one `orphan_after` where that is short: two may fail before the job ends itself."""
 
 
 class Asking:
-    """Decides when one waiter has to note that it asks: not while another waiter of the same job does.
+    """Timer of one waiting process: tells when to update `last_polled_at`.
 
-    It counts by its own clock for how long `last_polled_at` has kept its value, because another host's clock may have
-    written it. Only its first look compares the two: a process that asks once has nothing else to go by.
+    No update is due while another process that waits for the same job makes the updates. The timer measures by this
+    process's clock for how long `last_polled_at` has kept its value, because another host's clock may have written the
+    value. Only the first call compares the value with this process's clock, because nothing else is known then.
     """
 
     def __init__(self) -> None:
@@ -23,14 +24,14 @@ class Asking:
         self._since = 0.0
 
     def is_due(self, job: Job, now: float) -> bool:
-        """Whether to write now.
+        """Return whether `last_polled_at` has to be updated now.
 
         Args:
-            job: The row as it is.
+            job: The job's present row.
             now: Seconds since the epoch, by this process's clock.
         """
         if job.last_polled_at != self._seen:
             self._since = job.last_polled_at if self._seen is None else now
             self._seen = job.last_polled_at
         period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
-        return not 0 <= now - self._since < period  # below 0: a clock was set back, or is ahead of this one
+        return not 0 <= now - self._since < period  # below 0: this clock was set back, or another is ahead

@@ -1,4 +1,4 @@
-"""Build the spec that a task of an engine describes by its arguments."""
+"""Build a job spec from the arguments of a workflow engine's task."""
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ def spec_of(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> JobSpec | FunctionJobSpec:
-    """The spec that a task's arguments describe. A function that is no name is stored by value, with its arguments.
+    """Build the job spec from a task's arguments.
+
+    A `train_func` that is a function object or a script is stored by value, together with its arguments.
 
     Args:
-        given: A spec, or its fields; beside `train_func` the fields that are not of the function itself.
-        framework: What trains, where the fields do not say.
-        train_func: The function.
-        args: Its arguments; of a script, its command line.
-        kwargs: Its arguments by name.
+        given: A spec, or the fields of a spec. With `train_func`: the fields that do not describe the function.
+        framework: Framework that trains, unless the fields name one.
+        train_func: The function, its import name ``module:name``, or the path of a script.
+        args: Positional arguments of the function; the command line of a script.
+        kwargs: Keyword arguments of the function.
 
     Raises:
-        InvalidArgumentError: Naming each field that is wrong, or what cannot be sent.
+        InvalidArgumentError: Fields are wrong, or the function or its arguments cannot be pickled. The message names
+            them.
     """
     check_train_func(train_func, args, kwargs, framework=framework, fields=given)
     if train_func is None:
         if given is None:
-            raise InvalidArgumentError("nothing says what to train: give a spec, or a train_func")
+            raise InvalidArgumentError("neither a spec nor a train_func is given: give one of them")
         if not isinstance(given, Mapping):
             return given
         return parse_spec({**given, **({"framework": framework} if framework else {})})
@@ -49,7 +52,7 @@ def spec_of(
     from shoal.training.pytorch.program import Program, name_of
 
     program = Program.of(train_func, args, kwargs or {})
-    # Wrong fields are told before anything is written.
+    # Parsed before the code is stored, so that wrong fields leave no file behind.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
     stored = code_store.store(program.dumps(), spec.run_config.artifact_location)
@@ -57,7 +60,7 @@ def spec_of(
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Of plain data: other arguments make another fingerprint. Pickles of the rest differ from call to call."""
+    """Return the digest of plain-data arguments for the fingerprint; None for others, whose pickles differ per call."""
     try:
         return ids.digest([list(args), dict(kwargs)])
     except (TypeError, ValueError):

@@ -466,5 +466,5 @@ def test_run_local_is_rank_0_of_1_with_a_process_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
 def test_a_wrong_number_of_processes_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="num_processes must be a positive number"):
+    with pytest.raises(InvalidArgumentError, match="num_processes must be a positive whole number"):
         TorchDistributor(wrong)

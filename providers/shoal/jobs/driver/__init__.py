@@ -1,1 +1,1 @@
-"""The process that runs one attempt of a job on the pool's head."""
+"""The driver: the process that runs one attempt of a job on the pool's head."""

@@ -13,4 +13,4 @@ if __name__ == "__main__":
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Ray's and MLflow's threads may hang at interpreter exit; the gang has ended with its training
+    os._exit(code)  # threads of Ray and MLflow may hang at interpreter exit; the workers have ended already

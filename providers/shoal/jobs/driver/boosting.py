@@ -1,4 +1,4 @@
-"""The work of a job that boosts: train, save, track, and challenge the champion."""
+"""Run an XGBoost or LightGBM job in its driver: train, save and track the model, and challenge the champion."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def work(spec: JobSpec, place: Workplace) -> JobResult:
-    """Do what the spec asks for.
+    """Run the job that a spec describes, and return its result.
 
     Args:
-        spec: What is asked.
-        place: What is around.
+        spec: Spec of the job.
+        place: Context of the attempt.
 
     Raises:
-        ShoalError: Whatever is the cause that there is no result.
+        ShoalError: The job failed; the message has the cause.
     """
     from shoal.data.connector import DataConnector
     from shoal.training.boosting.engine import train
@@ -41,7 +41,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
     trained = train(spec, user_code=user_code, env=place.environment)
     path = artifacts.save(folder, claim, trained)
-    print(f"model of {trained.rows} rows in {path}", flush=True)
+    print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     metrics = _final_metrics(trained)
     version: str | None = None
     promoted: bool | None = None
@@ -99,7 +99,7 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 
 
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
-    """Of the best round with early stopping, else of the last."""
+    """Return the metrics of the best round with early stopping, else those of the last round."""
     at = -1 if trained.best_iteration is None else trained.best_iteration
     return {
         tracking.metric_name(evaluated, metric): values[at]

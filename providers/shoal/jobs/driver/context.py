@@ -1,4 +1,4 @@
-"""What a job's work has around it, on its pool's head."""
+"""Context of an attempt in its driver: store, MLflow run, tags, environment."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from shoal.training.claims import Claim
 
 @dataclass(frozen=True)
 class Workplace:
-    """One attempt's surroundings.
+    """Context of one attempt in its driver.
 
     Attributes:
-        store: Where its row is.
-        key: Which attempt it is.
-        run: Its run in MLflow; None: it is not tracked.
-        tags: What tells whose run it is.
-        environment: What the workers need beside the data, handed to them as actor arguments.
-        begun: When it began, by the monotonic clock.
+        store: Store that has the attempt's row.
+        key: The attempt.
+        run: MLflow run of the attempt; None if the attempt is not tracked.
+        tags: MLflow tags that name the job, attempt, pool and holder.
+        environment: Environment variables for the workers, passed to them as actor arguments.
+        begun: Start of the attempt, in seconds of the monotonic clock.
     """
 
     store: Store
@@ -35,9 +35,9 @@ class Workplace:
     begun: float = field(default_factory=time.monotonic)
 
     def claim(self) -> Claim:
-        """What marks this attempt's folders as its own."""
+        """Return the claim that marks folders as belonging to this attempt."""
         return artifacts.claim_of(self.store, self.key)
 
     def is_current(self) -> bool:
-        """Whether this attempt runs, and none is newer; a store that is away is waited for."""
+        """Return whether this attempt is running and the newest of its job; retry while the store cannot be used."""
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))

@@ -1,4 +1,4 @@
-"""The work of a job that runs a function: run it on all ranks, track what they log, and keep what they return."""
+"""Run a function job in its driver: call the function on all ranks, track their metrics, save their results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.tracking import Run
 
 _SEND_EVERY_SECONDS = 1.0
-"""A call to MLflow takes 10 ms and more, which is as long as many a step."""
+"""Seconds between two calls to MLflow: a call takes 10 ms and more, as long as many training steps."""
 
 
 class _Sender:
-    """Hands what ranks log on to MLflow, many at a time; as a context manager it sends the rest at the end.
+    """Buffer that sends the metrics of all ranks to MLflow in batches, and the rest when its context ends.
 
     Args:
-        run: Where to; None: nowhere.
+        run: MLflow run of the attempt; None if the attempt is not tracked.
     """
 
     def __init__(self, run: Run | None) -> None:
@@ -40,12 +40,12 @@ class _Sender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # That MLflow cannot be reached is not the cause of a run that has failed already.
+        # After a failed run, an error of MLflow must not replace the run's own error.
         with contextlib.suppress(*([] if error is None else [Exception])):
             self._send()
 
     def log(self, rank: int, values: dict[str, float], step: int) -> None:
-        """Take the metrics of a rank; of all but rank 0, its rank stands in front of their names."""
+        """Add the metrics of a rank; names of ranks above 0 get the prefix ``rank-N/``."""
         front = f"rank-{rank}/" if rank else ""
         self._waiting += [(front + name, value, step, time.time()) for name, value in values.items()]
         if time.monotonic() - self._sent >= _SEND_EVERY_SECONDS:
@@ -59,14 +59,17 @@ class _Sender:
 
 
 def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
-    """Do what the spec asks for; returns the result, and the SHA-256 of the file with what the ranks returned.
+    """Run the function that a spec describes, on all ranks.
 
     Args:
-        spec: What is asked.
-        place: What is around.
+        spec: Spec of the job.
+        place: Context of the attempt.
+
+    Returns:
+        The job's result, and the SHA-256 of the file with the ranks' return values.
 
     Raises:
-        ShoalError: Whatever is the cause that there is no result.
+        ShoalError: The job failed; the message has the cause.
     """
     from shoal.training.pytorch.engine import run
 
@@ -93,7 +96,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
         uri, outcome = _register(spec.register_as, place, tracked)
-    print(f"model folder of {answer.num_workers} workers in {answer.model_dir}", flush=True)
+    print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
     result = JobResult(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -120,7 +123,7 @@ def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[s
     uri = run.logged_model()
     if uri is None:
         raise JobError(
-            f'the function logged no model, and register wants one for "{register.model}": have rank 0 call '
+            f'the function logged no model, but register needs one for "{register.model}": call in rank 0 '
             "mlflow.pytorch.log_model(model, name=..., signature=...)"
         )
     outcome = promotion.enter(
@@ -142,7 +145,7 @@ def _judged(spec: FunctionJobSpec, outcome: Outcome | None) -> dict[str, float]:
 
 
 def _program(spec: FunctionJobSpec) -> bytes:
-    """The function, as the workers take it."""
+    """Return the pickled function for the workers."""
     if spec.program is not None:
         return code_store.read(spec.program)
     assert spec.train_func is not None
@@ -152,5 +155,5 @@ def _program(spec: FunctionJobSpec) -> bytes:
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(f"train_func {spec.train_func}: {error}") from error
+        raise InvalidArgumentError(f"train_func {spec.train_func} cannot be imported: {error}") from error
     return Program.of(function, spec.args, spec.kwargs).dumps()

@@ -1,7 +1,7 @@
-"""What runs on the pool's head for each attempt of a job: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
+"""Driver of one attempt of a job, run on the pool's head: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
 
-It trains, logs, compares and writes the result into the job's row, then cleans up. It ends itself when its row says so,
-or when nobody has asked about the job for long.
+The driver trains, logs to MLflow, compares the model with the champion, writes the result into the job's row, and
+cleans up. It ends itself when the job was cancelled, or when no process has polled the job for `orphan_after` seconds.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training.host.imports import import_lean
 
-_STOPPED = Reason(JobState.CANCELLED, "it was stopped through Ray (SIGTERM)")
+_STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)")
 
 _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
-"""What MLflow calls an end."""
+"""MLflow's run status for each final state."""
 
 
 class _Ended(BaseException):
-    """The job is not wanted any more; no `Exception`, so that nothing on the way takes it for a failure to handle."""
+    """Signals that the job was cancelled or timed out; a `BaseException`, so that no `except Exception` catches it."""
 
 
 @dataclass(frozen=True)
 class _End:
-    """How an attempt ended."""
+    """End of an attempt: state, error and result."""
 
     state: JobState
     error: str | None = None
@@ -59,13 +59,13 @@ class _End:
 
 
 class Driver:
-    """One attempt.
+    """Runner of one attempt of a job, which also records the attempt's end.
 
     Args:
-        store: Where its row is.
-        job: Its row.
-        spec: Its spec, credentials and all.
-        secrets: What must not be printed, and the workers need.
+        store: Store that has the attempt's row.
+        job: The attempt's row.
+        spec: Spec of the job, with its credentials.
+        secrets: Credentials, which the workers get and the log must not contain.
     """
 
     def __init__(self, store: Store, job: Job, spec: JobSpec | FunctionJobSpec, secrets: Secrets) -> None:
@@ -80,18 +80,18 @@ class Driver:
         self._told_to_end = False
 
     def run(self) -> int:
-        """Work until the attempt has ended; returns the exit code.
+        """Run the attempt until it has ended, and return the exit code.
 
-        The end is stored first. What follows is optional: its failures are logged and change nothing.
+        The end is stored first. Errors in the clean-up after that are only printed.
         """
         self._watchdog.start()
         end = self._until_end()
-        # Nothing has to end this process any more, and a signal must not keep the end from being stored.
+        # From here on the process ends soon by itself, and no signal may prevent the end from being stored.
         self._watchdog.stop()
         stored = self._store_end(end)
         with _logged("staged data could not be removed"), act(JobStep.TIDY):
             staging.discard(self._spec.staged())
-        with _logged("credentials that came too late could not be removed"):
+        with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
         with _logged(f"the MLflow run could not be marked {status}"):
@@ -100,7 +100,7 @@ class Driver:
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
-        """Work, or be stopped; from here on SIGTERM is ignored."""
+        """Run the attempt until it ends or is stopped; SIGTERM is ignored afterwards."""
         end: _End | None = None
         try:
             end = self._attempt()
@@ -113,22 +113,22 @@ class Driver:
     def _attempt(self) -> _End:
         try:
             connect(self._job.endpoint["gcs"])
-            # Set last, because Ray has just set its own.
+            # After ray.init, which installs a SIGTERM handler of its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()
             result, results_digest = self._work(self._run)
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
-            if self._told_to_end:  # Ray's compiled code makes a SystemError of what a signal handler raises in it
+            if self._told_to_end:  # Ray's compiled code turns an exception from a signal handler into a SystemError
                 raise _Ended from error
-            if not isinstance(error, ShoalError):  # the message of our own says it all
+            if not isinstance(error, ShoalError):  # the message of a ShoalError is enough
                 print(traceback.format_exc(), flush=True)
-            elif isinstance(self._spec, FunctionJobSpec):  # but what the user's code raised they want to see
+            elif isinstance(self._spec, FunctionJobSpec):  # the notes have the traceback of the user's code
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             return _End(JobState.FAILED, error=_cause(error))
 
     def _store_end(self, end: _End) -> bool:
-        """Write the end into the job's row; False where the row has ended already, or cannot be written."""
+        """Write the end into the job's row; return False if the row has an end already or cannot be written."""
         error = None if end.error is None else self._secrets.redact(end.error)
         result = None if end.result is None else end.result.model_dump(mode="json")
         if error is not None:
@@ -146,18 +146,18 @@ class Driver:
                 results_digest=end.results_digest,
             ):
                 return True
-            # An earlier try may have been committed although its answer was lost.
+            # An earlier try may have been committed although the reply from the database was lost.
             job = attempts.load(self._store, self._key)
-            # As text: a NaN in a result is not equal to itself.
+            # Compared as text, because a NaN in a result is not equal to itself.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
 
         try:
             stored = patiently(self._store, write)
         except ShoalError as refused:
-            print(f"how the job ended could not be stored: {refused}", flush=True)
+            print(f"the end of the job could not be stored: {refused}", flush=True)
             return False
         if not stored and result is not None:
-            print("the job was ended from outside before its result was written", flush=True)
+            print("another process ended the job before the result was written; the result is not recorded", flush=True)
         return stored
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
@@ -177,11 +177,11 @@ class Driver:
         self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
         attempts.note_run(self._store, self._key, self._run.run_id)
         print(f"MLflow run: {self._run.link}", flush=True)
-        with _logged("the MLflow run of the attempt before could not be ended"):
+        with _logged("the MLflow run of the previous attempt could not be ended"):
             self._end_previous_run(self._run)
 
     def _end_previous_run(self, run: Run) -> None:
-        """End the MLflow run of a driver that was killed: only a driver has MLflow and the credentials for it."""
+        """End the MLflow run of a killed driver, because only a driver has MLflow and the credentials for it."""
         previous = attempts.previous_run(self._store, self._key)
         if previous is not None:
             run_id, state = previous
@@ -196,7 +196,7 @@ class Driver:
         }
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
-        """What the workers need beside the data, handed to them as actor arguments."""
+        """Return environment variables for the workers, which get them as actor arguments."""
         environment = dict(self._secrets.environment)
         if run:
             environment |= {
@@ -207,7 +207,7 @@ class Driver:
         return environment
 
     def _on_sigterm(self, *_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the job ends once
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the end
         self._told_to_end = True
         raise _Ended
 
@@ -215,11 +215,11 @@ class Driver:
 def connect(gcs: str) -> None:
     """Connect this process to its pool as a Ray driver.
 
-    Not to the RAY_ADDRESS that Ray sets for a job: where two clusters run on one host it is now the one's and then the
-    other's (seen with 2.60).
+    The RAY_ADDRESS that Ray sets for a job is not used: with two clusters on one host, Ray sometimes sets the address
+    of the other cluster (seen with Ray 2.60).
 
     Args:
-        gcs: Address of the head that the job was submitted to.
+        gcs: GCS address of the head that the job was submitted to.
     """
     os.environ["RAY_ADDRESS"] = gcs
     import ray
@@ -229,7 +229,7 @@ def connect(gcs: str) -> None:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Print a failure of the block instead of raising it."""
+    """Print an exception of the block instead of raising it."""
     try:
         yield
     except Exception as error:
@@ -241,23 +241,23 @@ def _cause(error: Exception) -> str:
 
 
 def main() -> int:
-    """Entry point: ``JOB_ID ATTEMPT``."""
+    """Run the attempt that the command line names, ``JOB_ID ATTEMPT``, and return the exit code."""
     key = Key(sys.argv[1], int(sys.argv[2]))
     secrets = Secrets()
-    # The log is there before the row says that the job runs: whoever follows it finds it.
+    # The log exists before the row's state is RUNNING, so that followers find the file.
     with teed(log_path(key), lambda text: secrets.redact(text)):
         store = Store(migrate=False)
-        # Before the row leaves PENDING: from then on nobody expects the file to be of use.
+        # Before the row leaves PENDING, because other processes may delete the file after that.
         with act(JobStep.TAKE):
             secrets = credentials.take(key.submission_id)
         job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
         if job is None:
-            print(f"attempt {key.attempt} of job {key.job_id} is not wanted any more, or runs already")
+            print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
             return 0
         os.environ.update(secrets.environment)
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        # A champion that others registered may be a model with scikit-learn's interface.
+        # import_lean hides scikit-learn, which a champion that others have registered may need.
         if isinstance(spec, JobSpec) and spec.register_as is None:
             import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()

@@ -1,4 +1,4 @@
-"""Ends a driver whose job is not wanted any more: a thread of the driver that looks at its row every few seconds."""
+"""End a driver whose job was cancelled, orphaned or timed out; a thread of the driver reads the row every 2 s."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _PERIOD_S = 2.0
-"""How soon a cancelled job notices by itself; Ray's signal is usually sooner."""
+"""Seconds between two reads of the row; Ray's SIGTERM usually ends a cancelled job sooner."""
 
 _HEARTBEAT_S = 5.0
-"""The shortest time between two signs of life: each is a write to the store, and every job that runs makes them."""
+"""Shortest time between two heartbeats in seconds: every running job makes these writes to the store."""
 
 _GRACE_S = 10.0
-"""How long the main thread may take to end the gang and record the end, before the process is killed."""
+"""Seconds for the main thread to end the workers and record the end, before the process is killed."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a driver has to end, and as what its job counts."""
+    """Reason why a driver has to end, and the final state of its job."""
 
     state: JobState
     text: str
 
 
 def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout: float | None) -> Reason | None:
-    """Whether a job that runs may go on.
+    """Return why a running job has to end; None while it may go on.
 
     Args:
-        job: Its row.
-        unasked_for: Seconds for which nobody was seen to ask about it.
-        running_for: Seconds since its driver began.
-        timeout: The most seconds it may run.
+        job: The job's row; None if the row is gone.
+        unasked_for: Seconds for which no process has polled the job.
+        running_for: Seconds since the driver began.
+        timeout: Seconds that the job may run; None: no limit.
     """
     if job is None:
-        return Reason(JobState.CANCELLED, "its row is gone from the store")
+        return Reason(JobState.CANCELLED, "the job's row is gone from the store")
     if job.state in JOB_ENDED:
-        return Reason(job.state, job.error or f"its row says {job.state.value}")
+        return Reason(job.state, job.error or f"the state in the job's row is {job.state.value}")
     if job.orphan_after is not None and unasked_for > job.orphan_after:
         return Reason(
             JobState.CANCELLED,
-            f"nobody has asked about it for {job.orphan_after:.0f} s (orphan_after; None for a detached job)",
+            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s; None there lets a job go on",
         )
     if timeout is not None and running_for > timeout:
-        return Reason(JobState.FAILED, f"it ran longer than run_config.timeout={timeout:g} s")
+        return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s")
     return None
 
 
 class Watchdog:
-    """Sends SIGTERM to its own process when the job has to end; :attr:`reason` says why.
+    """Thread that sends SIGTERM to its own process when the job has to end; :attr:`reason` then says why.
 
-    It counts by its own monotonic clock how long the row has not changed. Other processes' clocks, and this host's wall
-    clock, may jump and run on while the machine is suspended.
+    The watchdog measures by its monotonic clock for how long `last_polled_at` has not changed. Other processes' clocks
+    and this host's wall clock may jump, and go on while the machine is suspended.
 
     Args:
-        store: Where the row is.
+        store: Store that has the attempt's row.
         key: The attempt.
-        timeout: The most seconds it may run.
-        monotonic: Seconds by a clock that never jumps.
+        timeout: Seconds that the job may run; None: no limit.
+        monotonic: Returns seconds by a clock that never jumps.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Watchdog:
         self.reason: Reason | None = None
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop the thread; the process is not ended any more."""
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the run's lease, which lives as long as its job, even where the run itself cannot renew it."""
+        """Renew the lease of the job's holder at intervals, so that it lasts as long as the job."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
@@ -104,10 +104,10 @@ class Watchdog:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
     def look(self) -> tuple[Job | None, Reason | None]:
-        """Read the row, and leave a sign of life there where the last one is old.
+        """Read the row, and write a heartbeat if the last one is old.
 
         Returns:
-            The row, and why the job has to end; None while it may go on.
+            The row, and the reason why the job has to end, or None while it may go on.
 
         Raises:
             StoreError: The store cannot be reached.
@@ -137,5 +137,5 @@ class Watchdog:
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
             if not self._done.wait(_GRACE_S):
-                os._exit(1)  # its files are complete or absent; the next process that asks for the job ends the row
+                os._exit(1)  # files are complete or absent; the next process that polls the job records its end
             return

@@ -1,1 +1,1 @@
-"""Files of jobs: models, results, the user's code, staged data, logs."""
+"""Read, write and remove the files of jobs: models, results, the user's code, staged data, logs."""

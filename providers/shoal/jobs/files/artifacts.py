@@ -1,4 +1,4 @@
-"""The files that a job leaves: its model, and what the training reported; complete or absent."""
+"""Write and read the result files of a job: the model, the training report, and a function's return values."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from shoal.training.pytorch.request import FunctionResult
 
 _MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
-"""What the model is called; either library goes by the ending."""
+"""File name of the model by framework; both libraries choose the format by the ending."""
 _REPORT = "training.json"
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)
-"""In `$SHOAL_HOME`, an attempt's log lies in the same folder."""
+"""Files that may already be in an attempt's folder: under `$SHOAL_HOME`, its log is there."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
-    """Where an attempt's files go: a local path or a URI."""
+    """Return the folder of an attempt's files, as a local path or a URI."""
     return f"{storage.root(artifact_location)}/{key.job_id}/{key.attempt}"
 
 
 def claim_of(store: Store, key: Key) -> Claim:
-    """What marks an attempt's folders as its own."""
+    """Return the claim that marks folders as belonging to an attempt."""
     return Claim(key.job_id, f"job of {attempts.first_asked(store, key.job_id)!r}", key.attempt)
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
-    """Refuse, before hours of training, a folder that an attempt cannot write or must not replace.
+    """Check, before hours of training, that an attempt can write its folder and may replace the folder's content.
 
     Args:
-        folder: The attempt's.
-        claim: Says what it may replace.
-        artifact_location: Where it lies.
+        folder: The attempt's folder.
+        claim: The attempt's claim, which decides what the attempt may replace.
+        artifact_location: Directory or URI that contains the folder.
 
     Raises:
-        InvalidArgumentError: The message says which, and what to do.
+        InvalidArgumentError: The folder cannot be written or must not be replaced; the message says what to do.
     """
     locations.try_out(storage.root(artifact_location))
     claim.check(folder, beside=_LOGS)
@@ -62,15 +62,15 @@ def _mark(folder: str, claim: Claim) -> None:
 
 
 def discard_unfinished(folder: str, claim: Claim) -> None:
-    """Remove files that a killed driver was writing, from a folder that its own attempt has marked."""
+    """Remove files that a killed driver left half written, if the folder has the mark of the driver's attempt."""
     if claim.has_marked(folder):
         storage.discard_unfinished(folder)
 
 
 def save(folder: str, claim: Claim, trained: TrainResult) -> str:
-    """Write what a training returned; returns the model's path.
+    """Write the report and the model of a training, and return the model's path.
 
-    The model comes last: where it is, the rest is too.
+    The model is written last, so that a folder with a model is complete.
     """
     _mark(folder, claim)
     path = f"{folder}/{_MODELS[trained.framework]}"
@@ -81,14 +81,14 @@ def save(folder: str, claim: Claim, trained: TrainResult) -> str:
 
 
 def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:
-    """What the training of a finished job returned: its model, evaluation results and what each worker did.
+    """Read the training result of a finished job: the model, evaluation results and statistics of each worker.
 
     Args:
-        result: Of the job.
-        artifact_location: As the job was given it, where that has credentials in it; the result does not have them.
+        result: Result of the job.
+        artifact_location: The job's `artifact_location`, if that contains credentials, which the result does not keep.
 
     Raises:
-        FileNotFoundError: Its files are gone, or out of reach from here.
+        FileNotFoundError: The files are gone, or cannot be reached from this machine.
     """
     from shoal.training.boosting.request import TrainResult
 
@@ -99,7 +99,7 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 
 
 def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:
-    """Write what each rank of a function returned; returns the path, and the SHA-256 of the content."""
+    """Write the return values of a function's ranks; return the file's path and the SHA-256 of its content."""
     import cloudpickle
 
     _mark(folder, claim)
@@ -111,29 +111,29 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
-    """What a finished job's function returned on each rank, and what its run took.
+    """Read the return values of a finished job's function on each rank, and the statistics of the run.
 
-    Reading a pickle runs code, so the file is read only where the store has its digest; an attempt of shoal 0.1 has
-    none, and its file is read as it is.
+    Unpickling runs code, so the file's digest is compared with the one in the store. Attempts of shoal 0.1 have no
+    digest in the store, and their files are read without the check.
 
     Args:
-        result: Of the job.
-        artifact_location: As the job was given it, where that has credentials in it; the result does not have them.
+        result: Result of the job.
+        artifact_location: The job's `artifact_location`, if that contains credentials, which the result does not keep.
 
     Raises:
-        InvalidArgumentError: It is the result of a job that ran no function.
-        FileNotFoundError: Its files are gone, or out of reach from here.
-        JobError: Its file was changed since it was written, or the job is none of this store.
+        InvalidArgumentError: The job ran no function.
+        FileNotFoundError: The file is gone, or cannot be reached from this machine.
+        JobError: The file was changed after the job wrote it, or the job is not in this store.
     """
     import cloudpickle
 
     if result.results_path is None:
-        raise InvalidArgumentError(f"job {result.job_id} ran no function: load_training has what it returned")
+        raise InvalidArgumentError(f"job {result.job_id} ran no function: use load_training to read its result")
     known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
     content = storage.read(storage.as_given(result.results_path, artifact_location))
     if known is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known):
         raise JobError(
-            f"{result.results_path} was changed since job {result.job_id} wrote it, and is not read: run the job again"
+            f"{result.results_path} was changed after job {result.job_id} wrote it, and is not read: run the job again"
         )
     answer: FunctionResult = cloudpickle.loads(content)
     return answer

@@ -1,4 +1,4 @@
-"""What a job takes along by value, the user's own code: stored once under its digest, named in the spec."""
+"""Store the user's pickled code under its digest, and read it by the path that the job's spec has."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _FOLDER = "_code"
 
 
 def store(content: bytes, artifact_location: str | None) -> str:
-    """Write pickled code where the pool's head reads it.
+    """Write pickled code to a location that the pool's head can read.
 
     Args:
-        content: What to write.
-        artifact_location: Directory or URI; None: the job's default.
+        content: The pickled code.
+        artifact_location: Directory or URI; a folder under `$SHOAL_HOME` if None.
 
     Returns:
-        The path or URI.
+        The file's path or URI.
     """
     path = f"{storage.root(artifact_location)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
     storage.write(path, content)
@@ -28,31 +28,31 @@ def store(content: bytes, artifact_location: str | None) -> str:
 
 
 def read(path: str) -> bytes:
-    """Read what was stored.
+    """Read pickled code that :func:`store` has written.
 
     Raises:
-        JobError: It is gone, or is not what was stored.
+        JobError: The file cannot be read, or was changed.
     """
     try:
         content = storage.read(path)
     except OSError as error:
         raise JobError(f"the job's code cannot be read: {error}") from error
     if hashlib.sha256(content).hexdigest() != path.rpartition("/")[2]:
-        raise JobError(f"the job's code at {path} was changed since it was stored")
+        raise JobError(f"the job's code at {path} was changed after it was stored: submit the job again")
     return content
 
 
 def store_user_code(user_code: UserCode, artifact_location: str | None) -> str:
-    """Write callbacks and functions; see :func:`store`.
+    """Write the user's callbacks, objective and metrics; see :func:`store`.
 
     Raises:
-        InvalidArgumentError: Something cannot be pickled.
+        InvalidArgumentError: One of them cannot be pickled.
     """
     return store(pickled(user_code, user_code.parts(), "callbacks, objective or metrics"), artifact_location)
 
 
 def load_user_code(path: str) -> UserCode:
-    """Read callbacks and functions; see :func:`read`."""
+    """Read the user's callbacks, objective and metrics; see :func:`read`."""
     import cloudpickle
 
     user_code: UserCode = cloudpickle.loads(read(path))

@@ -1,4 +1,4 @@
-"""Files of attempts that have ended, left by processes that were killed before they could remove them."""
+"""Remove the files of ended attempts that killed processes have left behind."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from shoal.state.schema import JOB_ENDED, Job
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 1000
-"""Ended attempts, the newest first, whose staged data are looked for."""
+"""Number of ended attempts, the newest first, whose staged data one call looks for."""
 
 
 def discard_leftovers(store: Store) -> list[str]:
-    """Remove credentials and staged data of attempts that have ended, from this host's home.
+    """Remove credentials and staged data of ended attempts from `$SHOAL_HOME` of this host.
 
-    A file that belongs to no attempt of this store stays: several stores may share a home.
+    A file that belongs to no attempt of this store stays, because several stores may share a home.
 
     Returns:
-        What was done, a sentence each.
+        The actions that were taken, one sentence each.
     """
     return [*_credentials(store), *_staged_data(store)]
 
@@ -40,7 +40,7 @@ def _credentials(store: Store) -> Iterator[str]:
             job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
         if job is not None and job.state in JOB_ENDED:
             credentials.discard_all(submission_id)
-            yield f"job {job_id}, attempt {attempt}: removed credentials that no driver took"
+            yield f"job {job_id}, attempt {attempt}: removed credentials that no driver had read"
 
 
 def _staged_data(store: Store) -> Iterator[str]:
@@ -60,13 +60,13 @@ def _staged_data(store: Store) -> Iterator[str]:
         for location in unneeded:
             try:
                 staging.discard([location])
-            except (ShoalError, OSError) as error:  # one folder must not keep the others, or the sweep, from their turn
-                log.warning("job %s, attempt %d: staged data were left behind: %s", job.id, job.attempt, error)
+            except (ShoalError, OSError) as error:  # the other folders must be removed all the same
+                log.warning("job %s, attempt %d: staged data could not be removed: %s", job.id, job.attempt, error)
             else:
                 yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
 
 
 def _staged(job: Job) -> set[str]:
-    with suppress(InvalidArgumentError):  # a spec of another version
+    with suppress(InvalidArgumentError):  # another version of shoal may have written the spec
         return parse_spec(job.spec).staged()
     return set()

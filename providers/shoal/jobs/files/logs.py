@@ -1,4 +1,4 @@
-"""An attempt's log: written by its driver into a file that outlives the pool, read by whoever follows it."""
+"""Write and follow the log of an attempt, a file on the head's machine that remains after the pool is gone."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LOG_NAME = "driver.log"
 
 
 def log_path(key: Key) -> Path:
-    """Where the driver of an attempt writes its log, on the head's machine."""
+    """Return the path of an attempt's log on the head's machine."""
     return home() / "jobs" / key.job_id / str(key.attempt) / LOG_NAME
 
 
 class LogFollower:
-    """Reads an attempt's log bit by bit, in whole lines.
+    """Incremental reader of an attempt's log.
 
-    From the driver's file where this is the head's machine: it holds what the driver says and nothing of Ray's own, and
-    is there after the pool is gone. Else over HTTP.
+    On the head's machine, the follower reads the driver's own file, which contains no lines of Ray and remains after
+    the pool is gone. On other machines it reads Ray's copy over HTTP.
 
     Args:
         key: The attempt.
-        over_http: Reads all that Ray has of the log.
+        over_http: Returns the whole log as Ray has it.
     """
 
     def __init__(self, key: Key, over_http: Callable[[], str]) -> None:
@@ -37,10 +37,10 @@ class LogFollower:
         self._offset = 0
 
     def lines(self, *, ended: bool) -> Iterator[str]:
-        """Lines that are new since the last call.
+        """Yield the lines that were written since the last call.
 
         Args:
-            ended: Nothing more will be written: the last line counts though it is not finished.
+            ended: Whether the log is complete: then a last line without a line break is returned too.
         """
         new = self._new()
         taken = new if ended else new[: new.rfind(b"\n") + 1]
@@ -58,9 +58,10 @@ class LogFollower:
 
 
 class _Tee:
-    """A text stream that writes to another and to a file, and nothing secret to either.
+    """Text stream that writes to another stream and to a file, with secrets removed.
 
-    What cannot be written (the disk is full, a stream is closed) is lost: a training run does not fail for its log.
+    Errors in writing, such as a full disk or a closed stream, are ignored, so that a training does not fail because of
+    its log.
     """
 
     def __init__(self, stream: TextIO, file: FileIO, redact: Callable[[str], str]) -> None:
@@ -69,7 +70,7 @@ class _Tee:
         self._redact = redact
 
     def write(self, text: str) -> int:
-        shown = self._redact(text).encode(errors="backslashreplace")  # lone surrogates are no UTF-8
+        shown = self._redact(text).encode(errors="backslashreplace")  # UTF-8 cannot encode lone surrogates
         with suppress(OSError, ValueError):
             self._stream.write(shown.decode())
         with suppress(OSError):
@@ -93,15 +94,15 @@ class _Tee:
 
 @contextmanager
 def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Write what this process prints into a file too, for the block.
+    """Copy stdout and stderr of this process into a file while the block runs.
 
     Args:
-        path: The file, made where it does not exist.
-        redact: Takes out of a text what must not be shown.
+        path: The file, created if it does not exist.
+        redact: Removes secrets from a text.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr
-    with FileIO(path, "a") as file:  # unbuffered: closing it has nothing left to write, and cannot fail
+    with FileIO(path, "a") as file:  # unbuffered, so that closing has nothing to write and cannot fail
         sys.stdout, sys.stderr = _Tee(out, file, redact), _Tee(err, file, redact)
         try:
             yield

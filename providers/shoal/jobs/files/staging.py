@@ -10,18 +10,18 @@ from shoal.jobs.spec import AnySpec
 
 
 def fingerprint(spec: AnySpec) -> str:
-    """Compute the digest of a spec: the same for the same data, wherever they were staged.
+    """Compute the digest of a spec, which does not depend on the location of staged data.
 
-    A task that runs again stages its DataFrame again, in another place; the job it means is the same one.
+    A task that runs again stages its DataFrame again, in another folder, and still has to find its job.
 
     Raises:
-        DataError: Staged data are gone: a job that ended has taken them with it.
+        DataError: Staged data are gone, because a job that used them has ended and removed them.
     """
     return ids.digest(credentials.hide(spec.comparable(_by_content).document())[0])
 
 
 def discard(locations: Iterable[str]) -> None:
-    """Remove staged copies; those that are gone already are left in peace."""
+    """Remove staged copies of data; locations that no longer exist are ignored."""
     from shoal.data.staging.staged_data import discard as discard_one
 
     for location in locations:

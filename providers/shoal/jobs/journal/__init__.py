@@ -1,1 +1,1 @@
-"""The rows of jobs and locks, and the only ways they change."""
+"""Read and change the rows of jobs and locks in the store."""

@@ -1,7 +1,7 @@
-"""The rows of jobs: one per attempt, and the only ways they change.
+"""Read and change the rows of jobs, one row per attempt.
 
-An attempt goes pending -> running -> succeeded, failed or cancelled. Every change names the attempt and the states that
-it may change: one that was decided on an old look at the row changes nothing, and the first end stays.
+An attempt goes from pending to running, and then to succeeded, failed or cancelled. Every change checks the state that
+the attempt has at that moment, so that a decision on stale data changes nothing, and the first recorded end stays.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for: all of a job's row that its asker decides."""
+    """The fields of a job's row that the submitter decides."""
 
     job_id: str
     pool: str
     holder: str
     spec: dict[str, Any]
-    """As JSON, without credentials; two orders differ if their fingerprints do, which are stored as `question`."""
+    """Spec as JSON, without credentials. The key `question` has the fingerprint, which is equal for equal jobs."""
     endpoint: dict[str, str]
     orphan_after: float | None
 
 
 @dataclass(frozen=True)
 class Key:
-    """One attempt of one job."""
+    """Identifies one attempt of one job."""
 
     job_id: str
     attempt: int
 
     @property
     def submission_id(self) -> str:
-        """What Ray knows it by."""
+        """Id of the attempt in Ray."""
         return ids.submission_id(self.job_id, self.attempt)
 
 
 def ask(store: Store, order: Order, now: float) -> Job:
-    """Find the attempt that answers an order, or make a new one.
+    """Return the attempt that fulfils an order; write the row of a new attempt if there is none.
 
-    Pending or running: that one. Succeeded and not yet collected: that one too, for the same fingerprint. Otherwise a
-    new attempt, its row written before anything is submitted.
+    The newest attempt fulfils the order if its fingerprint is the same and it is pending, running, or succeeded without
+    its result having been collected. A new row is written before the attempt is submitted.
 
     Raises:
-        InvalidArgumentError: A job of this id runs, and it is not the one asked for.
+        InvalidArgumentError: The newest attempt is pending or running, and has another fingerprint.
     """
     with transaction(store, JobStep.ASK) as session:
         job = _latest(session, order.job_id)
@@ -63,8 +63,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
         if job is not None and job.state not in JOB_ENDED:
             if not same:
                 raise InvalidArgumentError(
-                    f'job "{order.job_id}" is {job.state.value} with another spec: wait for it, end it with '
-                    f"`shoal jobs cancel {order.job_id}`, or choose another job_id"
+                    f'job "{order.job_id}" is {job.state.value} with another spec: wait until it has ended, cancel '
+                    f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
             _note_asked(job, now)
             return job
@@ -89,7 +89,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
 
 
 def latest(store: Store, job_id: str) -> Job:
-    """The newest attempt of a job.
+    """Return the newest attempt of a job.
 
     Raises:
         JobNotFoundError: There is no such job.
@@ -97,42 +97,42 @@ def latest(store: Store, job_id: str) -> Job:
     with store.reading() as session:
         job = session.scalars(_newest_of(job_id)).first()
     if job is None:
-        raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows those that do')
+        raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job
 
 
 def load(store: Store, key: Key) -> Job:
-    """One attempt.
+    """Return the row of an attempt.
 
     Raises:
-        JobError: There is none.
+        JobError: There is no such attempt.
     """
     with store.reading() as session:
         return _get(session, key, lock=False)
 
 
 def is_current(store: Store, key: Key) -> bool:
-    """Whether an attempt runs, and is the newest of its job."""
+    """Return whether an attempt is running and is the newest of its job."""
     query = select(Job.attempt, Job.state).where(Job.id == key.job_id).order_by(Job.attempt.desc()).limit(1)
     with store.reading() as session:
         return session.execute(query).one_or_none() == (key.attempt, JobState.RUNNING)
 
 
 def first_asked(store: Store, job_id: str) -> float | None:
-    """When a job's first attempt was asked for; it tells apart the jobs of one id in two stores."""
+    """Return when a job's first attempt was submitted, which distinguishes jobs of the same id in two stores."""
     with store.reading() as session:
         return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
 
 
 def previous_run(store: Store, key: Key) -> tuple[str, JobState] | None:
-    """The MLflow run of the attempt before, and how that attempt ended; None where it had no run."""
+    """Return the MLflow run id of the previous attempt and its state; None if that attempt had no MLflow run."""
     with store.reading() as session:
         job = session.get(Job, (key.job_id, key.attempt - 1))
     return None if job is None or job.mlflow_run_id is None else (job.mlflow_run_id, job.state)
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
-    """Attempts without their specs, the newest first, of one pool or of all, in some states or (none given) in any."""
+    """List attempts without their specs, the newest first; `pool=None` and empty `states` select all of them."""
     query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
     if pool is not None:
         query = query.where(Job.pool == pool)
@@ -143,7 +143,7 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
 
 
 def touch(store: Store, key: Key, now: float) -> Job:
-    """Read an attempt, and note that somebody asked: a job that nobody asks about ends itself.
+    """Read an attempt and update its `last_polled_at`: a job that no process polls ends itself.
 
     Raises:
         JobError: There is no such attempt.
@@ -155,7 +155,7 @@ def touch(store: Store, key: Key, now: float) -> Job:
 
 
 def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | None:
-    """Pending -> running, by its driver; None when it is not pending, and the driver has nothing to do."""
+    """Record that a pending attempt runs; return None if the attempt is not pending, so that its driver must exit."""
     with transaction(store, JobStep.START) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
         if job is None or job.state is not JobState.PENDING:
@@ -165,7 +165,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
 
 
 def note_run(store: Store, key: Key, run_id: str) -> None:
-    """Write down the MLflow run of an attempt as soon as there is one."""
+    """Record the MLflow run of an attempt."""
     with transaction(store, JobStep.NOTE_RUN) as session:
         _get(session, key).mlflow_run_id = run_id
 
@@ -181,20 +181,20 @@ def end(
     result: dict[str, Any] | None = None,
     results_digest: str | None = None,
 ) -> bool:
-    """End an attempt that is in a given state.
+    """Record the end of an attempt if it is in one of the given states.
 
     Args:
-        store: Where its row is.
+        store: Store that has the attempt's row.
         key: The attempt.
-        state: How it ends.
+        state: Final state of the attempt.
         now: Seconds since the epoch.
-        seen: The states in which this end is right, usually the one that the decision rests on.
-        error: Why it has no result.
-        result: What it returned.
+        seen: States from which the attempt may be ended, usually the state that the caller has read.
+        error: Reason why the attempt has no result.
+        result: Result of the attempt.
         results_digest: SHA-256 of the file that `result` names as `results_path`.
 
     Returns:
-        False when it is in another state, and nothing was changed.
+        False if the attempt was in another state; the row is then unchanged.
 
     Raises:
         JobError: There is no such attempt.
@@ -211,7 +211,7 @@ def end(
 
 
 def collect(store: Store, key: Key, now: float) -> None:
-    """Note that a result was handed out: asking again makes a new attempt."""
+    """Record that the result was collected, so that the next submission makes a new attempt."""
     with transaction(store, JobStep.COLLECT) as session:
         job = _get(session, key)
         job.collected_at = job.collected_at or now
@@ -232,5 +232,5 @@ def _newest_of(job_id: str) -> Select[Job]:
 def _get(session: Session, key: Key, *, lock: bool = True) -> Job:
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
-        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist')
+        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: see `shoal jobs list`')
     return job

@@ -1,4 +1,4 @@
-"""A named lock in the store, for what must not happen twice at once on any host."""
+"""Named locks in the store, for actions that two hosts must not take at the same time."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from shoal.state.stamps import shared_now
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-"""Between looks at a lock that another holds; what is done under one takes about a second."""
+"""Seconds between two attempts to take a lock; a lock is usually held for about a second."""
 
 
 _Claim = tuple[str, float]
-"""Holder of a lock and `expires_at`: one of them changes when the lock is renewed or taken."""
+"""Holder of a lock and its `expires_at`: one of the two changes when the lock is renewed or taken."""
 
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock as its holder knows it; it may have expired and be another's by now.
+    """A lock that this process has taken; the lock may have expired since, and another process may hold it now.
 
     Args:
-        name: What is locked.
-        holder: This holder, and no other time of holding it.
-        ttl: Seconds after which others may take it.
-        clock: Seconds since the epoch.
+        name: Name of the lock.
+        holder: Random id of this acquisition.
+        ttl: Seconds after which other processes may take the lock.
+        clock: Returns seconds since the epoch.
     """
 
     name: str
@@ -44,10 +44,10 @@ class HeldLock:
     clock: Callable[[], float]
 
     def renew(self, session: Session) -> bool:
-        """Prolong the lock, in the transaction that relies on it.
+        """Renew the lock inside the transaction that depends on the lock.
 
         Returns:
-            False when another has taken it: the transaction must not write.
+            False if another process has taken the lock: the transaction must not write then.
         """
         lock = session.get(Lock, self.name, with_for_update=True)
         if lock is None or lock.holder != self.holder:
@@ -67,28 +67,29 @@ def store_lock(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[HeldLock]:
-    """Hold a named lock for the block.
+    """Hold a named lock while the block runs.
 
-    A holder that is paused for longer than `ttl`, or whose clock is set ahead, goes on without the lock: what must not
-    happen then asks :meth:`HeldLock.renew` first.
+    If the process is paused for longer than `ttl`, or its clock is set forward, the block goes on without the lock.
+    Before each write, the block must therefore check :meth:`HeldLock.renew`.
 
     Args:
-        store: Where the lock's row is kept.
-        name: What is locked.
-        ttl: Seconds after which others may take it from a holder that died; far more than the block takes.
-        patience: Seconds to wait for another holder, several times its `ttl`.
-        clock: Seconds since the epoch.
-        monotonic: Seconds by a clock that never jumps.
-        sleep: How to wait.
+        store: Store that has the lock's row.
+        name: Name of the lock.
+        ttl: Seconds after which other processes may take the lock of a dead holder; far more than the block needs.
+        patience: Seconds to wait for the lock; several times `ttl`.
+        clock: Returns seconds since the epoch.
+        monotonic: Returns seconds by a clock that never jumps.
+        sleep: Waits for a number of seconds.
 
     Raises:
-        JobError: Another held it all the while.
+        JobError: Other processes held the lock for `patience` seconds.
     """
     held = HeldLock(name, uuid4().hex, ttl, clock)
     began = since = monotonic()
     seen: _Claim | None = None
     while True:
-        # A live holder would have renewed it. Its end may never come: it is a time by a clock that was ahead.
+        # A claim unchanged for `ttl` is dead: a live holder would have renewed it. `expires_at` alone is not enough,
+        # because a clock that was far ahead may have set it.
         dead = seen if monotonic() - since >= ttl else None
         claim = _take(store, held, dead)
         if claim is None:
@@ -96,7 +97,7 @@ def store_lock(
         if claim != seen:
             seen, since = claim, monotonic()
         if monotonic() - began > patience:
-            raise JobError(f'the lock "{name}" was held by others for {patience:.0f} s: try again')
+            raise JobError(f'other processes held the lock "{name}" for {patience:.0f} s: try again later')
         sleep(_POLL_S)
     try:
         yield held
@@ -105,7 +106,7 @@ def store_lock(
 
 
 def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
-    """Take the lock if it is free, has expired or is held by `dead`; otherwise return the claim that keeps it."""
+    """Take the lock if it is free, has expired or has the claim `dead`; otherwise return the present claim."""
     with transaction(store, JobStep.LOCK) as session:
         now = shared_now(session, held.clock())
         lock = session.get(Lock, held.name)
@@ -125,5 +126,5 @@ def _release(store: Store, held: HeldLock) -> None:
             lock = session.get(Lock, held.name)
             if lock is not None and lock.holder == held.holder:
                 session.delete(lock)
-    except StoreError as error:  # it expires by itself; what was done under it counts
+    except StoreError as error:  # the lock expires by itself, and the work under it is complete
         log.warning("the lock %s could not be released: %s", held.name, error)

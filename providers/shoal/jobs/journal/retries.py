@@ -1,4 +1,4 @@
-"""Retries of store transactions whose failure would cost a finished training."""
+"""Retry store transactions whose failure would lose the result of a finished training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def patiently(store: Store, action: Callable[[], T]) -> T:
-    """Call a function again while the store cannot be used, for as long as the pool's nodes wait for the store.
+    """Call a function, and retry while the store cannot be used, for as long as the pool's nodes wait for the store.
 
     Args:
         store: The store that the function uses.
-        action: Called until it returns; it must be right to call it twice.
+        action: Function to call; must be idempotent.
 
     Raises:
         StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.
@@ -36,4 +36,4 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
 
 def _say_once(state: RetryCallState) -> None:
     if state.attempt_number == 1 and state.outcome is not None:
-        print(f"{state.outcome.exception()}; trying again for {STORE_PATIENCE:.0f} s", flush=True)
+        print(f"{state.outcome.exception()}; trying again for up to {STORE_PATIENCE:.0f} s", flush=True)

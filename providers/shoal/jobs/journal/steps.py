@@ -1,7 +1,7 @@
-"""The steps of jobs by name: every transaction and every act by which a job changes.
+"""Steps of a job by name: every transaction and every other action that changes a job.
 
-A process may die before, in and after any of them; asking again, or a sweep, goes on from there. The crash tests try
-them all: what changes a job and is no `JobStep` is not covered.
+A process may die before, during and after each step; the next submission or sweep goes on from there. The crash tests
+cover all members of `JobStep`, so every new transaction or action on a job needs a member.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ __all__ = ["At", "JobStep", "act", "transaction"]
 
 
 class JobStep(StrEnum):
-    """One step of a job, in the order that an attempt goes through them."""
+    """Steps of a job, in the order of an attempt's life."""
 
     ASK = "ask"
-    """Transaction: find the attempt that answers an order, or make a new one."""
+    """Transaction: find the attempt that fulfils an order, or add a new one."""
     HAND_OVER = "hand-over"
-    """Act: the submitter leaves the credentials in a file for the driver."""
+    """Action: the submitter writes the credentials into a file for the driver."""
     SEND = "send"
-    """Act: the submitter sends the attempt to the pool's head, which starts its driver."""
+    """Action: the submitter sends the attempt to the pool's head, which starts the driver."""
     TOUCH = "touch"
-    """Transaction: note that somebody asked about the attempt."""
+    """Transaction: update `last_polled_at` of the attempt."""
     START = "start"
-    """Transaction, the driver's: the attempt runs."""
+    """Transaction: the driver records that the attempt runs."""
     TAKE = "take"
-    """Act, the driver's: it reads the credentials and deletes their file."""
+    """Action: the driver reads the credentials and deletes their file."""
     BEAT = "beat"
-    """Transaction, the driver's, every few seconds: its sign of life."""
+    """Transaction: the driver records its heartbeat, every few seconds."""
     NOTE_RUN = "note-run"
-    """Transaction, the driver's: the MLflow run of the attempt."""
+    """Transaction: the driver records the MLflow run of the attempt."""
     PUBLISH = "publish"
-    """Act, the driver's: it writes what the training returned."""
+    """Action: the driver writes the files of the training's result."""
     LOCK = "lock"
     """Transaction: take a named lock."""
     SETTLE = "settle"
-    """Transaction, under the lock: complete the record of a promotion that a killed process left."""
+    """Transaction, under the lock: complete the record of a promotion that a killed process began."""
     INTEND = "intend"
-    """Transaction, under the lock: record the promotion that is about to be made."""
+    """Transaction, under the lock: record a promotion before the alias is moved."""
     PROMOTE = "promote"
-    """Act, under the lock: move the alias to the challenger."""
+    """Action, under the lock: move the alias to the challenger."""
     CONFIRM = "confirm"
     """Transaction, under the lock: record that the alias was moved."""
     UNLOCK = "unlock"
-    """Transaction: give a named lock back."""
+    """Transaction: release a named lock."""
     END = "end"
-    """Transaction: the attempt has ended, with its result or the reason why it has none."""
+    """Transaction: record the end of the attempt, with its result or error."""
     STOP = "stop"
-    """Act: the head is asked to end the driver."""
+    """Action: ask the head to stop the driver."""
     TIDY = "tidy"
-    """Act: remove credentials that no driver took, and staged data."""
+    """Action: remove staged data, and credentials that no driver has read."""
     COLLECT = "collect"
-    """Transaction: note that the result was handed out."""
+    """Transaction: record that the result was collected."""

@@ -1,1 +1,1 @@
-"""What a job does with MLflow: its run, its model, champion and challenger."""
+"""Track a job's run in MLflow, register its model, and compare the model with the champion."""

@@ -1,8 +1,8 @@
-"""The record of promotions in the store: which version shoal gave a model's alias to, and why.
+"""Record in the store which version shoal gave a model's alias to, and by which metric.
 
-MLflow's aliases have no history and no compare-and-set. A row is written before an alias is set and confirmed after it,
-each in a transaction that checks the lock. The newest confirmed row is the champion that shoal chose last. Where the
-alias has another version, a person moved it, or a process that had lost the lock.
+MLflow's aliases have no history and no compare-and-swap. A row is written before an alias is set, and confirmed after
+that, each in a transaction that checks the lock. The newest confirmed row is the champion that shoal chose last. If the
+alias points to another version, a person has moved the alias, or a process that had lost the lock.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shoal.state.schema import Promotion, PromotionState
 
 @dataclass(frozen=True)
 class Ledger:
-    """The promotions of one alias.
+    """Record of the promotions of one alias.
 
     Args:
-        store: Where they are kept.
-        registry: URI of the registry, without credentials.
-        model: The registered model.
-        alias: Its alias.
+        store: Store that has the rows.
+        registry: URI of the model registry, without credentials.
+        model: Name of the registered model.
+        alias: Name of the alias.
     """
 
     store: Store
@@ -35,10 +35,10 @@ class Ledger:
     alias: str
 
     def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
-        """Write an intent, right before the alias is set.
+        """Record an intended promotion, right before the alias is set.
 
         Returns:
-            Its id; None when the lock was lost: the alias must not be set.
+            Id of the row; None if the lock was lost: the alias must not be set then.
         """
         with transaction(self.store, JobStep.INTEND) as session:
             if not lock.renew(session):
@@ -48,7 +48,7 @@ class Ledger:
             return promotion.id
 
     def confirm(self, lock: HeldLock, promotion_id: int) -> bool:
-        """Note that the alias was set; False when the lock was lost meanwhile, and another may have set it too."""
+        """Confirm that the alias was set; return False if the lock was lost and others may have set the alias too."""
         with transaction(self.store, JobStep.CONFIRM) as session:
             if not lock.renew(session):
                 return False
@@ -56,14 +56,14 @@ class Ledger:
             return True
 
     def settle(self, lock: HeldLock, version: str | None) -> bool:
-        """Complete what a process left that died between intent and confirmation.
+        """Complete or withdraw a promotion whose process died between `intend` and `confirm`.
 
         Args:
-            lock: Held.
-            version: The one that has the alias now.
+            lock: Lock that the caller holds.
+            version: Version that the alias points to now.
 
         Returns:
-            False when the lock was lost, and nothing was changed.
+            False if the lock was lost; nothing was changed then.
         """
         with transaction(self.store, JobStep.SETTLE) as session:
             if not lock.renew(session):
@@ -79,10 +79,10 @@ class Ledger:
             return True
 
     def confirmed(self, since: int = 0) -> list[str]:
-        """Versions that were promoted, the newest first.
+        """Return the versions of confirmed promotions, the newest first.
 
         Args:
-            since: Id of the oldest row that counts.
+            since: Id of the oldest row to include.
         """
         query = (
             select(Promotion.version)

@@ -1,4 +1,4 @@
-"""Champion and challenger: a new model takes the alias only when it is better on the same held-out data."""
+"""Compare a new model (challenger) with the champion on the same held-out data; the better one gets the alias."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _LOCK_TTL_S = 120.0
-"""What is done under the lock is two requests to MLflow, each of which gives up after 120 s at the latest by default. A
-holder that takes longer loses the lock, and repairs what it did without it."""
+"""Seconds until the lock expires. Its holder makes two requests to MLflow, each with a default time limit of 120 s. A
+holder that takes longer loses the lock; its next round then compares again and corrects the alias."""
 
 _COLUMNS = "shoal.input_cols"
-"""Tag of a version: what a model takes whose signature does not say."""
+"""Tag of a version: JSON list of the input columns, for models whose signature does not name them."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a challenger.
+    """Outcome of comparing a challenger with the champion.
 
     Attributes:
-        version: Its version in the registry.
-        value: Its metric on the holdout.
-        promoted: Whether it has the alias now.
-        champion: What it was compared to; None where nothing had the alias.
+        version: The challenger's version in the registry.
+        value: The challenger's metric on the holdout.
+        promoted: Whether the alias points to the challenger now.
+        champion: Version that the challenger was compared with; None if the alias pointed to no version.
     """
 
     version: str
@@ -54,15 +54,15 @@ class Outcome:
 
 
 def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
-    """Whether a challenger takes the champion's place.
+    """Return whether a challenger replaces the champion.
 
-    Only what is strictly better does: of two that are as good, the one that serves stays. A metric that is no number
-    never wins.
+    The challenger must be strictly better: with equal metrics the champion stays. A challenger whose metric is NaN is
+    never better; a champion whose metric is NaN is always worse than a number.
 
     Args:
-        challenger: Its metric.
-        champion: The champion's metric on the same data; None where there is no champion.
-        mode: Whether less or more is better.
+        challenger: The challenger's metric.
+        champion: The champion's metric on the same data; None if there is no champion.
+        mode: "min" if a lower metric is better, "max" if a higher one is.
     """
     if math.isnan(challenger):
         return False
@@ -72,21 +72,21 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
 
 
 def check_holdout(register: Register, label_col: str, input_cols: Sequence[str]) -> None:
-    """Refuse a holdout that cannot judge, before hours of training.
+    """Check, before hours of training, that a holdout has rows and the needed columns.
 
     Args:
-        register: What names it.
-        label_col: Its label column.
-        input_cols: Columns that the model takes, as far as they are known.
+        register: Settings that name the holdout.
+        label_col: Label column of the holdout.
+        input_cols: Input columns of the model, as far as they are known.
 
     Raises:
-        DataError: It is not there, has no rows, or lacks a column.
+        DataError: The holdout does not exist, has no rows, or lacks a column.
     """
     from shoal.data.connector import DataConnector
 
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
     if missing := sorted({*input_cols, label_col} - set(holdout.schema().names)):
-        raise DataError(f"the holdout lacks what the model needs: {', '.join(missing)}")
+        raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
     if not holdout.num_rows():
         raise DataError("the holdout has no rows")
 
@@ -103,18 +103,18 @@ def enter(
     label_col: str,
     input_cols: Sequence[str] = (),
 ) -> Outcome:
-    """Judge a model on the holdout, register it, and give it the alias if it is better than who has it.
+    """Evaluate a model on the holdout, register it, and give it the alias if it is better than the champion.
 
     Args:
-        store: Where the attempt's row is.
-        key: The attempt.
-        run: The run that it was logged in.
-        register: What to register it as, and how to compare.
-        tags: Of the registered version.
-        model_uri: The challenger, logged already.
-        model: The same, loaded.
+        store: Store that has the attempt's row.
+        key: The attempt that trained the model.
+        run: MLflow run that the model was logged in.
+        register: Name to register the model under, and how to compare it.
+        tags: Tags for the registered version.
+        model_uri: URI of the logged model.
+        model: The same model, loaded.
         label_col: Label column of the holdout.
-        input_cols: Columns for a model that does not name what it takes.
+        input_cols: Input columns of a model whose signature does not name them.
 
     Raises:
         DataError: The holdout lacks a column that a model needs, or has a null label.
@@ -130,13 +130,13 @@ def enter(
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
 
     def champions(uri: str) -> float:
-        # One that does not name its columns was trained on its own, in its own order.
+        # A champion whose signature names no columns has its own list, which may differ from the challenger's.
         own = run.client.get_model_version(register.model, uri.rpartition("/")[2]).tags.get(_COLUMNS)
         columns = json.loads(own) if own else input_cols
         try:
             return scoring.score(scoring.load(uri), holdout, label_col, register.metric, input_cols=columns)
         except DataError as error:
-            raise DataError(f"the champion {uri} cannot be judged: {error}") from error
+            raise DataError(f"the champion {uri} cannot be evaluated: {error}") from error
 
     value = scoring.score(model, holdout, label_col, register.metric, input_cols=input_cols)
     run.log_values({f"holdout-{register.metric}": value})
@@ -167,18 +167,18 @@ def challenge(
     tags: dict[str, str],
     score_champion: Callable[[str], float],
 ) -> Outcome:
-    """Register a model as a new version, and give it the alias if it is better than who has it.
+    """Register a model as a new version, and give it the alias if it is better than the champion.
 
     Args:
-        client: MLflow.
-        store: Where the lock and the record of promotions are kept: MLflow's aliases have no compare-and-swap.
-        register: What to register it as, and how to compare.
-        model_uri: The challenger, logged already.
-        key: The attempt that trained it.
-        value: Its metric on the holdout.
-        holdout_digest: Tells the holdout's rows from others.
-        tags: For its version.
-        score_champion: The same metric on the same holdout, of the model of a given URI.
+        client: MLflow client.
+        store: Store for the lock and the record of promotions, because MLflow's aliases have no compare-and-swap.
+        register: Name to register the model under, and how to compare it.
+        model_uri: URI of the logged challenger.
+        key: The attempt that trained the challenger.
+        value: The challenger's metric on the holdout.
+        holdout_digest: Digest of the holdout's rows.
+        tags: Tags for the registered version.
+        score_champion: Computes the same metric on the same holdout for the model at a URI.
     """
     import mlflow
 
@@ -202,12 +202,13 @@ def challenge(
 
 @dataclass(frozen=True)
 class _Standing:
-    """What a decision rests on.
+    """State of the alias that a decision is based on.
 
     Attributes:
-        alias: The version that has the alias.
-        rivals: The versions that the challenger has to beat.
-        recorded: The last promotion since this challenger set the alias; None before, and where there is none.
+        alias: Version that the alias points to.
+        rivals: Versions that the challenger has to beat.
+        recorded: Version of the newest confirmed promotion since this challenger first set the alias; None if there is
+            none, or if the challenger has not set the alias.
     """
 
     alias: str | None
@@ -217,10 +218,11 @@ class _Standing:
 
 @dataclass
 class _Contest:
-    """One challenger's way to the alias, in rounds.
+    """Comparison of one challenger with the champion, in one or more rounds.
 
-    The alias is set under a lock that is checked right before. Where the check right after finds the lock lost, the
-    write may have displaced a champion that was promoted meanwhile: the next round compares with all that were.
+    The alias is set under a lock, which is checked right before and right after. If the second check finds the lock
+    lost, the write may have replaced a champion that another process promoted meanwhile. The next round therefore
+    compares with all versions that were promoted since.
     """
 
     client: MlflowClient
@@ -233,13 +235,13 @@ class _Contest:
     score_champion: Callable[[str], float]
     scores: dict[str, float] = field(default_factory=dict)
     against: str | None = None  # the best rival
-    written: set[str] = field(default_factory=set)  # versions that the alias was set to, and maybe too late
-    since: int | None = None  # id of the first such promotion
+    written: set[str] = field(default_factory=set)  # versions that this process gave the alias to
+    since: int | None = None  # id of this process's first promotion
 
     def round(self) -> Outcome | None:
-        """Compare and promote; None when something changed meanwhile, and another round is needed."""
+        """Compare and promote; return None if alias or lock changed meanwhile, so that another round is needed."""
         standing = self._standing(_champion(self.client, self.register))
-        # Scoring takes as long as the holdout is big, so it is done before; the lock covers what has to be one step.
+        # Models are scored before the lock is taken, because scoring a big holdout takes longer than the lock lasts.
         for rival in standing.rivals:
             if rival not in self.scores:
                 self.scores[rival] = self.score_champion(f"models:/{self.register.model}/{rival}")
@@ -267,7 +269,7 @@ class _Contest:
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 
     def _moved_by_others(self, standing: _Standing) -> bool:
-        """Whether neither this challenger nor any recorded promotion gave the alias to the version that has it."""
+        """Return whether neither this process nor a recorded promotion gave the alias to its present version."""
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
     def _winner(self, rivals: Sequence[str]) -> str | None:
@@ -281,7 +283,7 @@ class _Contest:
         return self.version if is_better(self.value, None if best is None else self.scores[best], mode) else best
 
     def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
-        """Give the alias to a version; False when the lock was lost before or meanwhile."""
+        """Give the alias to a version; return False if the lock was lost before or meanwhile."""
         value = self.value if winner == self.version else self.scores[winner]
         intended = self.ledger.intend(
             lock,
@@ -314,14 +316,14 @@ class _Contest:
 
 
 def _champion(client: MlflowClient, register: Register) -> str | None:
-    """The version that has the alias."""
+    """Return the version that the alias points to."""
     aliases: dict[str, Any] = client.get_registered_model(register.model).aliases
     version = aliases.get(register.alias)
     return None if version is None else str(version)
 
 
 def describe(outcome: Outcome, register: Register) -> str:
-    """The outcome in one line."""
+    """Describe an outcome in one line."""
     name = f"{register.model} version {outcome.version}"
     value = f"{register.metric}={outcome.value:.6g}"
     if outcome.champion is None:

@@ -1,4 +1,4 @@
-"""Models of any kind, as MLflow serves them: by the columns that their signature names, or as one tensor."""
+"""Predict with models in MLflow's pyfunc form, whose input is either named columns or one tensor."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ if TYPE_CHECKING:
 
 
 def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
-    """Names of the columns that a model takes, in its order.
+    """Return the names of a model's input columns, in the model's order.
 
     Args:
         model: An ``mlflow.pyfunc.PyFuncModel``.
-        input_cols: Columns of one whose signature is a tensor, which has no names.
+        input_cols: Input columns of a model whose signature is a tensor, which has no names.
 
     Raises:
-        DataError: Nothing says what it takes.
+        DataError: Neither the signature nor `input_cols` names the columns.
     """
     schema = model.metadata.get_input_schema()
     if schema is not None and not schema.is_tensor_spec() and schema.has_input_names():
         return [str(name) for name in schema.input_names()]
     if schema is not None and not input_cols:
         raise DataError(
-            "the model's signature names no columns: say in register.input_cols which of the holdout it takes"
+            "the model's signature names no columns: name the holdout's columns that it takes in register.input_cols"
         )
     if schema is None or len(schema.inputs) != 1:
         raise DataError(
-            "the model has no signature of columns or of one tensor, so that it cannot be judged on a holdout: log it "
+            "the model needs a signature with columns or with one tensor to be evaluated on a holdout: log the model "
             "with signature=mlflow.models.infer_signature(inputs, predictions)"
         )
     return list(input_cols)
 
 
 def predict(model: Any, connector: DataConnector, columns: Sequence[str]) -> np.ndarray:
-    """Predicts every row of a dataset.
+    """Predict every row of a dataset.
 
     Args:
         model: An ``mlflow.pyfunc.PyFuncModel`` with a signature.
-        connector: The rows.
-        columns: Columns that it takes, in its order.
+        connector: The dataset.
+        columns: Input columns of the model, in the model's order.
 
     Returns:
-        ``[rows]`` or ``[rows, outputs]``, in row order.
+        Predictions ``[rows]`` or ``[rows, outputs]``, in row order.
 
     Raises:
-        DataError: If the model does not take the rows.
+        DataError: The model cannot predict the rows.
     """
     import numpy as np
 
@@ -62,12 +62,12 @@ def predict(model: Any, connector: DataConnector, columns: Sequence[str]) -> np.
         try:
             parts.append(np.asarray(model.predict(suited(table.select(columns), schema))))
         except Exception as error:
-            raise DataError(f"the model does not predict the holdout's rows: {error}") from error
+            raise DataError(f"the model cannot predict the holdout's rows: {error}") from error
     return np.concatenate(parts) if parts else np.empty(0)
 
 
 def _as_frame(table: pa.Table, schema: Any) -> Any:
-    # MLflow refuses a double where the signature says float.
+    # MLflow refuses float64 values where the signature has float32.
     return table.to_pandas().astype(dict(zip(table.column_names, schema.pandas_types(), strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""What a model is worth on held-out data, whatever trained it: a booster, or any model that MLflow serves."""
+"""Compute the metric of a model on held-out data, for boosters and for any other model that MLflow can load."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def load(model_uri: str) -> Any:
-    """A registered model: its library's own booster, or what MLflow serves.
+    """Load a model: as a booster of XGBoost or LightGBM if it is one, else as an MLflow pyfunc model.
 
     Raises:
-        JobError: Its files are gone, or it is a model of another kind.
+        JobError: The model's files are gone, or MLflow cannot load the model.
     """
     import mlflow
 
@@ -31,20 +31,20 @@ def load(model_uri: str) -> Any:
         return mlflow.pyfunc.load_model(model_uri)
     except (mlflow.MlflowException, OSError, ImportError) as error:
         raise JobError(
-            f"the model {model_uri} cannot be loaded, so nothing can be compared with it: {error}. "
-            "If it is the champion, give the alias to another version, or remove it"
+            f"the model {model_uri} cannot be loaded for the comparison: {error}. "
+            "If the model is the champion, give the alias to another version, or remove the alias"
         ) from error
 
 
 def score(model: Any, holdout: DataConnector, label_col: str, metric: str, *, input_cols: Sequence[str] = ()) -> float:
-    """The metric of a model on held-out data.
+    """Compute the metric of a model on held-out data.
 
     Args:
-        model: As :func:`load` has it.
-        holdout: The rows.
-        label_col: Their label column.
+        model: Model that :func:`load` returned.
+        holdout: The held-out rows.
+        label_col: Label column of the holdout.
         metric: One of :data:`metrics.METRICS`.
-        input_cols: Columns for a model that takes a tensor, and does not name them.
+        input_cols: Input columns of a model that takes a tensor and does not name its columns.
 
     Raises:
         DataError: The holdout lacks a column that the model needs, or has a null label.
@@ -53,14 +53,14 @@ def score(model: Any, holdout: DataConnector, label_col: str, metric: str, *, in
 
     from shoal.data.matrix import to_vector
 
-    # The challenger and the champion need not be of one library.
+    # Decided for each model, because challenger and champion may come from different libraries.
     library = type(model).__module__.partition(".")[0]
     own = importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
     columns = own.features_of(model) if own else pyfunc.features_of(model, input_cols)
     if missing := sorted({*columns, label_col} - set(holdout.schema().names)):
-        raise DataError(f"the holdout lacks what the model needs: {', '.join(missing)}")
+        raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
     labels = np.concatenate([to_vector(table, label_col) for table in holdout.iter_batches([label_col])])
     if np.isnan(labels).any():
-        raise DataError(f'the holdout has null labels in column "{label_col}"')
+        raise DataError(f'the holdout has null labels in column "{label_col}": remove those rows')
     predicted = own.predict_booster(model, holdout, columns) if own else pyfunc.predict(model, holdout, columns)
     return metrics.evaluate(metric, labels, predicted)

@@ -1,4 +1,4 @@
-"""A job's run in MLflow: parameters, metrics per round, dataset, model; nothing where MLflow is not installed."""
+"""Log a job's run to MLflow: parameters, metrics of every round, dataset and model."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _METRICS_PER_CALL = 1000
-"""MLflow's own limit for one `log_batch`; one call per round would cost more than the rounds."""
+"""MLflow's limit for one `log_batch`; a call for every boosting round would take longer than the rounds."""
 
 _PARAMS_PER_CALL = 100
-"""MLflow's own limit."""
+"""MLflow's limit for one `log_batch`."""
 
 _PARAM_LENGTH = 6000
-"""MLflow's own limit; a thousand column names are longer."""
+"""MLflow's limit for one value in characters; the names of a thousand columns are longer and are cut."""
 
 _SIGNATURE_ROWS = 100
-"""Rows that the model's signature is inferred from: enough to see the types."""
+"""Number of rows for inferring the model's signature: enough to find the types."""
 
 _FOLDER_LENGTH = 80
 _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
-"""Names that are taken for folders as they are. A file URI decodes `%`, and ends at `#` and `?`."""
+"""Experiment names that are used as folder names unchanged: a file URI decodes `%` and ends at `#` and `?`."""
 
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
 
 def available() -> bool:
-    """Whether MLflow is installed."""
+    """Return whether MLflow is installed."""
     return importlib.util.find_spec("mlflow") is not None
 
 
 def default_uri() -> str:
-    """The local store that is used where none is named."""
+    """Return the URI of the local tracking store, used if the job names none."""
     return f"sqlite:///{subfolder('mlflow') / 'mlflow.db'}"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has begun.
+    """An MLflow run that has begun.
 
     Attributes:
-        client: MLflow.
-        uri: Where the run is kept.
-        experiment_id: Its experiment.
-        run_id: The run.
-        link: Where to look at it.
+        client: MLflow client.
+        uri: Tracking URI.
+        experiment_id: Id of the run's experiment.
+        run_id: Id of the run.
+        link: URL of the run, or the command that shows it.
     """
 
-    client: MlflowClient = field(repr=False)  # both with the credentials of the tracking server
+    client: MlflowClient = field(repr=False)  # repr=False: client and URI contain credentials of the tracking server
     uri: str = field(repr=False)
     experiment_id: str
     run_id: str
@@ -73,23 +73,24 @@ class Run:
 
     @classmethod
     def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
-        """Begin a run; imports MLflow.
+        """Begin a run.
 
         Args:
-            tracking: Where to.
-            name: Name of the run where `tracking` gives none.
-            tags: Beside those of `tracking`.
+            tracking: Tracking settings of the job.
+            name: Name of the run if `tracking` has none.
+            tags: Tags in addition to those of `tracking`.
         """
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a user's training is nobody else's business
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # telemetry would report on users' trainings
         import mlflow
 
         for logger in _NOISY:
             logging.getLogger(logger).setLevel(logging.WARNING)
-        # It warns that uv makes environments without pip; nothing here depends on it.
+        # MLflow warns about environments without pip, which uv creates; nothing here needs pip.
         logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
         uri = tracking.uri or default_uri()
         mlflow.set_tracking_uri(uri)
-        # The first to open a new SQLite store runs its migrations for some seconds; a second at once would fail.
+        # The first process that opens a new SQLite store runs MLflow's migrations for some seconds; a second process
+        # that opens the store meanwhile fails.
         with file_lock(subfolder("mlflow") / "first.lock"):
             client = mlflow.MlflowClient(uri)
             experiment = _experiment(client, uri, tracking.experiment)
@@ -101,7 +102,7 @@ class Run:
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """What the model is trained with."""
+        """Log the parameters of the training."""
         from mlflow.entities import Param
 
         entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in redact_all(dict(params)).items()]
@@ -109,7 +110,7 @@ class Run:
             self.client.log_batch(self.run_id, params=part)
 
     def log_dataset(self, name: str, digest: str, source: Sequence[str], *, context: str) -> None:
-        """What it is trained on: its fingerprint, as a dataset input of the run."""
+        """Log the name, digest and paths of a dataset as an input of the run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         shown = ", ".join(redact_value(path) for path in source)
@@ -117,7 +118,7 @@ class Run:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """The metrics of all rounds, as ``<set>-<metric>``."""
+        """Log the metrics of all boosting rounds under the names ``<set>-<metric>``."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -131,10 +132,10 @@ class Run:
             self.client.log_batch(self.run_id, metrics=part)
 
     def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
-        """Metrics that were logged one after another.
+        """Log metrics with their steps and times.
 
         Args:
-            metrics: Name, value, step, and seconds since the epoch of each.
+            metrics: Name, value, step and time of each metric; times in seconds since the epoch.
         """
         from mlflow.entities import Metric
 
@@ -143,7 +144,7 @@ class Run:
             self.client.log_batch(self.run_id, metrics=part)
 
     def log_values(self, values: Mapping[str, float]) -> None:
-        """Single numbers about the run."""
+        """Log single values at step 0; values that are not finite are left out."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -151,19 +152,19 @@ class Run:
         self.client.log_batch(self.run_id, metrics=entities)
 
     def logged_model(self) -> str | None:
-        """URI of the model that user code has logged in this run, of several the newest; None: it has not."""
+        """Return the URI of the newest model that user code has logged in this run; None if there is none."""
         outputs = self.client.get_run(self.run_id).outputs
         models = [self.client.get_logged_model(each.model_id) for each in (outputs.model_outputs if outputs else ())]
         newest = max(models, key=lambda model: model.creation_timestamp, default=None)
         return newest and str(newest.model_uri)
 
     def log_model(self, framework: Framework, booster: Any, sample: pd.DataFrame) -> str:
-        """Log the model with its signature; returns its URI.
+        """Log the model with its signature, and return its URI.
 
         Args:
-            framework: What trained it, which is what MLflow calls its flavour, too.
+            framework: Framework that trained the model; MLflow's flavour has the same name.
             booster: The model.
-            sample: Some rows of its input.
+            sample: Some rows of the model's input.
         """
         import warnings
 
@@ -180,28 +181,29 @@ class Run:
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
-            # That integer columns cannot hold missing values: whoever serves the model sends what it was trained on.
+            # MLflow warns that integer columns cannot have missing values. That does not matter: callers send data with
+            # the types of the training data.
             warnings.filterwarnings("ignore", message=".*integer column.*")
             signature = mlflow.models.infer_signature(head, predict(features))
-        # With the requirements given it takes 0.5 s; without, MLflow finds them out by running the model, in 5.8 s.
+        # With given requirements the call takes 0.5 s; otherwise MLflow runs the model to find them, which takes 5.8 s.
         requirements = [f"{framework}=={library.__version__}"]
         info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
         return str(info.model_uri)
 
     def end_other(self, run_id: str, status: str) -> None:
-        """End another run of the same tracking server as FINISHED, FAILED or KILLED, if it has not ended."""
+        """End another run of the same server with status FINISHED, FAILED or KILLED, if it is still running."""
         if self.client.get_run(run_id).info.status == "RUNNING":
             self.client.set_terminated(run_id, status)
 
     def finish(self, status: str) -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
+        """End the run with status FINISHED, FAILED or KILLED."""
         import mlflow
 
         mlflow.end_run(status)
 
 
 def metric_name(evaluated: str, metric: str) -> str:
-    """``<set>-<metric>``, without what MLflow refuses in a name (XGBoost has ``ndcg@10``)."""
+    """Build the name ``<set>-<metric>``, with "_" for characters that MLflow refuses, as in XGBoost's ``ndcg@10``."""
     return _legal(f"{evaluated}-{metric}")
 
 
@@ -210,9 +212,10 @@ def _legal(name: str) -> str:
 
 
 def folder_of(experiment: str) -> str:
-    """Name of the folder for an experiment's artifacts: the experiment's own where that is fit for one.
+    """Return the name of the folder for an experiment's artifacts: the experiment's name if that is a safe folder name.
 
-    Any other gets a digest behind what is left of it, so that none leads out of its parent and no two are the same.
+    For any other name, illegal characters are replaced and a digest is appended, so that the folder stays inside its
+    parent and no two experiments share a folder.
     """
     if _FOLDER.fullmatch(experiment):
         return experiment
@@ -221,7 +224,7 @@ def folder_of(experiment: str) -> str:
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """The experiment of that name, made where there is none."""
+    """Return the id of the experiment of a name; create the experiment if there is none."""
     local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
     artifacts = f"file://{subfolder('mlflow', 'artifacts') / folder_of(name)}" if local else None
     found = client.get_experiment_by_name(name)
@@ -234,7 +237,7 @@ def _link(uri: str, experiment: str, run_id: str) -> str:
     shown = redact_value(uri)
     if shown.startswith(("http://", "https://")):
         return f"{shown.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
-    return f"{run_id} (to look at it: mlflow ui --backend-store-uri {shown})"
+    return f"{run_id} (to view it: mlflow ui --backend-store-uri {shown})"
 
 
 def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
