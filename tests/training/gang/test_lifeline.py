@@ -221,7 +221,7 @@ def test_a_malformed_frame_loses_its_worker_alone(heard: Heard) -> None:
             worker.sendall(f"{heard.board.token} 1\n".encode() + frame + b"\n")
             rank, kind, why = heard.next()
             assert (rank, kind) == (1, EventKind.GONE), frame
-            assert "cannot take" in why
+            assert "cannot read" in why
             assert is_hung_up(worker)
         heard.tell(sound, "still here")
         assert heard.next() == (0, EventKind.LINE, "still here"), frame
