@@ -62,13 +62,13 @@ class Claim:
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
-                f'{folder} is not empty, and no marker file ({MARKER}) in it shows that job "{self.job_id}" created it: '
-                f"{self._remedy}"
+                f'{folder} is not empty, and no marker file ({MARKER}) in it shows that job "{self.job_id}" '
+                f"created it: {self._remedy}"
             )
         if found.attempt > self.attempt:
             raise InvalidArgumentError(
-                f'{folder} belongs to attempt {found.attempt} of job "{self.job_id}": the older attempt {self.attempt} '
-                "must not publish files there. The newer attempt publishes the results"
+                f'{folder} belongs to attempt {found.attempt} of job "{self.job_id}", and attempt {self.attempt} is '
+                "older: only the newest attempt may publish files there"
             )
         return True
 

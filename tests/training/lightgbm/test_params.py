@@ -37,7 +37,7 @@ def test_names_that_matter_early_are_lightgbms_own() -> None:
     ("params", "objective", "named"),
     [
         ({"app": "binary"}, "regression", 'app="binary"'),
-        ({"objective": "binary", "loss": "l1"}, None, "one parameter"),
+        ({"objective": "binary", "loss": "l1"}, None, "the same parameter"),
         ({"num_iterations": 50}, None, "num_iterations"),
         ({"num_leaves": object()}, None, "num_leaves"),
     ],
@@ -51,9 +51,9 @@ def test_a_function_as_objective() -> None:
     merged = merge_params({"num_leaves": 3}, lambda *_: None, 10)
     assert merged == {"num_leaves": 3}
     assert worker_params(merged, COLUMNS, threads=2, gpus=0, workers=2, custom_objective=True)["objective"] == "none"
-    with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold app="none"'):
+    with pytest.raises(InvalidArgumentError, match=r'objective is a function, but params contain app="none"'):
         merge_params({"app": "none"}, lambda *_: None, 10)
-    with pytest.raises(InvalidArgumentError, match=r"params\['metric'\] is a function: give it to the estimator"):
+    with pytest.raises(InvalidArgumentError, match=r"params\['metric'\] is a function: pass it to the estimator"):
         merge_params({"metric": lambda *_: None}, None, 10)
 
 
@@ -130,7 +130,7 @@ def test_when_more_is_kept_than_a_model_holds() -> None:
         ({"early_stopping_rounds": 3}, r"fit\(\)"),
         ({"verbose_eval": 3}, r"fit\(\)"),
         ({"num_leafs": 3}, "did you mean num_leaf"),
-        ({"learning_rate": 0.1, "shrinkage_rate": 0.2}, "one parameter"),
+        ({"learning_rate": 0.1, "shrinkage_rate": 0.2}, "the same parameter"),
         ({"categorical_feature": ["z"]}, "'z'"),
     ],
 )

@@ -174,5 +174,5 @@ def test_a_function_as_objective_interrupted_or_not(
 
 def test_a_metric_with_the_name_of_another(rows: Path) -> None:
     of = session(rows, user_code=UserCode(metrics=(lambda *_: ("rmse", 1.0),)))
-    with pytest.raises(InvalidArgumentError, match='two metrics are called "rmse"'):
+    with pytest.raises(InvalidArgumentError, match='two metrics have the name "rmse"'):
         model(of)
