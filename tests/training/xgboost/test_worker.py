@@ -130,7 +130,7 @@ def test_no_batch_ends_within_a_group(queries: Path) -> None:
 
 def test_a_weight_is_a_groups(queries: Path) -> None:
     columns = Columns(tuple(COLUMNS), "y", weight="b", group="q")
-    with pytest.raises(DataError, match='the rows of a group differ in their weight "b"'):
+    with pytest.raises(DataError, match='different values in the weight column "b"'):
         session(queries, columns=columns, params=RANK, eval_sets={})
 
 
