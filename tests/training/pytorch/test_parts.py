@@ -233,7 +233,7 @@ def test_a_changed_checkpoint_is_not_unpickled_and_the_one_before_it_is_read(
     assert driver.worker().load() == {"step": 5}
     for path in files_of(tmp_path / "job"):
         torch.save(Opened(tmp_path / "opened"), path)
-    with pytest.raises(TrainingError, match=r"no checkpoint in .* is as it was saved"):
+    with pytest.raises(TrainingError, match=r"no checkpoint in .* is valid"):
         driver.worker().load()
     assert not (tmp_path / "opened").exists()
 
@@ -295,7 +295,10 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
     files = [model_dir.digests(tmp_path / str(rank)) for rank in (0, 1)]
     parts = shared_out(files)
     assert parts == [["deep/of-0", "differs", "same"], ["deep/of-1"]]
-    assert "differs in the model folder is not the same on all ranks: that of rank 0 is kept" in capsys.readouterr().out
+    assert (
+        "differs in the model folder is not the same on all ranks: the file of rank 0 is kept"
+        in capsys.readouterr().out
+    )
     destination = Destination(str(tmp_path / "out"), Claim("job", "me"), lambda: True)
     for text in ("1", "2"):  # the second run of a job replaces what the first has left
         (tmp_path / "0" / "differs").write_text(text)
@@ -408,7 +411,7 @@ def test_large_data_in_a_closure_is_refused_with_advice() -> None:
     def train() -> int:
         return int(data.sum())
 
-    with pytest.raises(InvalidArgumentError, match=r"train takes 64 MiB along .* dataset_map"):
+    with pytest.raises(InvalidArgumentError, match=r"train is 64 MiB large .* dataset_map"):
         Program.of(train, [], {}).dumps()
 
 
