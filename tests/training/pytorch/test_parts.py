@@ -358,7 +358,7 @@ def test_an_older_attempt_does_not_publish_over_a_newer_one(tmp_path: Path) -> N
 def test_an_attempt_that_was_paused_before_it_published_asks_whether_it_still_may(tmp_path: Path) -> None:
     published(tmp_path, Claim("job", "me", 1), "old")
     answers = iter([True, False])  # when it prepares, and when it has uploaded
-    with pytest.raises(TrainingError, match='attempt 2 of job "job" has ended or a newer one has begun'):
+    with pytest.raises(TrainingError, match='attempt 2 of job "job" has ended, or a newer attempt has begun'):
         published(tmp_path, Claim("job", "me", 2), "paused", lambda: next(answers))
     assert (tmp_path / "model" / "job" / "weights").read_text() == "old"
 
@@ -428,7 +428,7 @@ def test_a_script_travels_as_text_and_finds_what_lies_beside_it(tmp_path: Path) 
     assert program() is None
     assert (tmp_path / "out").read_text() == "42 ['1.5']"
     assert (sys.argv, sys.path) == (argv, path)
-    with pytest.raises(InvalidArgumentError, match="no arguments by name: \\['epochs'\\]"):
+    with pytest.raises(InvalidArgumentError, match="no keyword arguments: \\['epochs'\\]"):
         Program.of(SCRIPT, [], {"epochs": 1})
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         Program.of(tmp_path / "no.py", [], {})

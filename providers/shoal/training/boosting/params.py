@@ -121,5 +121,5 @@ def _plain(name: str, value: Any) -> Any:
             f"params[{name!r}] is a function: pass it to the estimator as objective or custom_metric instead"
         )
     raise InvalidArgumentError(
-        f"params[{name!r}] must be a number, a string, a bool, a list or a dict of them, not {value!r}"
+        f"params[{name!r}] must be a number, a str, a bool, or a list or dict of these, not {value!r}"
     )

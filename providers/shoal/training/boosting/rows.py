@@ -113,6 +113,7 @@ _CACHE_FRACTION = 0.3
 # Decoding 100 MB of rows from a local file again takes only 0.1 to 0.2 s. Keeping them in memory takes as much memory
 # as all data that XGBoost derives from them.
 _CHEAP_BYTES = 64 * 2**20
+_CHANGED = "the file may have changed since the training began, so start the training again"
 
 
 def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> int:
@@ -195,10 +196,12 @@ class ShardRows:
         columns = self.columns
         where = f"{rows.path}, row group {rows.row_group}"
         if table.num_rows != rows.rows:
-            raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}")
+            raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
         # XGBoost silently accepts a worker that has fewer columns than its peers, so the columns are checked here.
         if table.column_names != columns.names:
-            raise DataError(f"{where}: the columns {table.column_names} were read instead of {columns.names}")
+            raise DataError(
+                f"{where}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
+            )
         label = to_vector(table, columns.label, "float32")
         check_label_values(label, columns.label, rows)
         if self._check_label:
@@ -262,6 +265,7 @@ def _complete(table: pa.Table, what: str, column: str | None, rows: RowRange) ->
     if len(bad):
         raise DataError(
             f'{rows.path}, row group {rows.row_group}: the {what} "{column}" is {values[bad[0]]} (or null) '
-            f"in {len(bad)} of {len(values)} rows, first at row {rows.start + int(bad[0])}"
+            f"in {len(bad)} of {len(values)} rows, first at row {rows.start + int(bad[0])}: "
+            "every row needs a finite number"
         )
     return values

@@ -315,8 +315,8 @@ class Gang:
         if room < self.shape.num_workers:
             cpus = sum(node.get("CPU", 0.0) for node in nodes)
             raise CapacityError(
-                f"{self.shape} do not fit on this pool, which has room for {room} ({len(nodes)} nodes, {cpus:g} CPUs): "
-                "add nodes with shoal.scale_cluster or ask for less"
+                f"{self.shape} do not fit on this pool, which has room for {room} of them ({len(nodes)} nodes, "
+                f"{cpus:g} CPUs): add nodes with shoal.scale_cluster or ask for less"
             )
 
     def _spawn(self, env: dict[str, str]) -> None:

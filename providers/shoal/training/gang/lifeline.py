@@ -253,7 +253,7 @@ class Switchboard:
             elif now - line.heard > _SILENCE_SECONDS:
                 # The lifeline stays open, so that `wait_all_gone` sees the end of the process.
                 self._report(
-                    line, f"its process has been silent for {_SILENCE_SECONDS:.0f} s: stopped, or starved of CPU"
+                    line, f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time"
                 )
 
     def _lost(self, line: _Line, why: str) -> None:

@@ -34,7 +34,7 @@ _ONE_BYTE_BINS = 256
 # the tree. Per score of a row: the score, its gradients, and the gradients again in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24
-# How its network's errors begin.
+# First words of LightGBM's messages about network errors, which lost peers cause.
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 

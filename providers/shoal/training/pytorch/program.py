@@ -117,8 +117,8 @@ class Program:
         content = pickled(self, [self.target, *self.args, *self.kwargs.values()], name_of(self.target))
         if len(content) > MAX_BYTES:
             raise InvalidArgumentError(
-                f"{name_of(self.target)} is {len(content) / 2**20:.0f} MiB large with its arguments and the variables of "
-                f"its closure, but the limit is {MAX_BYTES / 2**20:.0f} MiB: pass data in dataset_map, or let the "
+                f"{name_of(self.target)} is {len(content) / 2**20:.0f} MiB large with its arguments and the variables "
+                f"of its closure, but the limit is {MAX_BYTES / 2**20:.0f} MiB: pass data in dataset_map, or let the "
                 "function read the data itself"
             )
         return content

@@ -61,5 +61,6 @@ def check_train_func(
         raise InvalidArgumentError(f"if train_func is given, spec must not contain {', '.join(twice)}: remove it")
     if kwargs and not callable(train_func) and not is_name(train_func):
         raise InvalidArgumentError(
-            f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. Pass them in the list of arguments"
+            f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. "
+            "Pass them in the list of arguments"
         )
