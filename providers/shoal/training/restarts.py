@@ -46,7 +46,7 @@ class Resilience:
         return None if self._deadline is None else self.left(0.0)
 
     def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
-        """Call `attempt` until it succeeds, and again after each lost worker while restarts are left.
+        """Call `attempt`, and call it again after each lost worker while restarts are left.
 
         Args:
             attempt: Function that trains from the last checkpoint to the end.

@@ -116,7 +116,7 @@ def test_a_stopped_worker_is_missed_but_not_gone(heard: Heard, monkeypatch: pyte
     os.kill(worker.pid, signal.SIGSTOP)
     rank, kind, why = heard.next()
     assert (rank, kind) == (0, EventKind.GONE)
-    assert "silent for 3 s" in why
+    assert "sent nothing for 3 s" in why
     assert not heard.board.wait_all_gone(0)
     worker.kill()
     assert heard.board.wait_all_gone(30)

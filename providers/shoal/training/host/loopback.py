@@ -1,4 +1,4 @@
-"""Bind the boosting libraries' listening sockets to the loopback device, for pools on loopback.
+"""Bind the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
 
 Each worker of XGBoost's collective listens for errors of its peers on all addresses of the host and requires no token;
 no setting changes this (XGBoost 3.2). LightGBM's workers do the same while they connect (LightGBM 4.7). The kernel can

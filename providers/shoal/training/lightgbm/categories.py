@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
-    """Store the categories in a dataset; datasets that refer to it, and their models, take them over.
+    """Store the categories in a dataset; datasets that use it as reference, and their models, inherit the categories.
 
     Args:
         dataset: Dataset to change.
