@@ -324,13 +324,16 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
     ("given", "says"),
     [
         ({}, "task train does not say what to train"),
-        ({"train_func": 3}, "must be a function, its name or a script's path"),
-        ({"train_func": len, "framework": "xgboost"}, 'framework="xgboost" runs no train_func'),
-        ({"train_func": len, "spec": {"args": [1]}}, "beside train_func, spec cannot say args, too"),
-        ({"train_func": len, "op_args": "abc"}, "arguments are a list"),
-        ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script takes a command line"),
-        ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts the spec, which says "pytorch"'),
-        ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "no train_func that takes them"),
+        ({"train_func": 3}, "must be a function, the name of a function"),
+        (
+            {"train_func": len, "framework": "xgboost"},
+            'train_func requires framework="pytorch", not framework="xgboost"',
+        ),
+        ({"train_func": len, "spec": {"args": [1]}}, "if train_func is given, spec must not contain args"),
+        ({"train_func": len, "op_args": "abc"}, "arguments must be a list"),
+        ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script accepts only command line arguments"),
+        ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts framework="pytorch" in the spec'),
+        ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "without a train_func"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_dag(given, says):

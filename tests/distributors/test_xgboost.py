@@ -45,7 +45,7 @@ print([name for name in {HEAVY} if name in sys.modules])
         ({"params": {"device": "cuda:0"}}, "cuda:0"),
         ({"params": {"max_depth": object()}}, "max_depth"),
         ({"objective": squared_error, "params": {"objective": "reg:squarederror"}}, "objective is a function"),
-        ({"params": {"eval_metric": mean_error}}, "as objective or as custom_metric"),
+        ({"params": {"eval_metric": mean_error}}, "as objective or custom_metric"),
         ({"custom_metric": "rmse"}, "custom_metric must be a function"),
     ],
 )

@@ -107,7 +107,7 @@ def test_one_loss_too_many(
     Losses(monkeypatch, 1, 1)  # before it is trained for the first time, and for the second
     with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
         train(asked(rows, 1))
-    assert "going on from round 4 of 10 (restart 1 of 1)" in capsys.readouterr().out
+    assert "continuing from round 4 of 10 (restart 1 of 1)" in capsys.readouterr().out
 
 
 @pytest.mark.ray
@@ -146,4 +146,4 @@ def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     finally:
         driver.replace_second()
     assert (result.num_workers, result.restarts, result.rounds) == (1, 1, 10)
-    assert "going on with 1 workers" in capsys.readouterr().out
+    assert "continuing with 1 workers" in capsys.readouterr().out

@@ -121,10 +121,10 @@ def test_what_is_refused_before_anything_starts(
         train(request("xgboost", rows, eval_sets={"few": one}), user_code=UserCode(metrics=(mean_error,)))
     for framework in LIBRARIES:
         asked = request(framework, rows, params={"objective": "binary"})
-        with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold objective="binary"'):
+        with pytest.raises(InvalidArgumentError, match=r'is a function, but params contain objective="binary"'):
             train(asked, user_code=UserCode(objective=squared_error))
     asked = request("lightgbm", rows, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2)
-    with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric to watch"):
+    with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric: name one"):
         train(asked, user_code=UserCode(objective=squared_error))
     forest = {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}
     with pytest.raises(InvalidArgumentError, match='boosting="rf"'):

@@ -141,7 +141,7 @@ def test_node_killed(
     attempted = attempt(stage, "hang", framework)
     thread = attempted.when_reached(lambda gang: driver.kill_second())
     try:
-        with pytest.raises(WorkerLostError, match=r"rank 1 \(node b, pid \d+\) was lost: its node's raylet ended"):
+        with pytest.raises(WorkerLostError, match=r"rank 1 \(node b, pid \d+\) was lost: the raylet of its node ended"):
             attempted.train(monkeypatch)
         thread.join()
         attempted.assert_nothing_left()

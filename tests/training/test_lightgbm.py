@@ -225,7 +225,7 @@ def test_ranking(driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     resumed = train(asked)
     assert (resumed.restarts, resumed.model) == (1, result.model)
     assert resumed.eval_results == result.eval_results
-    with pytest.raises(InvalidArgumentError, match="name their column, group_col"):
+    with pytest.raises(InvalidArgumentError, match="set group_col to the column"):
         train(asked.model_copy(update={"group_col": None}))
 
 

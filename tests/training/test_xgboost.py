@@ -181,7 +181,7 @@ def test_ranking(driver: TwoNodes, tmp_path: Path) -> None:
     ours, theirs = (results["train"]["ndcg@5"][-1] for results in (result.eval_results, alone))
     assert ours == pytest.approx(theirs, abs=0.02)
     assert sum(worker.rows for worker in result.workers) == 4000
-    with pytest.raises(InvalidArgumentError, match="name their column, group_col"):
+    with pytest.raises(InvalidArgumentError, match="set group_col to the column"):
         train(request(tmp_path, dataset=spec(tmp_path), params=params))
 
 

@@ -1,4 +1,4 @@
-"""Pickling what is the user's own by value: what is not installed where it is read travels along."""
+"""Pickle the user's functions and objects together with the code of modules that are not installed on the nodes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError
 
-# cloudpickle's registry is one for all threads of the process.
+# All threads of the process share cloudpickle's registry.
 _registering = threading.Lock()
 
 
 def pickled(value: Any, parts: Iterable[Any], what: str) -> bytes:
-    """Pickles functions and objects with what they close over.
+    """Pickle functions and objects, including the variables of their closures.
 
-    Whatever is not installed in the environment, such as a script, a DAG file or a notebook, travels along, because the
-    nodes cannot import it.
+    Code that is not installed in the environment (a script, a DAG file, a notebook) is pickled too, because the nodes
+    cannot import it.
 
     Args:
-        value: What to pickle.
-        parts: The functions and objects in it that are the user's own.
-        what: What to call it where it cannot be pickled.
+        value: Object to pickle.
+        parts: The functions and objects within `value` that the user wrote.
+        what: Name of `value` in the error message.
+
+    Returns:
+        The pickled bytes.
 
     Raises:
-        InvalidArgumentError: If something cannot be pickled.
+        InvalidArgumentError: The value contains an object that cannot be pickled.
     """
     import cloudpickle
 
@@ -54,7 +57,7 @@ def _modules_of(objects: Iterable[Any]) -> Iterator[ModuleType]:
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platlib", "purelib")]
-    # Without a file it is built in, or what is typed in, which travels by value anyhow.
+    # A module without a file is built in, or is an interactive session, whose code cloudpickle always includes.
     return file is None or any(Path(file).is_relative_to(folder) for folder in installed)
 
 

@@ -1,4 +1,4 @@
-"""Going on after a loss: a training that lost a worker or a node begins another gang, as often as it may."""
+"""Restart a training with a new gang after it lost a worker or a node, up to `RunConfig.max_restarts` times."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from shoal.training.gang.gang import WAIT_SECONDS
 from shoal.training.run_config import RunConfig
 
 _REPLACE_SECONDS = 60.0
-"""How long a lost node may take to be replaced before fewer workers go on, where that is allowed: a local one takes up
-to 40 s, with the time until it is seen to be lost."""
+"""Seconds to wait for the replacement of a lost node before the training continues with fewer workers, if
+`RunConfig.min_workers` allows this. A local node is replaced within 40 s, including the time to detect its loss."""
 _PATIENCE_SECONDS = 2.0
-"""How often is looked for it."""
+"""Seconds between two attempts while the training waits for a new node."""
 
 _T = TypeVar("_T")
 
 
 class Resilience:
-    """The limits of one training: how often it may go on after a loss, and for how long it may take.
+    """Restarts and time limit of one training.
 
     Args:
-        run_config: Says both.
-        began: When the training began, by the monotonic clock.
+        run_config: Contains the maximum number of restarts and the time limit.
+        began: Time when the training began, from `time.monotonic`.
 
     Attributes:
-        restarts: How often it has gone on.
+        restarts: Number of restarts so far.
     """
 
     def __init__(self, run_config: RunConfig, began: float) -> None:
@@ -37,26 +37,29 @@ class Resilience:
         self._deadline = None if run_config.timeout is None else began + run_config.timeout
 
     def left(self, otherwise: float) -> float:
-        """Seconds that are left; `otherwise` where there is no limit."""
+        """Return the seconds until the time limit, or `otherwise` if there is no limit."""
         return otherwise if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that are left; None where there is no limit."""
+        """Seconds until the time limit; None if there is no limit."""
         return None if self._deadline is None else self.left(0.0)
 
     def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
-        """Attempts it until it succeeds, or fails for another reason than a loss.
+        """Call `attempt`, and call it again after each lost worker while restarts are left.
 
         Args:
-            attempt: The training, from its last checkpoint to its end.
-            checkpoint: Where the next attempt goes on from, in words.
-            shrink: Lets the next attempt be of fewer workers if that is allowed and they are what there is; returns
-                their number in words, None if it did not.
+            attempt: Function that trains from the last checkpoint to the end.
+            checkpoint: Function that returns a text about the checkpoint from which the next attempt continues.
+            shrink: Function that reduces the workers of the next attempt to the number for which there is room, if
+                that is allowed. It returns a text with the new number, or None if it changed nothing.
+
+        Returns:
+            The result of `attempt`.
 
         Raises:
-            WorkerLostError: If workers were lost more often than is allowed.
-            CapacityError: If there is no room for the gang, or none in time.
+            WorkerLostError: A worker was lost, and no restarts are left.
+            CapacityError: There is no room for the gang, or no room became free in time.
         """
         lost_at: float | None = None
         while True:
@@ -67,13 +70,13 @@ class Resilience:
                     raise
                 self.restarts += 1
                 lost_at = time.monotonic()
-                say(f"{error}: going on from {checkpoint()} (restart {self.restarts} of {self._most})")
+                say(f"{error}: continuing from {checkpoint()} (restart {self.restarts} of {self._most})")
             except CapacityError:
-                # A node that is lost is replaced while the pool's demand lives: it takes its time to be seen dead, and
-                # another to start.
+                # The pool replaces a lost node while the training still requests it. Detecting the loss and starting
+                # another node take time.
                 waited = None if lost_at is None else time.monotonic() - lost_at
                 if waited is None or waited > WAIT_SECONDS or self.left(1.0) == 0.0:
                     raise
                 if waited > _REPLACE_SECONDS and (fewer := shrink()):
-                    say(f"no other node came within {_REPLACE_SECONDS:.0f} s: going on with {fewer}")
+                    say(f"the lost node was not replaced within {_REPLACE_SECONDS:.0f} s: continuing with {fewer}")
                 time.sleep(_PATIENCE_SECONDS)

@@ -142,5 +142,5 @@ def test_metrics_of_ones_own_come_after_lightgbms(rows: Path) -> None:
     whole = boosted(rows, {"metric": "l1"}, user_code, lost=True)
     assert list(whole.history["eval"]) == ["l1", "worst", "hits", "constant"]
     assert {len(values) for values in whole.history["eval"].values()} == {ROUNDS}
-    with pytest.raises(InvalidArgumentError, match='two metrics are called "l1"'):
+    with pytest.raises(InvalidArgumentError, match='two metrics have the name "l1"'):
         boosted(rows, {"metric": "l1"}, UserCode(metrics=(lambda *_: ("l1", 1.0, False),)), lost=False)

@@ -159,7 +159,7 @@ def test_a_lost_worker_is_replaced_and_the_loss_goes_on(
     run = distributor(functions.train, tmp_path, max_restarts=1).run(10, 64, deed=deed, at=6, folder=str(tmp_path))
     assert run.result.restarts == 1
     assert run.get_results() == [undisturbed, undisturbed]
-    assert "going on from checkpoint 6 (restart 1 of 1)" in capsys.readouterr().out
+    assert "continuing from checkpoint 6 (restart 1 of 1)" in capsys.readouterr().out
     assert_ended([int((tmp_path / "done").read_text())])
     assert not (tmp_path / "checkpoints").exists() or not left_in(tmp_path / "checkpoints")
 
@@ -206,8 +206,8 @@ def test_after_the_loss_of_a_node_the_loss_goes_on_on_what_is_left(
     np.testing.assert_allclose(losses, undisturbed, rtol=1e-4)
     assert run.get_metrics() == {"loss": losses[-1]}
     printed = capsys.readouterr().out
-    assert "rank 1 (node b, pid" in printed and "going on from checkpoint 6 (restart 1 of 1)" in printed
-    assert "going on with 1 workers" in printed
+    assert "rank 1 (node b, pid" in printed and "continuing from checkpoint 6 (restart 1 of 1)" in printed
+    assert "continuing with 1 workers" in printed
     assert_nothing_left(driver, gangs, tmp_path)
 
 

@@ -130,7 +130,7 @@ def test_no_batch_ends_within_a_group(queries: Path) -> None:
 
 def test_a_weight_is_a_groups(queries: Path) -> None:
     columns = Columns(tuple(COLUMNS), "y", weight="b", group="q")
-    with pytest.raises(DataError, match='the rows of a group differ in their weight "b"'):
+    with pytest.raises(DataError, match='different values in the weight column "b"'):
         session(queries, columns=columns, params=RANK, eval_sets={})
 
 
@@ -174,5 +174,5 @@ def test_a_function_as_objective_interrupted_or_not(
 
 def test_a_metric_with_the_name_of_another(rows: Path) -> None:
     of = session(rows, user_code=UserCode(metrics=(lambda *_: ("rmse", 1.0),)))
-    with pytest.raises(InvalidArgumentError, match='two metrics are called "rmse"'):
+    with pytest.raises(InvalidArgumentError, match='two metrics have the name "rmse"'):
         model(of)

@@ -1,1 +1,1 @@
-"""Gradient boosting, whichever library does it: what XGBoost and LightGBM have in common."""
+"""Gradient boosting: the code that XGBoost and LightGBM share."""

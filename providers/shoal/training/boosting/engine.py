@@ -1,8 +1,8 @@
-"""Gradient boosting on the Ray cluster that this process is connected to, with either library.
+"""Train boosting models with XGBoost or LightGBM on the Ray cluster that this process is connected to.
 
-A training is a gang that prepares its matrices, then boosts one segment after the other. Between two segments the
-driver holds a checkpoint; where a worker or its node is lost, another gang goes on from it, to the same model, byte for
-byte, as if nothing had been lost.
+The workers of a gang build their matrices and then train one segment of rounds after the other. After each segment the
+driver keeps a checkpoint. If a worker or its node is lost, a new gang continues from the checkpoint. The final model is
+the same, byte for byte, as without the loss.
 """
 
 from __future__ import annotations
@@ -37,37 +37,38 @@ _LIBRARIES = {
 }
 
 _FEWEST_ROUNDS = 50
-"""A segment of the default length has at least as many rounds: they take seconds, a checkpoint milliseconds."""
+"""Minimum number of rounds of a segment of default length. So many rounds take seconds, a checkpoint milliseconds."""
 _SEGMENTS = 4
-"""How many segments a longer training has by default: with sampling each begins by predicting all rows anew, which
-costs about a tenth of a round for every round before it."""
+"""Default number of segments of a longer training. With sampling each segment begins with a prediction of all rows,
+which costs about a tenth of a round for each round before the segment."""
 
 
 OnAll = Callable[[str, Sequence[Any]], list[Any]]
-"""Calls a function of the workers' module on all ranks at once, each with its argument."""
+"""Function that calls a function of the workers' module on all ranks at once. Its arguments are the function's name and
+one argument per rank."""
 
 
 class Library(Protocol):
-    """What differs between the boosting libraries, on the driver's side; the workers' side is the module `worker`."""
+    """The driver's interface to a boosting library; the workers' side is the module named by `worker`."""
 
     package: str
-    """What is imported."""
+    """Name of the Python package to import."""
     extra: str
-    """The extra of shoal that installs it."""
+    """Name of shoal's extra that installs the package."""
     worker: str
-    """Module of the workers' side, with `boost(Segment)`, `finish()` and what `prepare` calls."""
+    """Module that runs in the workers, with `boost(Segment)`, `finish()` and the functions that `prepare` calls."""
 
     def device(self, request: TrainRequest) -> str | None:
-        """The device that the parameters ask for; None if they do not."""
+        """Return the device in the parameters, or None if they contain none."""
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
-        """What every worker is given, and the first segment's seed; checked by the library itself."""
+        """Return the parameters of every worker and the first segment's seed, after the library has checked them."""
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """How the workers find each other, by rank."""
+        """Return the settings, by rank, with which the library's workers connect to each other."""
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Have the workers build their matrices."""
+        """Let the workers build their matrices."""
 
 
 def train(
@@ -75,24 +76,25 @@ def train(
 ) -> TrainResult:
     """Train a model on the Ray cluster that this process is connected to.
 
-    The same data, parameters, seed, number of workers and of threads give the same model, byte for byte.
+    The same data, parameters, seed, number of workers and number of threads give the same model, byte for byte.
 
     Args:
-        request: What to train, on what.
-        user_code: The user's callbacks, objective and metrics; every worker gets its own copy.
-        env: Environment variables for the workers, credentials among them; they pass from process to process and are
-            stored nowhere.
+        request: Datasets, parameters and limits of the training.
+        user_code: The user's callbacks, objective and metrics; every worker gets a copy.
+        env: Environment variables for the workers; may contain credentials. The variables are sent from process to
+            process and are not stored.
 
     Returns:
-        The model, its metrics and what it took.
+        The model, its metrics and the training statistics.
 
     Raises:
-        InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
-        DataError: If the rows cannot be used.
-        CapacityError: If the active nodes cannot hold the workers, or did not within the deadline.
-        TrainingError: If the library refuses a parameter, or the training failed; the first cause, naming its rank.
-        WorkerLostError: If a worker or its node was lost more often than `max_restarts` allows.
-        MissingExtraError: If the library or Ray is not installed.
+        InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
+        DataError: The training cannot use the datasets.
+        CapacityError: The active nodes are too small for the workers, or had no free room in time.
+        TrainingError: The library refuses a parameter, or the training failed; the message contains the first cause
+            and its rank.
+        WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
+        MissingExtraError: The library or Ray is not installed.
     """
     began = time.monotonic()
     library = _library(request.framework)
@@ -114,18 +116,18 @@ def _library(framework: str) -> Library:
 
 
 def segment_length(rounds: int, wish: int | None) -> int:
-    """Rounds between two checkpoints.
+    """Return the number of rounds between two checkpoints.
 
     Args:
-        rounds: All rounds of the training.
-        wish: `RunConfig.checkpoint_every`.
+        rounds: Number of rounds of the whole training.
+        wish: Value of `RunConfig.checkpoint_every`; None selects the default length.
     """
     return wish or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
 
 
 @dataclass(slots=True)
 class _Worker:
-    """What one rank has reported."""
+    """Statistics of one rank."""
 
     prepared: Prepared
     train_seconds: float = 0.0
@@ -149,21 +151,21 @@ class _Training:
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size, user_code)
-        # Once for all workers, and for all gangs after a loss.
+        # The driver finds the categories once, for all workers and for the gangs after a restart.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
         self._columns = replace(request.columns, categories=categories)
         self._checkpoint = Checkpoint()
 
     def run(self) -> TrainResult:
-        """Train to the end, going on from the last checkpoint after each loss."""
+        """Train to the end, and continue from the last checkpoint after each lost worker."""
         return self._resilience.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
 
     def _shrink(self) -> str | None:
-        """Go on with fewer workers, if that is allowed."""
+        """Reduce the number of workers to those for which there is room, if `min_workers` allows this."""
         min_workers = self._request.run_config.min_workers
         if min_workers is None:
             return None
@@ -198,7 +200,7 @@ class _Training:
                     params=self._params,
                     seed=self._seed,
                     early_stopping_rounds=request.early_stopping_rounds,
-                    # False, None and 0 mean never; True means every round.
+                    # False, None and 0 print nothing; True prints every round.
                     print_every=int(request.verbose_eval or 0),
                     user_code=self._user_code,
                     external_memory=request.external_memory,
@@ -241,7 +243,7 @@ class _Training:
         )
 
     def _boost(self, gang: Gang, workers: Sequence[_Worker]) -> Boosted:
-        """Train from the checkpoint to the end, segment by segment; returns what rank 0 said of the last."""
+        """Train from the checkpoint to the end, segment by segment; return rank 0's result of the last segment."""
         rounds = self._request.n_estimators
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
@@ -267,7 +269,11 @@ class _Training:
         return gang.run(function, each, timeout=self._resilience.timeout)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
-        """How many workers of which size; after a loss as many of that size as there is room for."""
+        """Return the number and size of the workers.
+
+        Args:
+            again: Whether this is a restart: return as many workers of the current size as there is room for.
+        """
         scaling, clamp = self._request.scaling_config, self._request.run_config.clamp
         fraction = self._train.ingestor_class.worker_cpu_fraction
         if again:

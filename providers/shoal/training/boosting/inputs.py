@@ -1,4 +1,4 @@
-"""The datasets of a training: checked from their footers, then assigned to the workers."""
+"""Check the datasets of a training by their Parquet footers, and divide them among the workers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.boosting.rows import Part
 
 REPLICATED_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
-"""Most rows of an eval set, for libraries whose workers each evaluate all of it.
+"""Maximum number of rows of an eval set, for libraries where each worker evaluates the whole eval set.
 
-LightGBM evaluates in each worker what that worker has, and sums up nothing: for the workers to agree on when to stop,
-and for the metrics to be of all rows, each has to have them all.
+LightGBM's workers evaluate only the rows that they have, and do not combine their metrics. Each worker therefore needs
+all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round.
 """
 
 
 def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
-    """The datasets, checked as far as footers tell. An eval set that is the training set itself is the same object.
+    """Open the training set and the eval sets, and check them by their footers.
+
+    Returns:
+        The training set, and the eval sets by name. An eval set with the same spec as the training set is the same
+        object.
 
     Raises:
-        DataError: Whatever footers can show to be wrong, naming file, column and row group; an eval set with too many
+        DataError: A footer shows an error (the message names file, column and row group), or an eval set has too many
             rows.
     """
     train = DataConnector.from_spec(request.dataset)
@@ -41,8 +45,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         if most is not None and connector.num_rows() > most:
             raise DataError(
                 f'eval_set "{name}" has {connector.num_rows():,} rows, but with {request.framework} every worker '
-                f"evaluates all of it, which is for {most:,} rows at most: give it a part, such as one that "
-                "random_split makes"
+                f"evaluates the whole eval set, so at most {most:,} rows are allowed: use a part of it, for example "
+                "one that random_split creates"
             )
         eval_sets[name] = connector
         if connector is train:
@@ -68,22 +72,22 @@ def shard_datasets(
     whole: bool = False,
     none_empty: bool = False,
 ) -> list[tuple[Part, dict[str, Part]]]:
-    """Each worker's rows of the training set and of every eval set.
+    """Divide the training set and the eval sets among the workers.
 
     Args:
-        train: The training set.
+        train: Training set.
         eval_sets: Eval sets by name.
         num_workers: Number of workers.
-        seed: Seed of the plans.
-        group_col: Column of groups that stay together, if any.
-        whole: Every worker is to have all rows of the eval sets.
-        none_empty: Every worker is to have some rows of them.
+        seed: Seed of the plans that divide the rows.
+        group_col: Column of groups whose rows must stay together on one worker, or None.
+        whole: Whether every worker gets all rows of the eval sets.
+        none_empty: Whether every worker needs at least one row of each eval set.
 
     Returns:
-        By rank.
+        For each rank: its part of the training set, and its part of each eval set by name.
 
     Raises:
-        DataError: If a dataset has fewer rows (or groups) than are needed.
+        DataError: A dataset has too few rows or groups for the workers.
     """
     mine = [Part(train, shard) for shard in train.plan(num_workers, seed, group_col)]
     evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
@@ -97,13 +101,14 @@ def shard_datasets(
             for rank in range(num_workers):
                 evals[rank][name] = mine[rank]
             continue
-        # An eval set may have fewer rows than there are workers: the last ones evaluate on nothing.
+        # An eval set may have fewer rows than there are workers. The last workers then get no rows.
         shards = _plan(connector, num_workers, seed, group_col)
         if none_empty and len(shards) < num_workers:
             what = "row" if group_col is None else "group"
             raise DataError(
                 f'eval_set "{name}" has {len(shards)} {what}{"s" * (len(shards) > 1)}, too few for {num_workers} '
-                "workers, each of which evaluates custom_metric on its own part of them: give it more"
+                f"workers, each of which evaluates custom_metric on a part of its own: add {what}s to the eval set, or "
+                "use fewer workers"
             )
         for rank in range(num_workers):
             evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
@@ -111,6 +116,6 @@ def shard_datasets(
 
 
 def _plan(connector: DataConnector, num_workers: int, seed: int, group_col: str | None) -> tuple[Shard, ...]:
-    """As many shards as an eval set has rows for, or groups, at most one a worker."""
+    """Divide an eval set into one shard per worker, or fewer if it has fewer rows or groups than workers."""
     most = connector.num_groups(group_col) if group_col else connector.num_rows()
     return connector.plan(min(num_workers, most), seed, group_col)

@@ -1,4 +1,4 @@
-"""Predicting a dataset in row order, one row group at a time, whichever library made the model."""
+"""Predict a dataset in row order, one row group at a time, with a model of any library."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def predict_rows(
     base_margin_col: str | None,
     categories: Categories,
 ) -> np.ndarray:
-    """Predicts every row of a dataset.
+    """Predict every row of a dataset.
 
     Args:
-        predict: What a model says of some rows: features float32 ``[rows, columns]`` and margins float32 ``[rows]``, if
-            there are any, to predictions ``[rows]`` or ``[rows, classes]``.
-        connector: The rows.
-        input_cols: Feature columns, in the order the model was trained with.
-        base_margin_col: Column of margins, if it was trained with one.
-        categories: Those of the training set; any other value is a missing one.
+        predict: Function that predicts a batch. Its arguments are the features (float32 ``[rows, columns]``) and the
+            margins (float32 ``[rows]`` or None); it returns predictions (``[rows]`` or ``[rows, classes]``).
+        connector: Dataset to predict.
+        input_cols: Feature columns, in the order of the training.
+        base_margin_col: Column of margins, if the model was trained with one.
+        categories: Categories of the training set, by column; any other value counts as missing.
 
     Returns:
-        ``[rows]`` or ``[rows, classes]``, in row order.
+        Predictions in row order, ``[rows]`` or ``[rows, classes]``.
 
     Raises:
-        DataError: If a column is missing, or neither a number nor a category.
+        DataError: A column is missing, or is neither numeric nor categorical.
     """
     import numpy as np
 

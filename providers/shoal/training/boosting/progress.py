@@ -1,4 +1,4 @@
-"""How far a training is: a bar in a terminal, lines in a log."""
+"""Show the progress of a boosting training: a bar in a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _LINE = re.compile(r"round (\d+) of (\d+)(.*)")
-# A log that is read later wants few lines; one that is watched should not look like a hang.
+# Few lines keep the log short, but a user who watches the log should see that the training is not hanging.
 _SAY_EVERY_SECONDS = 10.0
 
 
 class Rounds:
-    """Shows the rounds that are done; as a context manager it ends the bar.
+    """Display of the finished rounds; a context manager that removes the progress bar at the end.
 
     Args:
-        quiet: Whether the rounds are printed anyway, so that lines of its own would only repeat them.
+        quiet: Whether to print no progress lines, because the training prints its metrics itself.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -39,12 +39,12 @@ class Rounds:
             self._bar.stop()
 
     def done(self, rounds: int, total: int, history: History) -> None:
-        """Rounds are done.
+        """Show that a number of rounds are finished.
 
         Args:
-            rounds: How many.
-            total: Of how many.
-            history: The metrics of each.
+            rounds: Number of finished rounds.
+            total: Number of all rounds.
+            history: Metrics of the finished rounds.
         """
         latest = "".join(
             f", {name}-{metric}: {values[-1]:.5g}"
@@ -58,7 +58,7 @@ class Rounds:
             say(f"round {rounds} of {total}{latest}")
 
     def read(self, line: str) -> None:
-        """Prints a line of a training's log, or moves the bar by it."""
+        """Print a line of a training's log, or update the bar if the line reports progress."""
         told = _LINE.fullmatch(line)
         if told and sys.stderr.isatty():
             self._show(int(told[1]), int(told[2]), told[3])

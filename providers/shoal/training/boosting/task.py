@@ -1,4 +1,4 @@
-"""What passes between a training's driver and its workers, whichever library boosts."""
+"""Messages between the driver and the workers of a boosting training, the same for all libraries."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ History = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """All that one worker needs for a training.
+    """Input of one worker for a training.
 
     Args:
-        train: Its rows to train on.
-        eval_sets: Its rows of each eval set, by name.
-        columns: What the columns are for.
-        params: The library's parameters, without the seed.
-        seed: The seed of the first segment; each further one adds one.
-        early_stopping_rounds: Rounds without improvement to stop after; None: never.
-        print_every: Print the metrics every so many rounds; 0: never.
+        train: This worker's part of the training set.
+        eval_sets: This worker's part of each eval set, by name.
+        columns: Roles of the columns.
+        params: Parameters of the library, without the seed.
+        seed: Seed of the first segment; the seed of each further segment is one higher.
+        early_stopping_rounds: Number of rounds without improvement after which training stops; None: do not stop early.
+        print_every: Number of rounds between two printed lines of metrics; 0: do not print metrics.
         user_code: The user's callbacks, objective and metrics.
-        external_memory: Keep the matrices on disk; None: where they do not fit in memory.
-        connection: How the library's workers find each other.
+        external_memory: Whether to keep the matrices on disk; None: only if they do not fit in memory.
+        connection: Settings with which the library's workers connect to each other.
     """
 
     train: Part
@@ -43,13 +43,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What it took a worker to build its matrices.
+    """Time and memory that a worker used to build its matrices.
 
     Args:
-        passes: How often the training rows were decoded.
-        read_seconds: Seconds spent reading and decoding.
-        quantise_seconds: Seconds spent building matrices beside that, waiting for peers included.
-        idle_rss_bytes: Resident size of the worker before it read anything.
+        passes: Number of times that the training rows were decoded.
+        read_seconds: Seconds for reading and decoding.
+        quantise_seconds: Further seconds for building the matrices, including the time spent waiting for peers.
+        idle_rss_bytes: Resident memory of the worker's process before it read any data, in bytes.
         external_memory: Whether the matrices are on disk.
     """
 
@@ -62,12 +62,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model between two segments.
+    """The model after a segment, from which training can continue.
 
     Args:
-        rounds: Rounds of boosting in it.
-        model: The booster, serialised; empty before the first round.
-        history: The metrics of its rounds.
+        rounds: Number of boosting rounds in the model.
+        model: Serialised booster; empty before the first round.
+        history: Metrics of these rounds.
     """
 
     rounds: int = 0
@@ -77,13 +77,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rounds to train between two checkpoints.
+    """Boosting rounds to train between two checkpoints.
 
     Args:
         index: Number of the segment, from 0.
-        stop: Round to stop before.
-        last: Whether the training ends with it.
-        resume: Where to go on from, for workers that have not trained the segment before; None: they have.
+        stop: First round after the segment.
+        last: Whether this is the last segment of the training.
+        resume: Checkpoint to continue from, for workers that did not train the previous segment; None: the workers
+            continue with the model that they have in memory.
     """
 
     index: int
@@ -94,15 +95,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Boosted:
-    """What came of a segment.
+    """Result of a segment on one worker.
 
     Args:
-        stopped: Whether training ends here, early.
-        checkpoint: The model so far; of rank 0 alone, since all have the same.
-        best_iteration: Best round with early stopping.
-        best_score: Its metric.
-        train_seconds: Seconds spent boosting and evaluating.
-        peak_rss_bytes: Highest resident size of the worker during this training.
+        stopped: Whether the training stopped early in this segment.
+        checkpoint: Model so far. Only rank 0 returns the model, because all ranks have the same one; else None.
+        best_iteration: Best round, from 0, if there is early stopping.
+        best_score: Metric of the best round.
+        train_seconds: Seconds for boosting and evaluating.
+        peak_rss_bytes: Highest resident memory of the worker's process during this training, in bytes.
     """
 
     stopped: bool

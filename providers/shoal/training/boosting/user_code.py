@@ -1,4 +1,4 @@
-"""What a training runs of the user's own. A spec is plain data and has no place for it: it travels beside, by value."""
+"""The user's callbacks and functions of a training, which are pickled and sent beside the request (plain JSON data)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 
 Objective = Callable[..., Any]
-"""Gradient and Hessian of each row's loss, in the signature that the library gives such functions."""
+"""Function that returns the gradient and Hessian of each row's loss; the library defines its signature."""
 Metric = Callable[..., Any]
-"""The value of a metric on an eval set, in the signature that the library gives such functions."""
+"""Function that returns the value of a metric on an eval set; the library defines its signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """Callbacks and functions; every worker gets its own copy. Empty, it is false.
+    """The user's callbacks and functions; every worker gets a copy. An empty object is false.
 
     Args:
-        callbacks: The library's callbacks.
-        objective: What is minimised, where it is none of the library's own.
-        metrics: What is evaluated after each round, beside the library's own metrics.
+        callbacks: Callbacks in the library's format.
+        objective: Objective function, or None for one of the library's objectives.
+        metrics: Functions to evaluate after each round, in addition to the library's own metrics.
     """
 
     callbacks: tuple[Any, ...] = ()
@@ -35,15 +35,15 @@ class UserCode:
         objective: str | Objective | None,
         custom_metric: Metric | Sequence[Metric] | None,
     ) -> UserCode:
-        """What is the user's own in an estimator's arguments.
+        """Collect the user's functions from an estimator's arguments.
 
         Args:
-            callbacks: The library's callbacks.
-            objective: A function, or the name of one of the library's.
-            custom_metric: A function, or several.
+            callbacks: Callbacks in the library's format, or None.
+            objective: Objective function, or the name of one of the library's objectives.
+            custom_metric: Metric function, or several functions.
 
         Raises:
-            InvalidArgumentError: If a metric is no function.
+            InvalidArgumentError: A metric is not a function.
         """
         metrics: Sequence[Any] = () if custom_metric is None else (custom_metric,)
         if isinstance(custom_metric, list | tuple):
@@ -51,8 +51,8 @@ class UserCode:
         for metric in metrics:
             if not callable(metric):
                 raise InvalidArgumentError(
-                    f"custom_metric must be a function or a list of them, not {metric!r}: "
-                    "the library's own metrics are named in params"
+                    f"custom_metric must be a function or a list of functions, not {metric!r}: "
+                    "name the library's own metrics in params"
                 )
         return cls(tuple(callbacks or ()), objective if callable(objective) else None, tuple(metrics))
 
@@ -60,11 +60,11 @@ class UserCode:
         return bool(self.parts())
 
     def parts(self) -> tuple[Any, ...]:
-        """All callbacks and functions."""
+        """Return all callbacks and functions."""
         return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
 
     def names(self) -> dict[str, str]:
-        """What the functions are called, under the names of the arguments that they were given as."""
+        """Return the estimator's argument (`objective`, `custom_metric`) -> names of the functions given in it."""
         objective = () if self.objective is None else (self.objective,)
         found = {"objective": objective, "custom_metric": self.metrics}
         return {
@@ -75,16 +75,16 @@ class UserCode:
 
 
 def refuse_namesakes(history: Mapping[str, Mapping[str, Sequence[float]]], rounds: int) -> None:
-    """Refuses a custom metric that has the name of another one: both would be written down as one.
+    """Raise if two metrics have the same name, because their values would be recorded as one metric.
 
     Args:
-        history: Eval set -> metric -> its values.
-        rounds: Rounds that they are of.
+        history: Eval set -> metric -> value per round.
+        rounds: Number of rounds in the history.
 
     Raises:
-        InvalidArgumentError: If there are more values than rounds.
+        InvalidArgumentError: A metric has more values than there are rounds.
     """
     for metrics in history.values():
         for metric, values in metrics.items():
             if len(values) > rounds:
-                raise InvalidArgumentError(f'two metrics are called "{metric}": give the custom one a name of its own')
+                raise InvalidArgumentError(f'two metrics have the name "{metric}": rename the custom metric')

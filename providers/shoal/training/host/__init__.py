@@ -1,1 +1,1 @@
-"""What a training process may use of its host: memory, network, imports."""
+"""Memory, network and imports of a training process on its host."""

@@ -1,4 +1,4 @@
-"""What the control groups of this process leave it of memory: a container's limit, or a service's."""
+"""Memory limits of this process's control groups (cgroups), which containers and services set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Version:
     limit: str
     usage: str
     cache: str
-    """In ``memory.stat``: pages of files that nobody has used lately, which the kernel drops when memory is short."""
+    """Field of ``memory.stat``: bytes of inactive file pages, which the kernel drops when memory is short."""
 
 
 _V1 = _Version(Path("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -24,13 +24,13 @@ _V2 = _Version(Path(), "memory.max", "memory.current", "inactive_file")
 
 
 def room_bytes() -> int | None:
-    """Bytes until the tightest limit of the groups that this process is in; None where there is none."""
+    """Return the bytes until the lowest memory limit of this process's control groups, or None without a limit."""
     rooms = [room for version, group in _groups() if (room := _room(version, group)) is not None]
     return max(0, min(rooms)) if rooms else None
 
 
 def _groups() -> Iterator[tuple[_Version, Path]]:
-    """The groups in which memory is counted, from this process's own to the outermost that can be seen."""
+    """Yield the control groups that count this process's memory, from the innermost to the outermost visible one."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -42,7 +42,8 @@ def _groups() -> Iterator[tuple[_Version, Path]]:
         version = _V1 if controllers else _V2
         mount = _MOUNT / version.mount
         own = mount / path.lstrip("/")
-        # In a container that sees its host's paths but not its host's groups, its own is the mount.
+        # A container may see the path of its group on the host, but not the host's groups. Its own group is then
+        # mounted at the root.
         groups = [own, *own.parents] if own.is_dir() else [mount]
         yield from ((version, group) for group in groups if group.is_relative_to(mount))
 
@@ -52,5 +53,5 @@ def _room(version: _Version, group: Path) -> int | None:
         limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return None  # the root of version 2 has no such files, and "max" is no limit
+        return None  # the root group of cgroup version 2 has no such files, and the limit "max" means no limit
     return limit - usage + int(stat.get(version.cache, 0))

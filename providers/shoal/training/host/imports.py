@@ -1,4 +1,4 @@
-"""Importing a library without the optional ones that it would import with it."""
+"""Import a library without the optional packages that it would import too."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import sys
 from collections.abc import Iterable
 
 NOT_NEEDED = ("sklearn",)
-"""What XGBoost and LightGBM import for their wrappers of scikit-learn's interface, where it is installed.
+"""Packages that XGBoost and LightGBM import if installed, for their scikit-learn estimators.
 
-It makes up three quarters of the time that they take to import (4 to 5 s of 6 in each worker of a slow machine with two
-cores); a training uses boosters only.
+The import of scikit-learn takes three quarters of the libraries' import time (4 to 5 s of 6 s in each worker on a slow
+machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
 
 
 def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> None:
-    """Import modules as if others were not installed; for processes of shoal's own, never for a user's.
+    """Import modules as if some optional packages were not installed; only for shoal's own processes.
 
-    What is imported already stays as it is, and what is left out can be imported later by itself.
+    Packages that are imported already stay imported. The hidden packages can be imported normally afterwards.
 
     Args:
-        modules: What to import; one that is missing is left out, because whoever needs it will say so.
-        absent: Packages that the modules can do without.
+        modules: Names of the modules to import. A module that is not installed is skipped, because the code that needs
+            the module will report the error.
+        absent: Optional packages to hide during the import.
     """
     hidden = [name for name in absent if name not in sys.modules]
-    # An entry that is None makes an import fail as that of a missing package does.
+    # An entry None in sys.modules makes the import fail as if the package were not installed.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         for module in modules:

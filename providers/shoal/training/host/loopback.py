@@ -1,9 +1,9 @@
-"""Keeping the boosting libraries' own listeners off the network where the pool is on loopback.
+"""Bind the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
 
-A worker of XGBoost's collective listens, for errors of its peers, on all the host's addresses and asks for no token; no
-setting changes that (3.2). LightGBM's workers do the same while they connect (4.7). What the kernel offers is to tie a
-listening socket to one network device afterwards: ``ss`` then shows ``0.0.0.0%lo``, and connections to any address but
-loopback's are refused.
+Each worker of XGBoost's collective listens for errors of its peers on all addresses of the host and requires no token;
+no setting changes this (XGBoost 3.2). LightGBM's workers do the same while they connect (LightGBM 4.7). The kernel can
+bind a listening socket to one network device afterwards: ``ss`` then shows ``0.0.0.0%lo``, and the kernel refuses
+connections to all other addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, given as a number, is one of loopback's."""
+    """Return whether a numeric IP address is a loopback address; False for a host name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -24,21 +24,24 @@ def is_loopback(address: str) -> bool:
 
 
 def tie_to_loopback() -> None:
-    """Ties this process's sockets that listen on all addresses to the loopback device."""
+    """Bind all sockets of this process that listen on all addresses to the loopback device."""
     for sock in open_listeners():
         if sock.getsockname()[0] in ("0.0.0.0", "::"):
-            # Refused to the unprivileged by kernels before 5.7.
+            # Kernels before 5.7 do not allow this to unprivileged processes.
             with contextlib.suppress(PermissionError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 
 
 def open_listeners() -> Iterator[socket.socket]:
-    """This process's listening TCP sockets; each is valid until the next is asked for, and none is to be closed."""
+    """Yield the listening TCP sockets of this process.
+
+    The caller must not close a socket, and must not use it after the next one was requested.
+    """
     for name in os.listdir("/proc/self/fd"):
         try:
             sock = socket.socket(fileno=int(name))
         except OSError:
-            # No socket, or closed meanwhile.
+            # The descriptor is not a socket, or was closed in the meantime.
             continue
         try:
             listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -47,5 +50,5 @@ def open_listeners() -> Iterator[socket.socket]:
         except OSError:
             continue
         finally:
-            # The descriptor is another's.
+            # Other code owns the descriptor, so it must not be closed here.
             sock.detach()

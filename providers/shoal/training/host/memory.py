@@ -1,4 +1,4 @@
-"""What this process may use and has used of its machine's memory."""
+"""Measure and limit the memory of this process."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from shoal.training.host import cgroup
 
 # Parameters of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-# What glibc gives back as soon as it is freed: single blocks of 1 MiB, such as a decoded row group, and what is free
-# beyond 4 MiB at the heap's end. Left to itself it raises both to tens of MiB when the first such block is freed; at
-# 256 KiB each, reading took half as long again.
+# With these settings glibc returns freed memory at once: single blocks of at least 1 MiB, such as a decoded row group,
+# and free memory beyond 4 MiB at the end of the heap. By default glibc raises both limits to tens of MiB when the first
+# such block is freed. With limits of 256 KiB, reading took 50 % longer.
 _LARGE_BLOCK_BYTES = 2**20
 _FREE_END_BYTES = 4 * 2**20
 
 
 def spare() -> None:
-    """Has what is freed go back to the system from now on; does nothing where the C library is not glibc.
+    """Make this process return freed memory to the operating system from now on.
 
-    Arrow's own allocator and glibc keep most of it, each where the other cannot use it: one of two workers on 2 M x 28
-    grew by 139 MB so and kept 65 MB of it afterwards; with this it grew by 130 MB and kept nothing, in the same time.
-    Arrow heeds it only where it is not imported yet.
+    Must be called before Arrow is imported, because Arrow reads the setting at import. The settings of malloc need
+    glibc; with another C library they are skipped.
+
+    By default Arrow's allocator and glibc both keep most of the freed memory, and neither can use the memory that the
+    other one keeps. One of two workers on 2 M rows x 28 columns grew by 139 MB and kept 65 MB afterwards. With these
+    settings the worker grew by 130 MB and kept nothing, in the same time.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     libc = ctypes.CDLL(None)
@@ -35,14 +38,18 @@ def spare() -> None:
 
 
 def trim() -> None:
-    """Gives back what is free in the midst of what is not; a matter of milliseconds, for the end of a training."""
+    """Return free memory between used blocks to the operating system; takes milliseconds, for the end of a training."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def available_bytes() -> int:
-    """Memory in bytes that can still be had: the machine's, or the container's or this process's if that is less."""
+    """Return the bytes of memory that this process can still allocate.
+
+    This is the lowest of the machine's free memory, the room below the control groups' limits, and the room below the
+    process's own limit (RLIMIT_DATA).
+    """
     import psutil
 
     available = int(psutil.virtual_memory().available)
@@ -54,10 +61,10 @@ def available_bytes() -> int:
 
 
 def explained(message: str) -> str:
-    """A library's message, of C++'s word for a lack of memory also what to do.
+    """Return a library's error message, with advice if it contains C++'s out-of-memory error.
 
     Args:
-        message: What it said.
+        message: Error message of the library.
     """
     if "bad_alloc" not in message:
         return message
@@ -65,10 +72,10 @@ def explained(message: str) -> str:
 
 
 def reset_peak() -> int:
-    """Starts the peak anew, so that a process that trains twice reports each run's own, where the kernel allows it.
+    """Reset the peak memory of this process, if the kernel allows it, so that each run reports its own peak.
 
     Returns:
-        The resident size in bytes from which it starts.
+        Current resident memory in bytes.
     """
     import psutil
 
@@ -78,7 +85,7 @@ def reset_peak() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Highest resident size of this process in bytes since :func:`reset_peak`, or since its start."""
+    """Return the highest resident memory of this process in bytes since :func:`reset_peak`, or since its start."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

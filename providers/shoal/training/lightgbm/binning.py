@@ -1,8 +1,8 @@
-"""The bins of all workers, out of one sample of all rows.
+"""Find the bins of all workers from one sample of all rows.
 
-Left to itself LightGBM finds the bins of a feature on one rank, in that rank's rows: where the data is sorted, those
-are not like the others', and the model is much the worse for it. So each worker contributes to a sample of all rows,
-and every worker makes the same bins of all of it.
+By default LightGBM finds the bins of a feature on one rank and from that rank's rows only. If the data is sorted, these
+rows differ from the other ranks' rows, and the model becomes much worse. Therefore each worker contributes to a sample
+of all rows, and every worker computes the same bins from the whole sample.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from shoal.training.lightgbm.categories import note
 def make_reference(
     rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], categories: Categories
 ) -> lightgbm.Dataset:
-    """The dataset whose bins all others take over.
+    """Build the reference dataset, whose bins all other datasets use.
 
     Args:
-        rows: The whole sample.
-        features: Names of its columns.
+        rows: The whole sample, float32 ``[rows, columns]``.
+        features: Names of the columns.
         params: LightGBM's parameters.
-        categories: Of the columns that have any.
+        categories: Categorical column -> its categories.
     """
-    # All rows of the sample count, and no network is up: every worker finds all bins by itself.
+    # These settings use all rows of the sample, and find the bins in this worker without the network.
     params = {**params, "bin_construct_sample_cnt": max(1, len(rows)), "num_machines": 1}
     reference = lightgbm.Dataset(
         rows,

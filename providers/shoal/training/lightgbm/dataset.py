@@ -1,4 +1,4 @@
-"""Rows in LightGBM's bins, streamed in one row group at a time, and the scores that boosting starts from."""
+"""Build LightGBM datasets from streamed row groups, and set the scores from which boosting starts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from shoal.training.boosting.rows import Batch, ShardRows
 
 
 class Binned:
-    """A dataset of LightGBM's, with the rows that it was made of within reach.
+    """A LightGBM dataset together with the rows from which it was built.
 
-    LightGBM keeps bins alone, but to go on from a model one needs what the model says of each row: the rows are gone
-    over again, decoded anew where they were not kept.
+    A LightGBM dataset contains only bins. To continue from a model, LightGBM also needs the model's prediction for each
+    row, so the rows are read again, and decoded again if they are not in memory.
 
     Args:
-        rows: The rows.
-        reference: Whose bins to use.
-        keep: Whether the decoded rows may stay, for many a model to go on from.
+        rows: Rows of the dataset.
+        reference: Dataset whose bins to use.
+        keep: Whether to keep decoded rows in memory, because boosting will often continue from a model.
     """
 
     def __init__(self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True) -> None:
         self._rows = rows
         count, columns = rows.part.shard.rows, rows.columns
-        # Filled while the rows pass by: LightGBM asks for these after it has seen the last of them.
+        # _noted() fills these arrays while LightGBM reads the rows. LightGBM reads the arrays only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
         self._margin = None if columns.base_margin is None else np.empty(count, np.float32)
@@ -41,16 +41,16 @@ class Binned:
         ).construct()
         if self._group is not None:
             self.dataset.set_group(np.bincount(self._group))
-            self._group = None  # only the groups' sizes are needed from here on
+            self._group = None  # the dataset stores the sizes of the groups; the numbers are not needed any more
         if not keep:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set the scores that boosting goes on from.
+        """Set the scores from which boosting starts.
 
         Args:
-            model: What is boosted already.
-            threads: Threads to predict with.
+            model: Model from which boosting continues; None: start a new model.
+            threads: Number of threads for the prediction.
         """
         score = self._margin
         if model is not None:
@@ -79,7 +79,7 @@ class Binned:
 
 
 class _RowRange(lightgbm.Sequence):  # type: ignore[misc]
-    """A row range as LightGBM asks for rows: with a reference it does so once and in order."""
+    """A row range in the interface of LightGBM's `Sequence`; with a reference, LightGBM reads it once and in order."""
 
     def __init__(self, rows: int, columns: int, batches: Iterator[Batch]) -> None:
         self.batch_size = rows

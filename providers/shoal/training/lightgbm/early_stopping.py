@@ -1,4 +1,4 @@
-"""When to stop early. Pure: every rank sees the same metrics, so every rank decides alike."""
+"""Decide when to stop early, from the metrics alone, so that all ranks, which have the same metrics, decide alike."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 
 class Stopping:
-    """Watches one metric, round by round.
+    """Early stopping by one metric.
 
     Args:
-        patience: Rounds without improvement to stop after.
-        higher_is_better: Whether more is better.
-        seen: Its values so far.
+        patience: Number of rounds without improvement after which training stops.
+        higher_is_better: Whether higher values of the metric are better.
+        seen: Values of the metric in the previous rounds.
     """
 
     def __init__(self, patience: int, higher_is_better: bool, seen: Iterable[float] = ()) -> None:
@@ -26,12 +26,12 @@ class Stopping:
 
     @property
     def stopped(self) -> bool:
-        """Whether training ends here; a metric that has never been a number does not improve either."""
+        """Whether training stops now; a metric that was always NaN counts as not improved."""
         best = -1 if self.best_round is None else self.best_round
         return self._rounds - 1 - best >= self._patience
 
     def see(self, value: float) -> None:
-        """Take note of the next round's value."""
+        """Record the metric's value of the next round."""
         better = value > self.best_value if self._higher else value < self.best_value
         if better or (self.best_round is None and not math.isnan(value)):
             self.best_round, self.best_value = self._rounds, value

@@ -1,4 +1,4 @@
-"""What passes between LightGBM's driver and workers while they prepare."""
+"""Messages between the driver and the workers while they prepare a LightGBM training."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a worker is told first.
+    """The first message to a worker.
 
     Args:
-        task: What to do.
-        share: Which of all rows it has.
+        task: Data and parameters of the worker.
+        share: Position of the worker's rows among all rows.
     """
 
     task: Task
@@ -29,11 +29,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What it answers.
+    """A worker's answer to :class:`Opening`.
 
     Args:
-        sample: Its part of the sample, float32 ``[rows, columns]``.
-        address: Where it will listen.
+        sample: The worker's part of the sample, float32 ``[rows, columns]``.
+        address: Address and port at which the worker will listen.
     """
 
     sample: np.ndarray
@@ -42,11 +42,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all go by.
+    """The second message, the same for all workers.
 
     Args:
         sample: Ray's reference to the whole sample, float32 ``[rows, columns]``.
-        machines: Where all of them will listen, by rank.
+        machines: Address and port of each worker, by rank.
     """
 
     sample: ObjectRef

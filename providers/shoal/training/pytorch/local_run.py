@@ -1,4 +1,4 @@
-"""Running a function in this process as a worker would, for a debugger."""
+"""Run a training function in this process, as a worker would, for debugging."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def run_local(
     hyper_params: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Calls a function here, as rank 0 of 1, with the environment and the context that a worker has.
+    """Call a function in this process as rank 0 of 1, with the environment variables and the context of a worker.
 
-    Breakpoints work, nothing is pickled, and no pool is needed.
+    Breakpoints work, no object is pickled, and no pool is needed.
 
     Args:
-        function: What to call.
-        args: Its arguments.
-        dataset_map: What ``get_context().get_dataset_map()`` hands out.
-        hyper_params: What ``get_context().get_hyper_params()`` returns.
-        kwargs: Its arguments by name.
+        function: Function to call.
+        args: Positional arguments of the function.
+        dataset_map: Datasets by name, which ``get_context().get_dataset_map()`` returns.
+        hyper_params: Hyperparameters, which ``get_context().get_hyper_params()`` returns.
+        kwargs: Keyword arguments of the function.
 
     Returns:
-        What it returned.
+        The function's return value.
 
     Example:
         >>> from shoal.distributors.pytorch import get_context, run_local
@@ -43,7 +43,7 @@ def run_local(
     """
     machine = Machine("here", "127.0.0.1", port=_free_port())
     [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
-    # Here nobody has opened the store: rank 0 does so itself, as under torchrun without an agent.
+    # No other process has opened the store, so rank 0 must open it, as under torchrun without an agent.
     del environment["TORCHELASTIC_USE_AGENT_STORE"]
     with _environment(environment):
         set_context(Context(dataset_map, hyper_params))

@@ -1,4 +1,4 @@
-"""MLflow in workers: what user code logs lands in the job's run."""
+"""Assign MLflow models that user code logs in a worker to the job's MLflow run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable
 
 
 def adopt_model(log: Callable[[str], None]) -> None:
-    """Counts the model that user code has logged last as the job's run's own.
+    """Assign the model that user code logged last to the job's MLflow run.
 
-    MLflow looks for the run in the environment, but not in `log_model`: a model logged without a run belongs to none.
+    MLflow finds the run in the environment, but `log_model` does not look there: without an active run, the logged
+    model belongs to no run.
 
     Args:
-        log: Told what went wrong. A training that has ended well is not lost for it: who needs the model misses it.
+        log: Function to call with an error message. An error is only logged, so that a successful training does not
+            fail because of it.
     """
     mlflow, run_id = sys.modules.get("mlflow"), os.environ.get("MLFLOW_RUN_ID")
     if mlflow is None or not run_id:
@@ -24,4 +26,4 @@ def adopt_model(log: Callable[[str], None]) -> None:
             output = mlflow.entities.LoggedModelOutput(model.model_id, step=0)
             mlflow.MlflowClient().log_outputs(run_id, models=[output])
     except Exception as error:
-        log(f"the model that was logged could not be counted as the job's: {error}")
+        log(f"the logged MLflow model could not be assigned to the job's run {run_id}: {error}")

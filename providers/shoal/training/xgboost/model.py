@@ -1,4 +1,4 @@
-"""An XGBoost model and its bytes."""
+"""Load XGBoost models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def load(model: bytes, best_iteration: int | None) -> xgboost.Booster:
     """Load a model.
 
     Args:
-        model: Its UBJSON.
-        best_iteration: Not needed, because XGBoost keeps the best round in the model itself.
+        model: Model as UBJSON.
+        best_iteration: Not used, because XGBoost stores the best round in the model itself.
 
     Returns:
         The booster.
