@@ -433,7 +433,7 @@ def test_positions_elsewhere_are_refused(numbers: DataConnector, brief_end: None
     with pytest.raises(InvalidArgumentError, match="must be a result of"):
         dataset.load_state_dict({"step": 1})
     dataset.load_state_dict(state)
-    with pytest.raises(InvalidArgumentError, match="outside of DataLoader's workers"):
+    with pytest.raises(InvalidArgumentError, match="called in the main process"):
         next(iter(loader(dataset, 1)))
 
 
