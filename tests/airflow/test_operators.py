@@ -323,7 +323,7 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "task train does not say what to train"),
+        ({}, "task train has neither a spec nor a train_func"),
         ({"train_func": 3}, "must be a function, the name of a function"),
         (
             {"train_func": len, "framework": "xgboost"},
@@ -359,8 +359,8 @@ def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"spec": "{{ params.spec }}"}, "spec of @task.distributed is a dict"),
-        ({"spec": {"scaling_config": {}}}, "instead of scaling_config"),
+        ({"spec": "{{ params.spec }}"}, "spec of @task.distributed must be a dict"),
+        ({"spec": {"scaling_config": {}}}, "must not contain scaling_config"),
         ({"gpus": 3, "num_workers": 2}, "gpus=3 cannot be divided"),
         ({"multiple_outputs": True}, "returns a list"),
     ],

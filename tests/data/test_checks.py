@@ -47,7 +47,7 @@ def test_missing_column_suggests_near_names(write: Write) -> None:
         validate_columns(connector.source, ["dep_dely"])
     with pytest.raises(DataError, match='did you mean "Month"'):
         validate_columns(connector.source, ["month"])
-    with pytest.raises(DataError, match="it has dep_delay, arr_delay, Month"):
+    with pytest.raises(DataError, match="its columns are dep_delay, arr_delay, Month"):
         validate_columns(connector.source, ["zzzz"])
 
 
@@ -58,8 +58,8 @@ BAD_TYPES = {
     "date": ([datetime.date(2026, 1, 1)], "day of the year"),
     "timestamp": ([datetime.datetime(2026, 1, 1)], "day of the year"),
     "decimal": ([decimal.Decimal("1.5")], "float64"),
-    "list": ([[1, 2]], "column of its own"),
-    "struct": ([{"a": 1}], "column of its own"),
+    "list": ([[1, 2]], "separate column"),
+    "struct": ([{"a": 1}], "separate column"),
     "binary": ([b"a"], "leave it out"),
 }
 
@@ -97,7 +97,7 @@ BAD_CATEGORIES = {
     "double": ([1.0], "leave it out of categorical_cols"),
     "date": ([datetime.date(2026, 1, 1)], "the month or the weekday"),
     "decimal": ([decimal.Decimal("1.5")], "leave it out of categorical_cols"),
-    "list": ([[1, 2]], "column of its own"),
+    "list": ([[1, 2]], "separate column"),
     "binary": ([b"a"], "as text"),
 }
 
@@ -107,7 +107,7 @@ def test_types_that_cannot_be_categories(write: Write, kind: str) -> None:
     values, advice = BAD_CATEGORIES[kind]
     connector = DataConnector.from_parquet(write("a.parquet", x=values, y=[1]))
     with pytest.raises(
-        DataError, match=rf'a\.parquet: column "x" is of type .*{kind}.* cannot be categories: .*{advice}'
+        DataError, match=rf'a\.parquet: column "x" is of type .*{kind}.* cannot be categorical: .*{advice}'
     ):
         validate_columns(connector.source, ["x"], "y", categorical_cols=["x"])
 
@@ -117,7 +117,7 @@ def test_categories_may_be_stored_differently_from_file_to_file(write: Write, tm
     write("d/b.parquet", x=pa.array(["a"]), n=pa.array([1], pa.int64()))
     connector = DataConnector.from_parquet(tmp_path / "d")
     validate_columns(connector.source, ["x", "n"], categorical_cols=["x", "n"])
-    with pytest.raises(DataError, match=r'd/b\.parquet: column "n" is of type int64, but int8'):
+    with pytest.raises(DataError, match=r'd/b\.parquet: column "n" is of type int64, but of type int8'):
         validate_columns(connector.source, ["x", "n"], categorical_cols=["x"])
     write("d/b.parquet", x=[1], n=[1])
     with pytest.raises(DataError, match=r'd/b\.parquet: column "x" is of type int64'):
@@ -151,7 +151,9 @@ def test_files_with_differing_schemas(write: Write, tmp_path: Path) -> None:
     validate_columns(connector.source, ["x"])  # what is not used may differ
     write("d/b.parquet", x=[1.5], y=[1])
     connector = DataConnector.from_parquet(tmp_path / "d")
-    with pytest.raises(DataError, match=r'd/b\.parquet: column "x" is of type double, but int64 in .*d/a\.parquet'):
+    with pytest.raises(
+        DataError, match=r'd/b\.parquet: column "x" is of type double, but of type int64 in .*d/a\.parquet'
+    ):
         validate_columns(connector.source, ["x"], "y")
     with pytest.raises(DataError, match=r"d/b\.parquet"):
         check_same_schema(connector.source, ["x"])
@@ -184,7 +186,7 @@ def test_empty_files(write: Write, tmp_path: Path) -> None:
         (([], "y"), "input_cols is empty"),
         (("x", "y"), "must be a list"),
         ((["x", "x"], "y"), "twice"),
-        ((["x", "y"], "y"), "among input_cols"),
+        ((["x", "y"], "y"), "also in input_cols"),
         (([1], "y"), "must be a str"),
         ((["x"], "y", "w"), "extra_cols must be a list"),
     ],

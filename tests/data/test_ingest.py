@@ -94,7 +94,7 @@ def test_file_written_anew_since_the_plan(write: Write) -> None:
     connector = DataConnector.from_parquet(path)
     [shard] = connector.plan(1, 0)
     write("a.parquet", x=[1, 2, 3])
-    with pytest.raises(DataError, match=r"a\.parquet was changed since .* \(2 rows then, 3 now\)"):
+    with pytest.raises(DataError, match=r"a\.parquet was changed after .* \(2 rows then, 3 now\)"):
         list(connector.ingester().iter_batches(shard, ["x"]))
 
 
@@ -117,7 +117,7 @@ def test_corrupt_pages_name_file_and_row_group(write: Write) -> None:
 def test_what_is_no_parquet(write: Write, tmp_path: Path, content: bytes) -> None:
     write("d/a.parquet", x=[1])
     (tmp_path / "d/b.parquet").write_bytes(content)
-    with pytest.raises(DataError, match=r"d/b\.parquet is corrupt or no Parquet file"):
+    with pytest.raises(DataError, match=r"d/b\.parquet is corrupt or not a Parquet file"):
         DataConnector.from_parquet(tmp_path / "d").plan(1, 0)
 
 

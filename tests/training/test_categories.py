@@ -198,7 +198,7 @@ def test_what_is_refused_before_anything_starts(
     monkeypatch.setattr(engine, "shared_gang", None)
     with pytest.raises(InvalidArgumentError, match='categorical_cols names "tail"'):
         train(request(framework, flights, categorical_cols=("carrier", "tail")))
-    with pytest.raises(DataError, match='"hour" is of type float, which cannot be categories'):
+    with pytest.raises(DataError, match='"hour" is of type float, which cannot be categorical'):
         train(request(framework, flights, categorical_cols=("carrier", "hour")))
     with pytest.raises(DataError, match=r'"carrier" is of type string, which cannot be .* in categorical_cols'):
         train(request(framework, flights, categorical_cols=("flight",)))

@@ -1,4 +1,4 @@
-"""Arrow columns as what torch items are made of: NumPy arrays, or Arrow's own where the values are text or bytes."""
+"""Convert Arrow columns for torch datasets: to NumPy arrays, or to Arrow arrays for text and bytes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 Column: TypeAlias = "np.ndarray | pa.Array"
 
 OBJECTS = "object"
-"""The dtype of columns of text and bytes, whose items are Python objects."""
+"""Name of the dtype of text and bytes columns, whose values become Python objects."""
 
-# torch has these three, but hardly anything that computes with them.
+# torch has the dtypes uint16, uint32 and uint64, but few of its operations support them.
 _WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def dtype_of(type_: pa.DataType) -> str | None:
-    """The NumPy dtype that a column is handed out in.
+    """Return the NumPy dtype to which a column of an Arrow type is converted.
 
     Args:
-        type_: Type of the column; of a dictionary, its values' type counts.
+        type_: Type of the column. For a dictionary type, the type of its values is used.
 
     Returns:
-        Integers and floats keep their width (unsigned ones take the next wider signed type, uint64 takes int64),
-        decimals are float64, text and bytes :data:`OBJECTS`; None where torch has nothing for it.
+        Name of the dtype. Signed integers, uint8 and floats keep their width; uint16 and uint32 become the next wider
+        signed type, uint64 becomes int64; decimals become float64; text and bytes become :data:`OBJECTS`. None if
+        torch does not support the type.
     """
     import pyarrow as pa
 
@@ -49,20 +50,21 @@ def dtype_of(type_: pa.DataType) -> str | None:
 
 
 def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) -> Column:
-    """Converts a column of one row range; without a copy where it is stored as it is handed out.
+    """Convert a column of one row range, without a copy if the stored type is already the wanted type.
 
     Args:
-        column: Its values.
-        name: Its name.
-        dtype: What :func:`dtype_of` says of its type.
-        part: Where the rows come from.
+        column: Values of the column.
+        name: Name of the column.
+        dtype: Result of :func:`dtype_of` for the column's type.
+        part: Row range that the values were read from, for error messages.
 
     Returns:
-        An array ``[rows]``: of NumPy, nulls as NaN, or of Arrow for text (large_string) and bytes (large_binary).
+        A NumPy array ``[rows]`` with nulls as NaN, or an Arrow array ``[rows]`` for text (large_string) and bytes
+        (large_binary).
 
     Raises:
-        DataError: Naming file, row group and column, if there is a null that cannot be NaN, or an integer above the
-            largest int64.
+        DataError: If a column other than floats and decimals has a null, or an integer is above the largest int64. The
+            message names the file, the row group and the column.
     """
     import numpy as np
     import pyarrow as pa
@@ -73,37 +75,37 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     where = f'{part.path}, row group {part.row_group}: column "{name}" of type {type_}'
     if column.null_count and not (pa.types.is_floating(type_) or pa.types.is_decimal(type_)):
         raise DataError(
-            f"{where} is null in {column.null_count} of {len(column)} rows, and only floats have NaN for that: "
-            "fill them in, leave these rows out, or write the column as floats"
+            f"{where} is null in {column.null_count} of {len(column)} rows, but only float columns can hold nulls (as "
+            "NaN): fill in these values, leave these rows out, or write the column as floats"
         )
     if dtype == OBJECTS:
-        # With 64-bit offsets, any number of row groups can be joined.
+        # The large types have 64-bit offsets, so the joined row groups may exceed 2 GiB.
         column = column.cast(pa.large_string() if _is_text(type_) else pa.large_binary())
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_decimal(type_):
         column = column.cast(pa.float64())
     elif pa.types.is_boolean(type_):
-        # Arrow keeps booleans as bits, which NumPy cannot view.
+        # Arrow stores booleans as bits, which NumPy cannot read without a copy.
         column = column.cast(pa.uint8())
     pieces = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
     values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
         raise DataError(
-            f"{where} holds {values.max()}, above the largest int64, which is what torch computes with: "
-            "write it as text, or divide it into two columns"
+            f"{where} holds {values.max()}, which is above the largest int64 ({np.iinfo(np.int64).max}), the widest "
+            "integer that torch computes with: write the column as text, or split it into two columns"
         )
     return values.astype(dtype, copy=False)
 
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
-    """Joins the pieces of a column and puts its rows in another order.
+    """Join the pieces of a column and reorder its rows.
 
     Args:
-        pieces: The column of each row range.
-        order: Positions ``[rows]`` in what is joined; None leaves the order.
+        pieces: Values of the column, one array per row range.
+        order: Index ``[rows]`` into the joined array: the row to put at each position. None keeps the order.
 
     Returns:
-        An array ``[rows]``; the only piece itself where nothing is to do.
+        An array ``[rows]``. A single piece without `order` is returned without a copy.
     """
     import numpy as np
     import pyarrow as pa
@@ -116,16 +118,16 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
 
 
 def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
-    """Copies the rows ``start <= i < stop``, so that whoever keeps them keeps no more than them.
+    """Copy the rows ``start <= i < stop``, so that keeping them does not keep the whole column in memory.
 
     Returns:
-        An array, or a list of str or bytes.
+        A NumPy array, or a list of str or bytes.
     """
     import numpy as np
 
     if isinstance(column, np.ndarray):
         return column[start:stop].copy()
-    # By way of NumPy: Arrow's own `to_pylist` makes a scalar of its own for every value, and takes ten times as long.
+    # Arrow's `to_pylist` creates a scalar object for every value and takes ten times as long as this.
     values: list[Any] = column.slice(start, stop - start).to_numpy(zero_copy_only=False).tolist()
     return values
 

@@ -1,4 +1,4 @@
-"""Ray Data over the same row ranges that the plan deals out: every planned row once, none dropped."""
+"""Read row ranges with Ray Data, so that every planned row is read exactly once."""
 
 from __future__ import annotations
 
@@ -13,45 +13,50 @@ from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A worker with one CPU claims half of it (`RayDataIngester.worker_cpu_fraction`): a read task that asked for a whole
-# one would wait for ever.
+# CPUs per read task. A worker with one CPU requests half of it (`RayDataIngester.worker_cpu_fraction`), so a read task
+# that requested a whole CPU would wait forever.
 READ_TASK_CPUS = 0.5
 
-# Read tasks per worker: one being read while one is being trained on; more would only fill the object store.
+# Concurrent read tasks per worker: the next table is read while the worker trains on the current one. More tasks would
+# only fill Ray's object store.
 READ_TASKS = 2
 
-# Name of the column that carries a data error out of a read task.
+# Name of the column in which a read task returns the message of a DataError.
 _ERROR = "__shoal_data_error__"
 
 
 def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    """Reads row ranges in Ray Data tasks.
+    """Read row ranges in Ray Data tasks.
 
     Args:
         source: The dataset.
-        ranges: The rows.
+        ranges: Row ranges to read.
         columns: Columns to return, in this order; all by default.
 
     Yields:
-        One table per range, in their order.
+        One table per range, in the order of `ranges`.
 
     Raises:
         InvalidArgumentError: If this process is not connected to Ray.
-        DataError: As :meth:`ParquetSource.read` says; also if Ray Data returned other rows than planned.
+        DataError: If :meth:`ParquetSource.read` raises it in a task, or Ray Data returns more or fewer rows than
+            planned.
     """
     import pyarrow as pa
 
     dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
     blocks = _blocks(dataset)
-    # Ray Data cuts large tables into blocks; put together again, the tables (and so the model) are those of the
-    # ArrowIngester.
+    # Ray Data splits large tables into blocks. Joining the blocks gives the same tables as the ArrowIngester, and so
+    # the same model.
     spare: list[pa.Table] = []
     have = 0
     for part in ranges:
         while have < part.rows:
             block = next(blocks, None)
             if block is None:
-                raise DataError(f"Ray Data returned fewer rows than planned: {part.path}, row group {part.row_group}")
+                raise DataError(
+                    f"Ray Data returned fewer rows than planned at {part.path}, row group {part.row_group}: use "
+                    "ingestor_class=ArrowIngester"
+                )
             spare.append(block)
             have += block.num_rows
         joined = pa.concat_tables(spare)
@@ -60,7 +65,9 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
         spare = [joined.slice(part.rows)] if have else []
         del joined
     if have or any(block.num_rows for block in blocks):
-        raise DataError(f"Ray Data returned more rows than planned: {source.paths[0]}")
+        raise DataError(
+            f"Ray Data returned more rows than planned from {source.paths[0]}: use ingestor_class=ArrowIngester"
+        )
 
 
 def ranges_dataset(
@@ -71,25 +78,30 @@ def ranges_dataset(
     concurrency: int | None = None,
     errors_as_rows: bool = False,
 ) -> Any:
-    """Makes a lazy Ray Dataset that reads row ranges, in their order.
+    """Return a lazy Ray Dataset that reads row ranges, in the given order.
 
     Args:
         source: The dataset.
-        ranges: The rows; at least one range.
+        ranges: Row ranges to read; at least one.
         columns: Columns to read; all by default.
-        concurrency: Read tasks at a time; None leaves it to Ray.
-        errors_as_rows: Send a data error as a row instead of raising it in the task: Ray wraps what a task raises and
-            loses the cause when it pickles the wrapper.
+        concurrency: Number of read tasks that run at the same time; None leaves it to Ray.
+        errors_as_rows: Whether a read task returns a DataError as a row instead of raising it. Ray wraps an exception
+            of a task in another one, and loses the cause when it pickles the wrapper.
 
     Returns:
         A ``ray.data.Dataset``.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected to Ray.
+        DataError: If `ranges` is empty.
     """
     ray = connected_ray()
     import pyarrow as pa
 
     if not ranges:
         raise DataError(f"the dataset has no rows: {source.paths[0]}")
-    source.footers()  # Here, once, and not in every task.
+    source.footers()  # Read here, so that the pickled source carries the footers to the tasks.
     wanted = list(ranges)
 
     def read(batch: Any) -> Any:
@@ -116,15 +128,17 @@ def ranges_dataset(
 
 
 def stage_dataset(dataset: Any, directory: str, checked: bool) -> None:
-    """Runs a Ray Dataset and writes its rows as Parquet, from the tasks that make them.
+    """Run a Ray Dataset and write its rows as Parquet from Ray's tasks.
 
     Args:
         dataset: A ``ray.data.Dataset``.
-        directory: Where to.
-        checked: Whether the user chose the directory, and so answers for all nodes reaching it.
+        directory: Directory or URI to write to.
+        checked: Whether the user chose the directory. In this case it is not checked that all nodes can reach it.
 
     Raises:
-        InvalidArgumentError: If the default location on this host's disk is out of other nodes' reach.
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected to Ray, or if `checked` is false, the directory is on
+            the local disk and the nodes are on several hosts.
     """
     ray = connected_ray()
     from shoal.data.parquet.filesystems import is_local, resolve
@@ -132,20 +146,23 @@ def stage_dataset(dataset: Any, directory: str, checked: bool) -> None:
     hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if is_local(directory) and len(hosts) > 1 and not checked:
         raise InvalidArgumentError(
-            f"the pool's nodes are on {len(hosts)} hosts, each with a {os.path.dirname(directory)} of its own: "
-            "name a place that all of them reach with staging_location="
+            f"the pool's nodes are on {len(hosts)} hosts, and each host has its own {os.path.dirname(directory)}: pass "
+            "staging_location= with a directory or URI that all hosts can reach"
         )
     filesystem, inner = resolve(directory)
     dataset.write_parquet(inner, filesystem=filesystem, try_create_dir=False, compression="zstd")
 
 
 def connected_ray() -> Any:
-    """Imports Ray Data in a process that is connected to a cluster.
+    """Import Ray Data and check that this process is connected to a Ray cluster.
+
+    Returns:
+        The module ``ray``.
 
     Raises:
         MissingExtraError: If Ray is not installed.
-        InvalidArgumentError: If the process is not connected. Ray would connect by itself, to any cluster that happens
-            to run here.
+        InvalidArgumentError: If this process is not connected. Without this check, Ray would connect to any cluster
+            that runs on this host.
     """
     try:
         import ray
@@ -154,8 +171,8 @@ def connected_ray() -> Any:
         raise MissingExtraError("ray", "ray") from exc
     if not ray.is_initialized():
         raise InvalidArgumentError(
-            "this process is not connected to Ray: do this in a job on a pool, or call ray.init(address=...) first "
-            '(address="local" starts a Ray of its own)'
+            "this process is not connected to Ray: run this code in a job on a pool, or call ray.init(address=...) "
+            'first (address="local" starts a new Ray cluster)'
         )
     return ray
 

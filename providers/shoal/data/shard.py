@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class DataShard:
-    """One worker's rows of a dataset, read straight from storage.
+    """The rows of a dataset that one worker reads from storage.
 
     Args:
-        ingester: Reads the rows.
-        shard: Which rows.
-        position: Where the worker stands in its gang.
-        largest: Rows of the gang's largest shard; by default, of this one.
+        ingester: Reader of the rows.
+        shard: Row ranges of this worker.
+        position: Rank of the worker and size of its gang.
+        largest: Number of rows in the gang's largest shard; by default, in this shard.
     """
 
     def __init__(self, ingester: Ingester, shard: Shard, position: GangPosition, largest: int | None = None) -> None:
@@ -37,11 +37,11 @@ class DataShard:
         return f"DataShard(rank={self.position.rank} of {self.position.world_size}, rows={self.shard.rows})"
 
     def num_rows(self) -> int:
-        """Number of rows of this worker."""
+        """Return the number of rows of this worker."""
         return self.shard.rows
 
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yields one table per row range of the shard.
+        """Yield one table per row range of the shard.
 
         Args:
             columns: Columns to read, in this order; all by default.
@@ -49,16 +49,16 @@ class DataShard:
         return self.ingester.iter_batches(self.shard, columns)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads the whole shard into one table."""
+        """Read the whole shard into one table."""
         import pyarrow as pa
 
         return pa.concat_tables(self.iter_batches(columns))
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Reads the shard into a DataFrame.
+        """Read the shard into a DataFrame.
 
         Args:
-            limit: Number of rows to read at most; all by default.
+            limit: Maximum number of rows to read; all by default.
         """
         from shoal.data.parquet.reading import take_rows
 
@@ -73,23 +73,24 @@ class DataShard:
         columns: Sequence[str] | None = None,
         pad: bool = True,
     ) -> TorchDataset:
-        """Makes a torch ``IterableDataset`` of the shard's rows.
+        """Return a torch ``IterableDataset`` of the shard's rows.
 
         Args:
-            batch_size: Rows per item: a dict of column -> tensor ``[batch_size]``, or a list for text and bytes. None:
-                an item is a row, a dict of column -> int, float, bool, str or bytes.
-            shuffle: Whether each ``iter()`` is a new epoch in an order of its own, which the gang's seed and the rank
-                tell.
-            drop_last_batch: Whether a last batch of fewer rows is left out. Without `batch_size` it means nothing.
-            columns: Columns to hand out, in this order; all by default.
-            pad: Whether some of the shard's rows come twice, so that every rank has as many as the largest shard, and
-                none waits in a collective operation for one that has run out.
+            batch_size: Number of rows per item. An item is a dict of column -> tensor ``[batch_size]`` (a list for text
+                and bytes). With None, an item is one row: a dict of column -> int, float, bool, str or bytes.
+            shuffle: Whether each ``iter()`` is a new epoch with its own order, which depends on the gang's seed, the
+                rank and the epoch.
+            drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
+            columns: Columns to return, in this order; all by default.
+            pad: Whether to repeat rows of the shard until it has as many rows as the largest shard. Without padding, a
+                rank that has more rows waits forever in a collective operation for a rank that has none left.
 
         Returns:
-            A :class:`shoal.data.torch.dataset.TorchDataset`, to be handed to a DataLoader or read as it is.
+            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass it to a DataLoader or iterate over it directly.
 
         Raises:
-            DataError: If a column is missing, torch has no type for it or files differ in it, or there are no rows.
+            DataError: If a column is missing, has a type that torch does not support, or differs between files, or if
+                the dataset has no rows.
         """
         try:
             from shoal.data.torch.dataset import TorchDataset

@@ -1,1 +1,1 @@
-"""Parquet files: found, opened, and read by row ranges."""
+"""Find Parquet files, open them, and read row ranges."""

@@ -1,4 +1,4 @@
-"""Paths and the filesystems behind them: local, S3, GCS and whatever else Arrow or fsspec opens."""
+"""Paths and their filesystems: local, S3, GCS and all others that Arrow or fsspec can open."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.redaction import has_credentials, redact_value
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-# Schemes that Arrow opens by itself; for all others there is fsspec.
+# URI schemes that Arrow opens without fsspec. All other schemes are opened with fsspec.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8: Arrow takes no such path
+# Python decodes bytes of a file name that are not valid UTF-8 to surrogates. Arrow cannot open such a path.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _OPTION = re.compile(r"\w+=")
 
 
 def normalise(path: str | os.PathLike[str]) -> str:
-    """Makes a path absolute, so that another process reads the same file.
+    """Make a path absolute, so that another process reads the same file.
 
     Args:
-        path: Local path (relative, with ``~``, or ``file://``) or URI.
+        path: Local path (absolute, relative, with ``~``, or ``file://``) or URI.
 
     Returns:
         An absolute local path, or the URI without a trailing slash.
 
     Raises:
-        InvalidArgumentError: If it is no path, or a URI with credentials in it.
+        InvalidArgumentError: If `path` is not a valid path or URI, or is a URI that contains credentials.
     """
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgumentError(f"a path must be a str or a Path, not {type(path).__name__}: {shown(path)}")
@@ -36,17 +37,20 @@ def normalise(path: str | os.PathLike[str]) -> str:
     if not text.strip():
         raise InvalidArgumentError("a path is empty: name a Parquet file, a directory or a glob")
     if "\0" in text or _SURROGATE.search(text):
-        raise InvalidArgumentError(f"the path {shown(text)} has a character that no path to data can have")
+        raise InvalidArgumentError(
+            f"the path {shown(text)} contains a NUL or a surrogate character, which Arrow cannot open: rename the file "
+            "or directory"
+        )
     if _SCHEME.match(text):
         try:
             urlsplit(text)
         except ValueError as error:
-            raise InvalidArgumentError(f'the path "{text}" is no URI: {error}') from None
+            raise InvalidArgumentError(f'the path "{text}" is not a valid URI: {error}') from None
     if "://" in text and has_credentials(text):
-        # The text of a path ends up in job specs, logs and MLflow.
+        # Paths are written to job specs, logs and MLflow.
         raise InvalidArgumentError(
-            f"the path {redact_value(text)} had credentials in it: leave them to the environment "
-            "or to the usual credentials file, which the nodes read too"
+            f"the path {redact_value(text)} contained credentials: remove them from the path and set them in "
+            "environment variables or in the usual credentials file, on this machine and on the nodes"
         )
     if text.startswith("file://"):
         from urllib.request import url2pathname
@@ -58,33 +62,34 @@ def normalise(path: str | os.PathLike[str]) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Whether a normalised path lies on this machine's own filesystem (or on a mount of it)."""
+    """Return whether a normalised path is a path on this machine's filesystem (including mounts) and not a URI."""
     return not _SCHEME.match(path)
 
 
 def join(base: str, name: str) -> str:
-    """Appends a file name to a normalised directory path or URI."""
+    """Append a file name to a normalised directory path or URI."""
     head, mark, query = split_query(base)
     return f"{head.rstrip('/')}/{name}{mark}{query}"
 
 
 def split_query(path: str) -> tuple[str, str, str]:
-    """Splits the options off a URI (``s3://b/k?region=x``); any other ``?`` is a wildcard."""
+    """Split a URI (``s3://b/k?region=x``) into path, ``?`` and options. Any other ``?`` is a wildcard in the path."""
     head, mark, query = path.partition("?")
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
 
 
 def resolve(path: str) -> tuple[Any, str]:
-    """Finds the filesystem of a normalised path.
+    """Find the filesystem of a normalised path.
 
     Args:
-        path: What :func:`normalise` returned.
+        path: Result of :func:`normalise`.
 
     Returns:
         A ``pyarrow.fs.FileSystem`` and the path within it.
 
     Raises:
-        DataError: If nothing here opens such a path; the message says what to install.
+        DataError: If neither Arrow nor an installed fsspec package can open the path. If a package is missing, the
+            message names it.
     """
     if is_local(path):
         from pyarrow.fs import LocalFileSystem
@@ -120,7 +125,7 @@ def _fsspec(scheme: str, netloc: str) -> Any:
     except ImportError as exc:
         raise DataError(f"{scheme}:// paths need a package that is not installed here: {exc}") from exc
     except ValueError as exc:
-        raise DataError(f"{scheme}:// is no kind of path that Arrow or fsspec knows: {exc}") from exc
+        raise DataError(f"neither Arrow nor fsspec supports {scheme}:// paths: {exc}") from exc
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Parquet footers: all that planning and checking need to know of a file, without reading a row."""
+"""Read Parquet footers, which are enough to plan shards and to check columns without reading rows."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Footers of object stores come one round trip (20 to 100 ms) at a time; 16 at once read a thousand files in a few
+# Each footer on an object store takes a round trip of 20 to 100 ms. 16 threads read a thousand footers in a few
 # seconds.
 _THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What is known of one Parquet file.
+    """Metadata of one Parquet file.
 
     Args:
         path: Canonical path or URI.
         size: Size of the file in bytes.
-        groups: (rows, uncompressed bytes) of each row group.
+        groups: (number of rows, uncompressed bytes) of each row group.
         schema: The columns in the file, without metadata.
-        partitions: Hive partition values out of the path, as text.
+        partitions: (name, value) of each Hive partition in the path; the value is text, or None for a null.
     """
 
     path: str
@@ -40,13 +40,21 @@ class Footer:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the file."""
+        """Return the number of rows in the file."""
         return sum(rows for rows, _ in self.groups)
 
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
-    """Turns what Arrow raises while it reads a file into an error that names the file (and the part of it)."""
+    """Convert an exception that Arrow raises while reading a file to a DataError that names the file.
+
+    Args:
+        path: Path of the file, for the message.
+        part: Part of the file that is read, such as ``row group 3``, for the message.
+
+    Raises:
+        DataError: If the file is gone, cannot be read, or is not a valid Parquet file.
+    """
     import pyarrow as pa
 
     try:
@@ -54,12 +62,12 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     except (MemoryError, DataError):
         raise
     except FileNotFoundError:
-        raise DataError(f"{path} is gone: it was there when the dataset was listed") from None
+        raise DataError(f"{path} is gone: it existed when the dataset was listed") from None
     except PermissionError as exc:
         raise DataError(f"{path} cannot be read: {exc.strerror or exc}") from None
     except (OSError, pa.ArrowException) as exc:
         what = f"{path}, {part}," if part else path
-        raise DataError(f"{what} is corrupt or no Parquet file: {_first_line(exc)}") from None
+        raise DataError(f"{what} is corrupt or not a Parquet file: {_first_line(exc)}") from None
 
 
 def _first_line(exc: BaseException) -> str:
@@ -69,17 +77,17 @@ def _first_line(exc: BaseException) -> str:
 
 @contextlib.contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """Opens a Parquet file and closes it.
+    """Open a Parquet file, and close it at the end of the context.
 
     Args:
         path: Canonical path or URI.
 
-    Returns:
-        A ``pyarrow.parquet.ParquetFile`` that reads only what it is asked for (``pre_buffer=False``; buffering ahead
-        held ten times the memory, arrow#39808).
+    Yields:
+        A ``pyarrow.parquet.ParquetFile`` that does not read ahead (``pre_buffer=False``). Reading ahead took ten times
+        the memory (arrow#39808).
 
     Raises:
-        DataError: If it is gone or no Parquet file.
+        DataError: If the file is gone or not a Parquet file.
     """
     import pyarrow.parquet as pq
 
@@ -92,33 +100,34 @@ def open_parquet(path: str) -> Iterator[Any]:
 
 
 def read_metadata(path: str) -> Any:
-    """Reads a file's ``pyarrow.parquet.FileMetaData``."""
+    """Read the ``pyarrow.parquet.FileMetaData`` of a file."""
     with open_parquet(path) as file:
         return file.metadata
 
 
 def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:
-    """Reads the footers of all the files, several at a time.
+    """Read the footers of all files, several at a time.
 
     Args:
-        files: The files; an empty one (0 bytes) is refused.
+        files: The files.
 
     Returns:
-        The footers in the order of `files`, and each path's ``FileMetaData``.
+        The footers in the order of `files`, and a dict of path -> ``FileMetaData``.
 
     Raises:
-        DataError: For the first file that is gone, corrupt or no Parquet.
+        DataError: If a file is gone, corrupt, empty (0 bytes) or not a Parquet file. The message names the first such
+            file.
     """
     schemas: dict[Any, Any] = {}
 
     def read(file: DataFile) -> tuple[Footer, Any]:
         if file.size == 0:
-            raise DataError(f"{file.path} is corrupt or no Parquet file: it is empty (0 bytes)")
+            raise DataError(f"{file.path} is corrupt or not a Parquet file: it is empty (0 bytes)")
         with open_parquet(file.path) as parquet, wrap_read_errors(file.path):
             metadata = parquet.metadata
             schema = parquet.schema_arrow.remove_metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        # Files of one dataset mostly share a schema: one object for all keeps a pickled source small.
+        # The files of a dataset usually have the same schema. Sharing one schema object keeps a pickled source small.
         schema = schemas.setdefault(schema, schema)
         sizes = tuple((group.num_rows, group.total_byte_size) for group in groups)
         return Footer(file.path, file.size, sizes, schema, tuple(partition_values(file.path).items())), metadata

@@ -1,4 +1,4 @@
-"""Find groups of rows that belong together, such as the documents of a query, in Parquet files."""
+"""Find groups of rows, such as the documents of a query, in Parquet files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ if TYPE_CHECKING:
 
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
-    """Read one column, and find where its groups begin.
+    """Read the group column and mark the rows at which a group begins.
 
     Args:
-        source: The rows.
-        column: The group of each row; the rows of one group stand one after the other, in files and row groups too.
+        source: The dataset.
+        column: Column with the group of each row. The rows of a group must be contiguous; a group may extend over
+            several row groups and files.
 
     Returns:
-        For each row group with rows, in the dataset's order: whether a group begins at each row, bool ``[rows]``.
+        For each row group that has rows, in the dataset's order, a bool array ``[rows]``: whether a group begins at
+        the row.
 
     Raises:
-        DataError: If a group is null, or stands in two places.
+        DataError: If a group is null, or its rows are not contiguous.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -37,7 +39,7 @@ def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
         if values.null_count:
             raise DataError(
                 f'{rows.path}, row group {rows.row_group}: the group "{column}" is null in {values.null_count} of '
-                f"{len(values)} rows"
+                f"{len(values)} rows: leave these rows out, or fill in the group"
             )
         begins = group_starts(values, before)
         found.append(begins)
@@ -47,8 +49,10 @@ def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
     twice = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(twice):
         value, places = twice[0]["values"], twice[0]["counts"]
-        others = f", and {len(twice) - 1} groups more" if len(twice) > 1 else ""
+        more = len(twice) - 1
+        others = f", and so are the rows of {more} other group{'s' if more > 1 else ''}" if more else ""
         raise DataError(
-            f'the rows of group {value} of "{column}" stand in {places} places{others}: sort the dataset by it'
+            f'the rows of group {value} of "{column}" are in {places} separate places{others}: sort the dataset by '
+            f'"{column}", so that the rows of each group are contiguous'
         )
     return found

@@ -1,10 +1,11 @@
-"""From what a user names (files, directories, globs) to the files themselves, in their natural order."""
+"""List the files of a dataset from the paths that the user names: files, directories and globs."""
 
 from __future__ import annotations
 
 import fnmatch
 import itertools
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,30 +32,33 @@ class DataFile:
 
 
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
-    """Finds the files of a dataset.
+    """List the files of a dataset.
 
     Args:
-        paths: Normalised paths: files, directories (searched to the bottom; names that begin with ``_`` or ``.`` are
-            left out) or globs (``*``, ``?``, ``[...]``, ``**``).
+        paths: Normalised paths: files, directories (searched recursively; names that begin with ``_`` or ``.`` are left
+            out) or globs (``*``, ``?``, ``[...]``, ``**``).
 
     Returns:
-        The files in natural order: `paths` as given, within a directory or glob sorted by path.
+        The files in the order of `paths`; the files of a directory or glob are sorted by path.
 
     Raises:
-        DataError: If a path does not exist, holds nothing, or cannot be listed.
-        InvalidArgumentError: If two of the paths lead to the same file.
+        DataError: If a path does not exist, contains or matches no file, or cannot be listed.
+        InvalidArgumentError: If two of the paths name the same file.
     """
     found: dict[str, DataFile] = {}
     for path in paths:
         for file in _expand(path):
             if file.path in found:
-                raise InvalidArgumentError(f"{file.path} is named twice in the dataset: its rows would count twice")
+                raise InvalidArgumentError(
+                    f"{file.path} is in the dataset twice, so its rows would be read twice: check that the paths do "
+                    "not overlap"
+                )
             found[file.path] = file
     return tuple(found.values())
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """Reads the Hive partition values (``.../month=1/...``) out of a file's path; the empty partition's is None."""
+    """Parse the Hive partition values in a file's path (``.../month=1/...``); the null partition's value is None."""
     values: dict[str, str | None] = {}
     for part in split_query(path)[0].split("/")[:-1]:
         key, mark, value = part.partition("=")
@@ -79,8 +83,7 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
     from pyarrow.fs import FileType
 
     head, mark, query = split_query(path)
-    # What the user wrote goes in front again: the filesystem's own paths have lost scheme and account, a file's must
-    # not.
+    # The filesystem returns paths without scheme and account, so `canonical` puts the user's prefix in front again.
     parts = inner.split("/")
     static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
 
@@ -94,32 +97,32 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
         static = inner
         infos = _walk(filesystem, inner)
         if not infos:
-            raise DataError(f"{path} is a directory without data files: name one that holds Parquet files")
+            raise DataError(f"{path} is a directory without data files: name a directory that contains Parquet files")
     elif _MAGIC.search(inner):
         infos = []
         for match in _glob(filesystem, inner):
             infos += [match] if match.type == FileType.File else _walk(filesystem, match.path)
         if not infos:
-            raise DataError(f"{path} matches no file: check the pattern, and that it is seen from this machine")
+            raise DataError(
+                f"{path} matches no file: check the pattern, and that this machine ({socket.gethostname()}) can access "
+                "the files"
+            )
     else:
-        raise DataError(f"{path} does not exist: check the path, and that it is seen from this machine ({_where()})")
+        raise DataError(
+            f"{path} does not exist: check the path, and that this machine ({socket.gethostname()}) can access it"
+        )
     files = [DataFile(canonical(info.path, static), info.size or 0) for info in infos]
     return sorted(files, key=lambda file: file.path)
 
 
-def _where() -> str:
-    import socket
-
-    return socket.gethostname()
-
-
 def _is_hidden(relative: str) -> bool:
-    # As Spark, Hive and Arrow do: _SUCCESS, _metadata, .crc and the like are no data. A partition may be called _x=1.
+    # Spark, Hive and Arrow skip these names too: files such as _SUCCESS, _metadata and .crc contain no data. A
+    # partition directory may be named _x=1, so names with "=" are not hidden.
     return any(part.startswith((".", "_")) and "=" not in part for part in relative.split("/"))
 
 
 def _walk(filesystem: Any, base: str) -> list[Any]:
-    """Lists the data files under a directory."""
+    """List the data files under a directory, recursively."""
     from pyarrow.fs import FileSelector, FileType
 
     infos = filesystem.get_file_info(FileSelector(base, recursive=True))
@@ -128,7 +131,7 @@ def _walk(filesystem: Any, base: str) -> list[Any]:
 
 
 def _glob(filesystem: Any, pattern: str) -> list[Any]:
-    """Matches a pattern one path component at a time, so that only directories which match so far are listed."""
+    """Match a pattern one path component at a time, so that only matching directories are listed."""
     from pyarrow.fs import FileSelector, FileType
 
     parts = pattern.split("/")
@@ -146,7 +149,7 @@ def _glob(filesystem: Any, pattern: str) -> list[Any]:
                 matches += [info for info in (*here, *below) if last or info.type == FileType.Directory]
             elif _MAGIC.search(part):
                 infos = filesystem.get_file_info(FileSelector(base, allow_not_found=True))
-                # As in a shell, a wildcard does not find hidden names.
+                # A wildcard does not match hidden names, the same as in a shell.
                 visible = part.startswith((".", "_"))
                 matches += [
                     info
@@ -165,7 +168,7 @@ def _glob(filesystem: Any, pattern: str) -> list[Any]:
 
 
 def partition_type(values: Iterable[str | None]) -> str:
-    """Names the narrowest Arrow type that holds all the values of a partition column: int32, int64 or string."""
+    """Return the narrowest Arrow type for all values of a partition column: int32, int64 or string."""
     present = [value for value in values if value is not None]
     if not present or not all(re.fullmatch(r"-?\d{1,18}", value) for value in present):
         return "string"

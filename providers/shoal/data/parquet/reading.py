@@ -1,4 +1,4 @@
-"""Reading row ranges of Parquet files, one at a time."""
+"""Read row ranges of Parquet files, one at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-# Rows decoded at a time when only a part of a row group is wanted: 64 Ki rows of 100 float32 columns are 26 MB.
+# Rows per batch when only a part of a row group is read. 64 Ki rows of 100 float32 columns are 26 MB.
 _BATCH_ROWS = 65_536
 
 
@@ -24,20 +24,21 @@ def read_ranges(
     partitions: dict[str, pa.Scalar],
     indices_of: Callable[[int], np.ndarray] | None,
 ) -> Iterator[pa.Table]:
-    """Reads row ranges of one file, which is opened once.
+    """Read row ranges of one file, which is opened once.
 
     Args:
-        footer: What was known of the file when it was planned.
-        ranges: The rows to read.
+        footer: Footer of the file, as read for the plan.
+        ranges: Row ranges to read.
         columns: Columns to return, in this order.
-        partitions: Values of the columns that come from the path.
-        indices_of: For a random split: row group -> positions of its rows in the file. None: all rows.
+        partitions: Partition column -> its value for this file.
+        indices_of: For a part of a random split, a function of a row group's index that returns the positions of the
+            part's rows within the row group. None reads all rows.
 
     Yields:
         One table per range.
 
     Raises:
-        DataError: If the file is gone, corrupt, was changed, or lacks a column.
+        DataError: If the file is gone, corrupt, has changed since the plan was made, or lacks a column.
     """
     with open_parquet(footer.path) as file:
         _check_unchanged(file.metadata, footer)
@@ -62,16 +63,16 @@ def read_ranges(
                         table = _append(table, name, value, part.rows)
                 table = table.select(list(columns))
             yield table
-            # The next row group is decoded while the caller may already have let go of this one.
+            # Without `del`, this table would stay in memory while the next row group is decoded.
             del table
 
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
-    """Joins tables until there are enough rows.
+    """Join tables until there are enough rows.
 
     Args:
-        tables: Tables of the same columns; at least one.
-        limit: Number of rows; None takes all.
+        tables: Tables with the same columns; at least one.
+        limit: Maximum number of rows; None takes all rows.
 
     Returns:
         The first `limit` rows.
@@ -96,7 +97,7 @@ def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table
 
 
 def _read_part(file: Any, part: RowRange, columns: list[str]) -> pa.Table:
-    """Decodes a row group in small batches and keeps the wanted rows: half a group costs half its memory."""
+    """Decode a row group in small batches and keep only the wanted rows, so that half a group takes half its memory."""
     import pyarrow as pa
 
     if not columns:
@@ -114,10 +115,10 @@ def _read_part(file: Any, part: RowRange, columns: list[str]) -> pa.Table:
 
 
 def _check_unchanged(metadata: Any, footer: Footer) -> None:
-    """Refuses a file that was written anew since the plan: rows would be dropped or read twice without a word."""
+    """Check that the file was not rewritten after planning, because then rows could be dropped or read twice."""
     now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if now != tuple(rows for rows, _ in footer.groups):
         raise DataError(
-            f"{footer.path} was changed since the dataset was planned ({footer.rows} rows then, {sum(now)} now): "
-            "write new data beside it or start again"
+            f"{footer.path} was changed after the dataset was planned ({footer.rows} rows then, {sum(now)} now): start "
+            "again with a new connector, and write new data to new files"
         )

@@ -1,4 +1,4 @@
-"""Where rows come from: Parquet files, known by their footers."""
+"""`ParquetSource`: Parquet files as a source of rows, planned and checked from their footers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Path = str | os.PathLike[str]
 class ParquetSource:
     """Parquet files, or a random part of their rows.
 
-    Nothing is read until something is asked; the footers are then read once and kept, in pickled copies too, so that
-    workers need not list the directory again (and all see the same files).
+    The footers are read once, when they are first needed, and kept. A pickled copy includes the footers, so that
+    workers do not list the directory again and all see the same files.
 
     Args:
-        paths: Files, directories or globs, local or URIs; one or several. Hive partitions (``month=1/``) become
+        paths: One or several files, directories or globs: local paths or URIs. Hive partitions (``month=1/``) become
             columns.
         splits: Chain of random splits; see :meth:`split`.
     """
@@ -51,21 +51,22 @@ class ParquetSource:
         return redact(f"ParquetSource({shown}{', part of a split' if self.splits else ''})")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Column statistics serve checks and digests, in the driver alone, and may be a hundred times the rest.
+        # Column statistics may be a hundred times larger than the rest, and only the driver uses them (for checks and
+        # digests).
         return {**self.__dict__, "_metadata": {}, "_by_path": {}}
 
     def footers(self) -> tuple[Footer, ...]:
-        """The footers of all files, in natural order: paths as given, a directory's or glob's files sorted by path."""
+        """Return the footers of all files, in the order of the paths; a directory's or glob's files by path."""
         if self._footers is None:
             footers, self._metadata = read_footers(list_files(self.paths))
             self._footers = tuple(footers)
         return self._footers
 
     def footer(self, path: str) -> Footer:
-        """The footer of one of the files, by canonical path.
+        """Return the footer of a file, by canonical path.
 
         Raises:
-            DataError: If the file is not one of the dataset's.
+            DataError: If the file does not belong to the dataset.
         """
         if not self._by_path:
             self._by_path = {footer.path: footer for footer in self.footers()}
@@ -74,18 +75,21 @@ class ParquetSource:
         return self._by_path[path]
 
     def metadata(self, path: str) -> Any:
-        """The ``pyarrow.parquet.FileMetaData`` of one of the files."""
+        """Return the ``pyarrow.parquet.FileMetaData`` of a file."""
         if path not in self._metadata:
             self._metadata[path] = read_metadata(path)
         return self._metadata[path]
 
     def reference(self) -> Footer:
-        """The file that says what the columns are: the first with rows (an empty frame's types are guesses)."""
+        """Return the footer that defines the columns: that of the first file that has rows.
+
+        The column types of an empty file are not used because an empty DataFrame's types are guesses.
+        """
         footers = self.footers()
         return next((footer for footer in footers if footer.rows), footers[0])
 
     def partition_fields(self) -> dict[str, pa.Field]:
-        """The columns that come from the paths (``month=1/``), by name; one in the files themselves has precedence."""
+        """Return the partition columns (``month=1/``) by name, without those that are also stored in the files."""
         import pyarrow as pa
 
         values: dict[str, list[str | None]] = {}
@@ -100,17 +104,17 @@ class ParquetSource:
         }
 
     def schema(self) -> pa.Schema:
-        """The columns: those of the first file that has rows, then those of the partitions."""
+        """Return the columns of the first file that has rows, followed by the partition columns."""
         schema = self.reference().schema
         for field in self.partition_fields().values():
             schema = schema.append(field)
         return schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
-        """All row groups in natural order, with the rows that belong to this source.
+        """Return all row groups in the order of the files, with the number of rows that belong to this source.
 
         Raises:
-            DataError: If a random split left nothing.
+            DataError: If this source is a part of a random split and has no rows.
         """
         selections = self._selection()
         groups = []
@@ -121,28 +125,29 @@ class ParquetSource:
         if self.splits and not any(group.rows for group in groups):
             split, rows = self.splits[-1], sum(footer.rows for footer in self.footers())
             raise DataError(
-                f"part {split.index} of random_split({list(split.weights)}) has no rows: the dataset has only {rows}"
+                f"part {split.index} of random_split({list(split.weights)}) has no rows: the whole dataset has only "
+                f"{rows} row{'s' if rows != 1 else ''}"
             )
         return tuple(groups)
 
     def ranges(self) -> tuple[RowRange, ...]:
-        """All rows in natural order, one range per row group that has any."""
+        """Return one range per row group that has rows, in the order of the files."""
         return tuple(RowRange(group.path, group.index, 0, group.rows) for group in self.row_groups() if group.rows)
 
     def num_rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return sum(group.rows for group in self.row_groups())
 
     def split(self, weights: Sequence[float], seed: int) -> list[ParquetSource]:
-        """Divides the rows at random, without reading or copying any.
+        """Split the rows at random into parts, without reading or copying rows.
 
         Args:
             weights: Relative sizes of the parts.
-            seed: Seed of the draw.
+            seed: Seed of the split.
 
         Returns:
-            One source per weight; every row is in exactly one. Each part has its share of every row group, in row
-            order.
+            One source per weight. Every row is in exactly one source. Each source has its share of every row group,
+            with the rows in their original order.
         """
         parts = []
         for index in range(len(weights) or 1):
@@ -152,23 +157,27 @@ class ParquetSource:
         return parts
 
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Reads row ranges; consecutive ones of a file share one open file.
+        """Read row ranges. Consecutive ranges of a file are read with the file opened once.
 
         Args:
-            ranges: The rows, in any order.
+            ranges: Row ranges to read, in any order.
             columns: Columns to return, in this order; all by default.
 
         Yields:
-            One table per range. Only one is held at a time.
+            One table per range. Only one table is in memory at a time.
 
         Raises:
-            DataError: If a file is gone, corrupt, was changed since, or lacks a column; it names the file.
+            InvalidArgumentError: If `columns` is empty.
+            DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
+                names the file.
         """
         import pyarrow as pa
 
         wanted = list(self.schema().names if columns is None else columns)
         if not wanted:
-            raise InvalidArgumentError("columns is empty: name at least one, or leave it out to read all")
+            raise InvalidArgumentError(
+                "columns is empty: name at least one column, or omit the argument to read all columns"
+            )
         fields = self.partition_fields()
         selections = self._selection()
         for path, parts in groupby(ranges, key=lambda part: part.path):
@@ -184,21 +193,22 @@ class ParquetSource:
             yield from read_ranges(footer, list(parts), wanted, values, indices_of)
 
     def null_count(self, path: str, row_group: int, column: str) -> int | None:
-        """Nulls of a column in a row group, as the footer's statistics give them.
+        """Return the number of nulls of a column in a row group, from the footer's statistics.
 
         Args:
-            path: One of the files.
-            row_group: Number of the row group.
-            column: A top-level column.
+            path: Path of one of the files.
+            row_group: Index of the row group, from 0.
+            column: Name of a top-level column.
 
         Returns:
-            Number of nulls in the whole row group (of a random split too), or None if the footer does not say.
+            Number of nulls in the whole row group, even for a part of a random split; None if the footer has no
+            statistics for it.
         """
         footer = self.footer(path)
         if column not in footer.schema.names:
             values = dict(footer.partitions)
             return footer.groups[row_group][0] if values.get(column, "") is None else 0
-        if str(footer.schema.field(column).type) == "null":  # Arrow writes no statistics for such a column.
+        if str(footer.schema.field(column).type) == "null":  # Arrow writes no statistics for a column of this type.
             return footer.groups[row_group][0]
         group = self.metadata(path).row_group(row_group)
         for i in range(group.num_columns):
@@ -209,11 +219,12 @@ class ParquetSource:
         return None
 
     def digest(self) -> str:
-        """A fingerprint of the dataset, made from footers.
+        """Return a fingerprint of the dataset, computed from the footers.
 
         Returns:
-            32 hex digits (MLflow takes 36). They stay the same when the files move or are renamed, and change with
-            their sizes, row counts, schema, partition values, column statistics, order, or the split.
+            32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. It
+            changes with the files' sizes, row counts, schemas, partition values, column statistics and order, and with
+            the split.
         """
         digest = hashlib.sha256()
         for footer in self.footers():
@@ -231,7 +242,7 @@ class ParquetSource:
         if not self.splits:
             return None
         if self._selections is None:
-            # By sorted path, so that a split does not depend on the order in which the files were given.
+            # Sorted by path, so that a split does not depend on the order in which the user listed the files.
             footers = sorted(self.footers(), key=lambda footer: footer.path)
             keys = [(i, footer.path, group) for i, footer in enumerate(footers) for group in range(len(footer.groups))]
             rows = [rows for footer in footers for rows, _ in footer.groups]

@@ -1,1 +1,1 @@
-"""Which worker reads which rows. Pure: footers' numbers in, row ranges out."""
+"""Plan which worker reads which rows: computed from the numbers in footers, without I/O."""

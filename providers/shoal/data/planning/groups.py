@@ -1,4 +1,4 @@
-"""Assign groups of rows that belong together, such as the documents of a query, to workers, none of them split."""
+"""Assign groups of rows, such as the documents of a query, to workers without splitting a group."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
-    """Where groups begin.
+    """Mark the rows at which a group begins.
 
     Args:
-        values: The group of each row.
-        before: The group of the row before these; None: there is none.
+        values: Group of each row.
+        before: Group of the row before the first of `values`; None if there is no such row.
 
     Returns:
-        Whether a group begins at each row, bool ``[rows]``.
+        Bool array ``[rows]``: whether a group begins at the row.
     """
     import numpy as np
     import pyarrow.compute as pc
@@ -36,20 +36,20 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 def plan_groups(
     row_groups: Sequence[RowGroup], begins: Sequence[np.ndarray], num_workers: int, seed: int
 ) -> tuple[Shard, ...]:
-    """Assign groups to workers, none of them split.
+    """Assign groups of rows to workers without splitting a group.
 
-    Row groups are laid out in a seeded shuffle, those that share a group of rows one after the other, and this line is
-    cut where a group begins, as near as possible to equal parts.
+    The row groups are put in a line in a seeded random order; row groups that share a group of rows stay neighbours.
+    The line is then cut at the starts of groups, as close as possible to equal parts.
 
     Args:
         row_groups: All row groups that have rows, in the dataset's order.
-        begins: Whether a group of rows begins at each row of each, bool ``[rows]``.
-        num_workers: Number of shards to make.
+        begins: For each row group, a bool array ``[rows]``: whether a group of rows begins at the row.
+        num_workers: Number of shards.
         seed: Seed of the shuffle.
 
     Returns:
-        One shard per worker, by rank; each has a group at least, and is within a group's size of the mean where the
-        groups allow it.
+        One shard per worker, by rank. Each shard has at least one group. Where the groups allow it, the size of a shard
+        differs from the mean by less than the size of one group.
 
     Raises:
         DataError: If there are fewer groups than workers.
@@ -64,14 +64,16 @@ def plan_groups(
     line = [index for chain in shuffled(chains, seed) for index in chain]
     at = np.flatnonzero(np.concatenate([begins[index] for index in line])) if line else np.empty(0, dtype=int)
     if len(at) < num_workers:
-        raise DataError(f"the dataset has {len(at)} groups, too few for {num_workers} workers")
+        raise DataError(
+            f"the dataset has {len(at)} groups, too few for {num_workers} workers: each worker needs at least one group"
+        )
     total = sum(row_groups[index].rows for index in line)
     cuts = [0]
     for rank in range(1, num_workers):
         ideal = total * rank / num_workers
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
-        # Every shard, this one and those that follow, has a group at least.
+        # Leave at least one group for this shard and for each shard that follows.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -80,7 +82,7 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """The rows ``start <= i < stop`` of the line."""
+    """Return the row ranges of the rows ``start <= i < stop`` of the line of row groups."""
     found = []
     offset = 0
     for index in line:

@@ -1,9 +1,10 @@
-"""The row-group plan: which worker reads which rows. Pure: no I/O, no Arrow, nothing but footers' numbers.
+"""The row-group plan: assign rows to workers, from the numbers in footers, without I/O or Arrow.
 
-Row groups are assigned whole, in a seeded shuffle, to the shard that has the fewest rows. Where that ends within
-:data:`TOLERANCE` of even, it stands, and no row group is decoded twice. Where it does not (few or uneven row groups),
-whole groups go only where they fit, and what fits nowhere is cut so that the shards differ by at most one row; that
-costs at most ``num_workers - 1`` cuts, that is, one row group more to decode for a worker.
+The row groups are shuffled with a seed, and each whole row group goes to the shard that has the fewest rows so far. If
+all shards end within :data:`TOLERANCE` of the mean, this is the plan, and no row group is decoded twice. Otherwise
+(with few or uneven row groups) a whole row group is assigned only if it fits into a shard's equal share of the rows.
+The remaining row groups are cut so that the sizes of the shards differ by at most one row. This needs at most
+``num_workers - 1`` cuts, and each cut means that one row group is decoded by one worker more.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import TypeVar
 
 from shoal.errors import DataError, InvalidArgumentError
 
-# A shard may be this much larger or smaller than the mean if that spares a cut. Workers wait for the slowest in every
-# round, so 1 % of rows costs at most 1 % of the time, while a cut costs the decoding of a whole row group once.
+# Allowed difference between a shard and the mean, as a fraction of the mean, if this avoids a cut. Workers wait for the
+# slowest worker in every round, so 1 % more rows costs at most 1 % more time. A cut costs the decoding of a whole row
+# group once more.
 TOLERANCE = 0.01
 
 _T = TypeVar("_T")
@@ -26,13 +28,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group as its footer describes it.
+    """Size and position of a row group, from its footer.
 
     Args:
         path: Canonical path or URI of the file.
-        index: Number of the row group within the file, from 0.
-        rows: Rows that can be assigned (of a random split: only those that belong to it).
-        bytes: Uncompressed size of those rows in bytes, all columns.
+        index: Index of the row group within the file, from 0.
+        rows: Number of rows that can be assigned. In a part of a random split, only the rows of this part count.
+        bytes: Uncompressed size of these rows in bytes, over all columns.
     """
 
     path: str
@@ -43,7 +45,10 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowRange:
-    """The rows ``start <= i < stop`` of one row group, counted over the rows that the source shows."""
+    """The rows ``start <= i < stop`` of one row group.
+
+    In a part of a random split, rows are counted over the rows of this part only.
+    """
 
     path: str
     row_group: int
@@ -52,7 +57,7 @@ class RowRange:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the range."""
+        """Return the number of rows in the range."""
         return self.stop - self.start
 
 
@@ -64,24 +69,25 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the shard."""
+        """Return the number of rows in the shard."""
         return sum(part.rows for part in self.ranges)
 
 
 def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tuple[Shard, ...]:
-    """Deals row groups to workers.
+    """Assign row groups to workers.
 
-    The same row groups, number of workers and seed give the same plan, in whatever order the groups are listed. A
-    directory that moves keeps its plan too: only the order of the paths enters into it, never their text.
+    The same row groups, number of workers and seed give the same plan, in whatever order the row groups are listed.
+    Moving the directory does not change the plan, because the plan depends on the order of the paths and not on their
+    text.
 
     Args:
         row_groups: All row groups of the dataset; (path, index) must be unique.
-        num_workers: Number of shards to make.
+        num_workers: Number of shards.
         seed: Seed of the shuffle.
 
     Returns:
-        One shard per worker, by rank. Every row is in exactly one; none is empty; shards are within 1 % of the mean, or
-        differ by at most one row where a row group had to be cut.
+        One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
+        is within 1 % of the mean; if a row group had to be cut, the sizes differ by at most one row.
 
     Raises:
         InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
@@ -92,7 +98,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
     groups = sorted((group for group in row_groups if group.rows > 0), key=lambda group: (group.path, group.index))
     for one, other in itertools.pairwise(groups):
         if (one.path, one.index) == (other.path, other.index):
-            raise InvalidArgumentError(f"row group {one.index} of {one.path} is listed twice: name each file once")
+            raise InvalidArgumentError(f"row group {one.index} of {one.path} is listed twice: list each file only once")
     total = sum(group.rows for group in groups)
     if total < num_workers:
         what = "no rows" if total == 0 else f"{total} row{'s' if total > 1 else ''}"
@@ -106,7 +112,11 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 
 
 def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
-    """Fisher-Yates over ``random()``: of Python's generator, only that stream is promised never to change."""
+    """Return the items in a random order that depends only on the seed, with any version of Python.
+
+    This is a Fisher-Yates shuffle over ``random()``: Python guarantees that the stream of ``random()`` never changes,
+    but gives no such guarantee for ``shuffle()``.
+    """
     deck = list(items)
     rng = random.Random(seed)
     for i in range(len(deck) - 1, 0, -1):
@@ -120,7 +130,7 @@ def _whole(group: RowGroup) -> RowRange:
 
 
 def _deal_whole(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Deals every group, uncut, to the shard with the fewest rows."""
+    """Assign every row group, without cuts, to the shard that has the fewest rows so far."""
     heap = [(0, rank) for rank in range(num_workers)]
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
     for group in groups:
@@ -132,15 +142,15 @@ def _deal_whole(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRa
 
 def _is_even(loads: Sequence[int]) -> bool:
     mean = sum(loads) / len(loads)
-    # At least one row each, however small the mean: an empty shard stops XGBoost and hangs LightGBM.
+    # Each shard needs at least one row, because an empty shard makes XGBoost fail and LightGBM hang.
     return min(loads) >= 1 and all(abs(load - mean) <= TOLERANCE * mean for load in loads)
 
 
 def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Deals groups whole where they fit under the shard's quota, then cuts the rest to fill every quota exactly."""
+    """Assign whole row groups that fit into a shard's quota, then cut the rest to fill every quota exactly."""
     share, extra = divmod(sum(group.rows for group in groups), num_workers)
-    # A heap of (-room, rank): the shard with the most room comes first, so a group that does not fit there fits
-    # nowhere.
+    # A heap of (-room, rank): the shard with the most room comes first. A group that does not fit into this shard fits
+    # into no shard.
     heap = [(-(share + (rank < extra)), rank) for rank in range(num_workers)]
     heapq.heapify(heap)
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]

@@ -1,4 +1,4 @@
-"""How many bytes data takes, told from footers: pure arithmetic, for planning memory before anything is read."""
+"""Compute the size of data in bytes from the numbers in footers, to plan memory before any row is read."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ FLOAT32_BYTES = 4
 
 
 def matrix_bytes(rows: int, columns: int) -> int:
-    """Size of a decoded float32 matrix.
+    """Return the size of a decoded float32 matrix.
 
     Args:
         rows: Number of rows.
         columns: Number of columns.
 
     Returns:
-        Bytes of a dense ``[rows, columns]`` float32 array.
+        Size of a dense ``[rows, columns]`` float32 array in bytes.
     """
     return rows * columns * FLOAT32_BYTES
 
 
 def shard_matrix_bytes(shards: Iterable[Shard], columns: int) -> int:
-    """Size of the largest shard as a float32 matrix: what the fullest worker has to hold, in bytes."""
+    """Return the size in bytes of the largest shard as a float32 matrix, which one worker has to hold in memory."""
     return max((matrix_bytes(shard.rows, columns) for shard in shards), default=0)
 
 
 def row_groups_bytes(row_groups: Iterable[RowGroup]) -> int:
-    """Uncompressed size of row groups in bytes, all columns, as their footers give it."""
+    """Return the uncompressed size of row groups in bytes, over all columns, from their footers."""
     return sum(group.bytes for group in row_groups)
 
 
 def largest_row_group_bytes(row_groups: Iterable[RowGroup]) -> int:
-    """Uncompressed size in bytes of the largest row group: the smallest unit that a worker decodes at once."""
+    """Return the uncompressed size of the largest row group in bytes. A worker decodes a whole row group at once."""
     return max((group.bytes for group in row_groups), default=0)

@@ -1,7 +1,8 @@
-"""Random splits by recipe: which rows of a row group belong to which part, told from the footers' row counts.
+"""Random splits: select the rows of each row group that belong to a part, from the row counts in footers.
 
-A split is exact (the parts' sizes are those of the whole, rounded), drawn anew within every row group (so that each
-part has its share of every file), and repeatable: the same rows, weights and seed give the same parts on any machine.
+A split is exact: each part has its weight's share of all rows, rounded. Rows are drawn separately in every row group,
+so that each part has its share of every file. A split is repeatable: the same rows, weights and seed give the same
+parts on any machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Split:
 
     Args:
         weights: Relative sizes of all the parts.
-        index: Which of them this is.
+        index: Index of this part, from 0.
         seed: Seed of the split.
     """
 
@@ -37,20 +38,23 @@ class Split:
         if not self.weights or not all(isfinite(weight) and weight > 0 for weight in self.weights):
             raise InvalidArgumentError(f"the weights of a split must be positive numbers, not {list(self.weights)}")
         if not 0 <= self.index < len(self.weights):
-            raise InvalidArgumentError(f"a split into {len(self.weights)} parts has no part {self.index}")
+            raise InvalidArgumentError(
+                f"a split into {len(self.weights)} parts has no part {self.index}: the index must be from 0 to "
+                f"{len(self.weights) - 1}"
+            )
 
     def counts(self, before: int, rows: int) -> list[int]:
-        """Divides one row group among the parts.
+        """Compute how many rows of one row group each part gets.
 
         Args:
-            before: Rows of the row groups that come before it.
-            rows: Rows of this one.
+            before: Number of rows in all previous row groups.
+            rows: Number of rows in this row group.
 
         Returns:
-            Rows of it that go to each part; they sum up to `rows`. Over all row groups each part gets its share of the
-            whole, rounded.
+            Number of rows for each part; the sum is `rows`. Summed over all row groups, each part gets its share of all
+            rows, rounded.
         """
-        # Fractions of the decimals that the user wrote: 0.29 * 100 is 28.999999999999996 in floats.
+        # Exact fractions of the decimals that the user wrote, because 0.29 * 100 is 28.999999999999996 in floats.
         weights = [Fraction(str(weight)) for weight in self.weights]
         counts = []
         for part, weight in enumerate(weights):
@@ -64,12 +68,13 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GroupSelection:
-    """What a chain of splits leaves of one row group.
+    """The rows of one row group that a chain of splits selects.
 
     Args:
-        rows: Rows in the file.
-        steps: Per split of the chain: the split, and the rows of the row groups before this one that it was taken of.
-        key: What tells this row group from all others, however the directory is called.
+        rows: Number of rows of the row group in the file.
+        steps: For each split of the chain: the split, and the number of rows in all previous row groups that this split
+            divides.
+        key: Identifier of the row group that does not depend on the name of its directory.
     """
 
     rows: int
@@ -78,20 +83,21 @@ class GroupSelection:
 
     @property
     def selected(self) -> int:
-        """Number of rows that are left."""
+        """Return the number of selected rows."""
         rows = self.rows
         for split, before in self.steps:
             rows = split.counts(before, rows)[split.index]
         return rows
 
     def indices(self) -> np.ndarray:
-        """Positions in the row group of the rows that are left, int64, ascending."""
+        """Return the positions of the selected rows in the row group: int64, ascending."""
         import numpy as np
 
         indices = np.arange(self.rows)
         for level, (split, before) in enumerate(self.steps):
             digest = hashlib.sha256(f"{split.seed}/{level}/{self.key}".encode()).digest()
-            # RandomState, because NumPy has frozen its streams; a Generator's may change with a release.
+            # NumPy guarantees that the stream of RandomState never changes. The stream of a Generator may change with a
+            # release.
             order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(len(indices))
             counts = split.counts(before, len(indices))
             start = sum(counts[: split.index])
@@ -100,15 +106,15 @@ class GroupSelection:
 
 
 def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) -> list[GroupSelection]:
-    """Applies a chain of splits to row groups.
+    """Apply a chain of splits to row groups.
 
     Args:
-        rows: Rows of each row group, in an order that does not depend on how the files were listed.
-        keys: Key of each.
-        splits: The chain; each is taken of what the one before left.
+        rows: Number of rows of each row group, in an order that does not depend on how the files were listed.
+        keys: Identifier of each row group; see :class:`GroupSelection`.
+        splits: The chain. Each split divides the rows that the previous split selected.
 
     Returns:
-        The selection of each row group.
+        The selection in each row group.
     """
     steps: list[tuple[tuple[Split, int], ...]] = [() for _ in rows]
     left = list(rows)

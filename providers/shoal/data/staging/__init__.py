@@ -1,1 +1,1 @@
-"""Data that is no Parquet yet, written as Parquet once for all workers."""
+"""Stage data: write DataFrames, queries and other datasets once as Parquet, for all workers to read."""

@@ -1,4 +1,4 @@
-"""`pyarrow.dataset` datasets: read where they are if that means the same rows, else staged."""
+"""Connect to `pyarrow.dataset` datasets: read local Parquet files directly if possible, otherwise stage the rows."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ if TYPE_CHECKING:
 
 
 def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
-    """Finds out whether a dataset is just its local Parquet files.
+    """Return a source over a dataset's files if reading these files gives the same rows and columns.
 
     Args:
         dataset: Any Arrow dataset.
 
     Returns:
-        A source over its files, or None if rows or columns would differ or a worker could not open them.
+        A source over the files, or None if the files' rows or columns differ from the dataset's, or if the files are
+        not local Parquet files.
+
+    Raises:
+        InvalidArgumentError: If `dataset` is not a ``pyarrow.dataset.Dataset``.
     """
     import pyarrow.dataset as pads
     from pyarrow.fs import LocalFileSystem
 
     if not isinstance(dataset, pads.Dataset):
-        raise InvalidArgumentError(f"a pyarrow.dataset.Dataset is needed, not {type(dataset).__name__}")
+        raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
         return None
-    # `Dataset.filter()` keeps its expression only there.
+    # `Dataset.filter()` stores its expression only in the private attribute `_scan_options`.
     if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     if not dataset.files:
         return None
     source = ParquetSource(dataset.files)
     try:
-        # A fragment may have been cut down to some of its row groups (`count_rows()` counts the others too).
+        # A fragment may contain only some row groups of its file. `count_rows()` does not show this, because it counts
+        # all rows of the file.
         groups = sum(fragment.num_row_groups for fragment in dataset.get_fragments())
         same = groups == len(source.row_groups()) and source.schema() == dataset.schema.remove_metadata()
     except DataError:
@@ -45,13 +50,13 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
 
 
 def stage(dataset: pyarrow.dataset.Dataset, directory: str) -> None:
-    """Streams a dataset's rows to Parquet.
+    """Stream a dataset's rows to a Parquet file.
 
     Args:
         dataset: Any Arrow dataset.
-        directory: Where to.
+        directory: Directory or URI to write to.
     """
-    # Without readahead: a scan accumulates what it has read ahead, up to ten times a reader's memory (arrow#39808).
+    # A scan that reads ahead accumulates batches and takes up to ten times the memory of a plain reader (arrow#39808).
     with wrap_read_errors("the dataset"):
         batches = dataset.to_batches(batch_readahead=1, fragment_readahead=1)
         stage_batches(batches, dataset.schema, directory)

@@ -1,4 +1,4 @@
-"""The rows of a SQL query, staged as Parquet chunk by chunk."""
+"""Stage the rows of a SQL query as Parquet, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from shoal.redaction import redact_value
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows fetched and written at a time, each chunk a row group: 32 Ki rows of 50 columns are about 100 MB as Python
-# objects, and the row groups are small enough to assign evenly.
+# Rows per chunk. Each chunk is fetched at once and written as one row group. 32 Ki rows of 50 columns are about 100 MB
+# as Python objects, and row groups of this size are small enough to assign evenly to workers.
 CHUNK_ROWS = 32_768
 
 
 def stage_query(query: Any, connection: Any, directory: str) -> list[str]:
-    """Runs a query and writes its rows as Parquet.
+    """Run a query and write its rows as Parquet.
 
-    SQL types do not reach Python whole, so the columns' types are inferred from the values, chunk by chunk: a column
-    that turns out to be wider (null, then integers; integers, then floats) begins a new file, and the files before are
-    rewritten at the end.
+    A query's result does not carry complete SQL types, so the types of the columns are inferred from the values, chunk
+    by chunk. If a column needs a wider type in a later chunk (first nulls, then integers; first integers, then floats),
+    the chunk starts a new file, and the earlier files are rewritten with the wider type at the end.
 
     Args:
         query: SQL text or a SQLAlchemy selectable.
         connection: SQLAlchemy URL, Engine or Connection.
-        directory: Where to.
+        directory: Directory or URI to write to.
 
     Returns:
         Paths of the files, in row order.
 
     Raises:
+        InvalidArgumentError: If `query` or `connection` is invalid, or the query returns no result set.
         DataError: If the query fails or a column cannot be written.
     """
     import sqlalchemy as sa
@@ -57,9 +58,12 @@ def stage_query(query: Any, connection: Any, directory: str) -> list[str]:
                     writer = TableWriter(paths[-1], schema)
                 writer.write(_cast(table, schema), max(table.num_rows, 1))
         except UnicodeEncodeError:
-            raise InvalidArgumentError("the query has a character that is no Unicode, a lone surrogate") from None
+            raise InvalidArgumentError(
+                "the query contains a lone surrogate, which is not a valid Unicode character: remove it"
+            ) from None
         except sa.exc.SQLAlchemyError as exc:
-            # Its first line is the database's own words; the rest repeats the query with its parameters.
+            # The first line is the database's message. The other lines repeat the query with its parameters, which may
+            # be confidential.
             raise DataError(f"the query failed: {str(exc).splitlines()[0]}") from exc
         finally:
             if writer is not None:
@@ -87,23 +91,23 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
     if not isinstance(statement, sa.Executable):
         raise InvalidArgumentError(f"query must be SQL text or a SQLAlchemy selectable, not {type(query).__name__}")
     options = {
-        # A server-side cursor where the database has one, so that the rows are never all in memory.
+        # This uses a server-side cursor if the database supports it, so that not all rows are in memory at once.
         "stream_results": True,
         "max_row_buffer": CHUNK_ROWS,
-        # SQLAlchemy calls SQLite's column "a.b" just "b" otherwise.
+        # Without this option, SQLAlchemy shortens the name of SQLite's column "a.b" to "b".
         "sqlite_raw_colnames": True,
     }
     result = connection.execute(statement, execution_options=options)
     stack.callback(result.close)
     if not result.returns_rows:
-        raise InvalidArgumentError("the query returns no rows: a SELECT is needed")
+        raise InvalidArgumentError("the query returns no rows: pass a SELECT statement")
     names = [str(name) for name in result.keys()]  # noqa: SIM118 - not a dict
     for name in names:
         if names.count(name) > 1:
-            raise DataError(f'the query returns several columns called "{name}": rename all but one with AS')
+            raise DataError(f'the query returns several columns named "{name}": rename all but one with AS')
 
     def chunks() -> Iterator[list[Any]]:
-        # At least one, so that a query without rows still has its columns.
+        # Yield at least one chunk, so that the columns are known even if the query returns no rows.
         chunk = result.fetchmany(CHUNK_ROWS)
         yield list(chunk)
         while chunk := result.fetchmany(CHUNK_ROWS):
@@ -117,17 +121,21 @@ def _engine(url: Any) -> Any:
 
     try:
         found = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # their texts may show a password
+    except (sa.exc.ArgumentError, ValueError):  # The text of these exceptions may contain a password.
         raise InvalidArgumentError(
-            "connection is no SQLAlchemy URL (is its port a number, is its password percent-encoded?): write "
-            "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE"
+            "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
+            "number as the port and a percent-encoded password"
         ) from None
-    if "@" in (found.host or ""):  # the rest of a password that a driver would show as the host it cannot find
+    # After an unencoded "@", the rest of the password is parsed as the host. A driver would show it in its error.
+    if "@" in (found.host or ""):
         raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
     try:
         return sa.create_engine(found)
     except sa.exc.NoSuchModuleError:
-        raise InvalidArgumentError(f"connection is no SQLAlchemy URL: {found.drivername} is no dialect here") from None
+        raise InvalidArgumentError(
+            f'connection has the SQLAlchemy dialect "{found.drivername}", which is not installed here: correct the '
+            "URL, or install the package with this dialect"
+        ) from None
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(f"connection {redact_value(str(url))} needs a driver: {exc}") from exc
 
@@ -150,7 +158,9 @@ def _widen(one: pa.Schema, other: pa.Schema) -> pa.Schema:
     try:
         return pa.unify_schemas([one, other], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-        raise DataError(f"a column of the query changes its type on the way: {exc}; CAST it in the query") from exc
+        raise DataError(
+            f"a column of the query has values of different types: {exc}; CAST it to one type in the query"
+        ) from exc
 
 
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -159,13 +169,15 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
         return table.cast(schema)
     except pa.ArrowInvalid as exc:
-        raise DataError(f"a column of the query changes its type on the way: {exc}; CAST it in the query") from exc
+        raise DataError(
+            f"a column of the query has values of different types: {exc}; CAST it to one type in the query"
+        ) from exc
 
 
 def _rewrite(path: str, schema: pa.Schema) -> None:
-    """Writes a staged file anew with wider types, one row group at a time."""
+    """Rewrite a staged file with wider types, one row group at a time."""
     filesystem, inner = resolve(path)
-    # The dot hides it from readers, should the process die here.
+    # The leading dot hides the new file from readers if the process dies before the move.
     head, _, name = path.rpartition("/")
     wider = join(head, f".{name}")
     with open_parquet(path) as file, TableWriter(wider, schema) as writer:

@@ -1,4 +1,4 @@
-"""Staged data: Parquet written once for workers to read, and removed when its job ends."""
+"""Write staged data (Parquet files that workers read and that are removed when the job ends) and discard it."""
 
 from __future__ import annotations
 
@@ -15,48 +15,53 @@ from shoal.errors import DataError, InvalidArgumentError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Marks a directory as ours to remove. Its underscore keeps it out of the data.
+# File that marks a directory as staged by shoal, so that shoal may remove it. Readers skip names with a leading
+# underscore.
 MARKER = "_shoal_staging"
 
-# A row group is the unit that is assigned to workers: 64 leave even 16 workers four each, 8 Ki rows keep zstd and the
-# footer efficient, and 32 MiB (as decoded) bound what a worker holds while it reads.
+# Row groups are the units that are assigned to workers. With 64 row groups, even 16 workers get four each. At least
+# 8 Ki rows per row group keep zstd and the footer efficient. At most 32 MiB (decoded) per row group limits the memory
+# that a worker needs while it reads.
 _GROUPS = 64
 _MIN_GROUP_ROWS = 8_192
 _MAX_GROUP_BYTES = 32 * 2**20
 
 _GLOB = "*?[]"
-"""Characters that fsspec takes for a pattern when it removes a folder."""
+"""Characters that fsspec interprets as a pattern when it removes a directory."""
 
 
 def default_location() -> str:
-    """Where data is staged unless it is said otherwise: ``$SHOAL_HOME/staging``, that is, ``~/.shoal/staging``."""
+    """Return the default staging location: ``$SHOAL_HOME/staging``, or ``~/.shoal/staging`` if it is not set."""
     home = os.environ.get("SHOAL_HOME") or "~/.shoal"
     return str(Path(home).expanduser().absolute() / "staging")
 
 
 @contextlib.contextmanager
 def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """Makes a new directory to stage one dataset in, and removes it again if writing fails.
+    """Create a directory for one staged dataset, and remove it if the body of the ``with`` statement raises.
 
     Args:
-        staging_location: Directory or URI to make it in; :func:`default_location` if None.
+        staging_location: Directory or URI in which to create the directory; :func:`default_location` if None.
 
     Yields:
         Path or URI of the new directory.
 
     Raises:
-        InvalidArgumentError: The URI has a character that would keep what was staged from being removed.
-        DataError: Nothing can be written there.
+        InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
+            data.
+        DataError: If the location is not writable.
     """
     import pyarrow as pa
 
     base = default_location() if staging_location is None else normalise(staging_location)
     if not is_local(base) and any(character in base for character in _GLOB):
-        raise InvalidArgumentError(f"staging_location {base} has one of {_GLOB}: name a URI without")
+        raise InvalidArgumentError(
+            f"staging_location {base} contains one of the characters {_GLOB}: use a URI without these characters"
+        )
     directory = join(base, uuid.uuid4().hex)
     try:
         if is_local(directory):
-            # The rows are the user's: nobody else on this host needs to see them.
+            # Other users of this host must not read the staged rows.
             Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
@@ -65,8 +70,10 @@ def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[s
             stream.write(b"Staged by shoal; removed when its job ends.\n")
     except DataError:
         raise
-    except (OSError, ValueError, pa.ArrowException) as exc:  # a ValueError: a path with a zero byte
-        raise DataError(f"nothing can be staged in {base}: {exc}; name another place with staging_location=") from None
+    except (OSError, ValueError, pa.ArrowException) as exc:  # Python raises ValueError for a path with a NUL character.
+        raise DataError(
+            f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
+        ) from None
     try:
         yield directory
     except BaseException:
@@ -76,16 +83,16 @@ def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[s
 
 
 def discard(location: str) -> bool:
-    """Removes staged data.
+    """Remove staged data.
 
     Args:
-        location: What :func:`staged` made.
+        location: Directory or URI that :func:`staged` created.
 
     Returns:
-        True if something was removed, False if it was gone already.
+        True if the directory was removed, False if it did not exist.
 
     Raises:
-        InvalidArgumentError: If the directory was not made by :func:`staged`; nothing is removed.
+        InvalidArgumentError: If :func:`staged` did not create the directory. Nothing is removed in this case.
     """
     from pyarrow.fs import FileSelector, FileType
 
@@ -94,8 +101,10 @@ def discard(location: str) -> bool:
     if directory.type == FileType.NotFound:
         return False
     if marker.type == FileType.NotFound:
-        raise InvalidArgumentError(f"{location} was not staged by shoal: it is not removed")
-    # The marker goes last: where this process is killed, the next one can remove the rest.
+        raise InvalidArgumentError(
+            f"{location} was not staged by shoal: it is not removed, because it has no file {MARKER}"
+        )
+    # The marker is removed last, so that a second call can remove the rest if this process is killed.
     for found in filesystem.get_file_info(FileSelector(inner)):
         if found.type == FileType.Directory:
             filesystem.delete_dir(found.path)
@@ -106,25 +115,29 @@ def discard(location: str) -> bool:
 
 
 def group_rows(rows: int, bytes_per_row: float) -> int:
-    """How many rows to write per row group.
+    """Compute how many rows to write per row group.
 
     Args:
-        rows: Rows of the dataset.
+        rows: Number of rows in the dataset.
         bytes_per_row: Decoded size of a row in bytes.
 
     Returns:
-        Rows per group: enough groups to assign evenly, none too big to hold.
+        Number of rows per row group, so that there are enough row groups to assign evenly to workers and that a decoded
+        row group has at most 32 MiB.
     """
     most = max(1, int(_MAX_GROUP_BYTES / max(bytes_per_row, 1.0)))
     return min(most, max(_MIN_GROUP_ROWS, -(-rows // _GROUPS)))
 
 
 class TableWriter:
-    """Writes tables of one schema into one staged Parquet file.
+    """Writer of tables of one schema into one staged Parquet file.
 
     Args:
         path: File to write.
-        schema: Its columns.
+        schema: Columns of the file.
+
+    Raises:
+        DataError: If several columns have the same name.
     """
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
@@ -133,18 +146,18 @@ class TableWriter:
         names = schema.names
         for name in names:
             if names.count(name) > 1:
-                raise DataError(f'there are several columns called "{name}": rename all but one')
+                raise DataError(f'there are several columns named "{name}": rename all but one')
         filesystem, inner = resolve(path)
         self._stack = contextlib.ExitStack()
         stream = self._stack.enter_context(filesystem.open_output_stream(inner))
         self._writer = self._stack.enter_context(pq.ParquetWriter(stream, schema, compression="zstd"))
 
     def write(self, table: pa.Table, row_group_rows: int) -> None:
-        """Appends a table, in row groups of `row_group_rows` rows."""
+        """Append a table, in row groups of `row_group_rows` rows."""
         self._writer.write_table(table, row_group_size=row_group_rows)
 
     def close(self) -> None:
-        """Writes the footer."""
+        """Write the footer and close the file."""
         self._stack.close()
 
     def __enter__(self) -> TableWriter:
@@ -155,18 +168,18 @@ class TableWriter:
 
 
 def stage_dataframe(frame: Any, directory: str) -> str:
-    """Writes a DataFrame or table as Parquet, one row group at a time.
+    """Write a DataFrame or table as Parquet, one row group at a time.
 
     Args:
-        frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or anything with ``__arrow_c_stream__``.
-        directory: Where to.
+        frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with ``__arrow_c_stream__``.
+        directory: Directory or URI to write to.
 
     Returns:
         Path of the file.
 
     Raises:
-        DataError: If a column cannot be written, such as one that mixes types.
-        InvalidArgumentError: If it is no table.
+        DataError: If a column cannot be written, such as a column with values of different types.
+        InvalidArgumentError: If `frame` is not a table.
     """
     import pyarrow as pa
 
@@ -175,7 +188,7 @@ def stage_dataframe(frame: Any, directory: str) -> str:
         frame = _pandas_reader(frame)
     elif not isinstance(frame, pa.Table):
         if not hasattr(frame, "__arrow_c_stream__"):
-            raise InvalidArgumentError(f"a DataFrame or a pyarrow Table is needed, not {type(frame).__name__}")
+            raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
         with _converting():
             frame = pa.table(frame)
     schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
@@ -187,7 +200,7 @@ def stage_dataframe(frame: Any, directory: str) -> str:
 
 
 def _is_pandas(frame: Any) -> bool:
-    # Not isinstance: whoever has no pandas frame need not load pandas.
+    # isinstance would import pandas even if the frame is not a pandas DataFrame.
     return any(
         base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
     )
@@ -203,14 +216,14 @@ def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
     columns = [str(name) for name in frame.columns]
     for name in columns:
         if columns.count(name) > 1:
-            raise DataError(f'there are several columns called "{name}": rename all but one')
+            raise DataError(f'there are several columns named "{name}": rename all but one')
     frame = frame.set_axis(columns, axis=1)
 
     def convert(start: int, stop: int) -> Any:
         with _converting():
             return pa.Table.from_pandas(frame.iloc[start:stop], schema=schema, preserve_index=False)
 
-    # One column at a time, because Arrow does not name the one that it cannot convert.
+    # The columns are converted one at a time, because Arrow's error does not name the column that it cannot convert.
     schema = pa.schema([])
     for name in columns:
         with _converting(name):
@@ -226,17 +239,18 @@ def _converting(column: str | None = None) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
         what = f'column "{column}" of the DataFrame' if column else "the DataFrame"
-        # pandas adds a second argument: "Conversion failed for column x with type object".
+        # pandas adds the column to the exception as a second argument: "Conversion failed for column x with type
+        # object".
         raise DataError(f"{what} cannot be written as Parquet: {'; '.join(map(str, exc.args))}") from exc
 
 
 def stage_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str) -> str:
-    """Writes record batches of one schema as Parquet, holding one row group at a time.
+    """Write record batches of one schema as Parquet, with one row group in memory at a time.
 
     Args:
-        batches: The rows.
-        schema: Their columns.
-        directory: Where to.
+        batches: Record batches to write.
+        schema: Schema of the batches.
+        directory: Directory or URI to write to.
 
     Returns:
         Path of the file.
@@ -250,7 +264,7 @@ def stage_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, director
         for batch in batches:
             kept.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
-            # How many rows there will be is not known here, so groups are made small enough for a middling dataset.
+            # The total number of rows is not known here, so the size of a row group suits a medium-sized dataset.
             if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
                 writer.write(pa.Table.from_batches(kept, schema), rows)
                 kept, rows, size = [], 0, 0

@@ -1,1 +1,1 @@
-"""Rows of Parquet as tensors for PyTorch."""
+"""Read rows of Parquet files as tensors for PyTorch."""

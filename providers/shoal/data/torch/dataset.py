@@ -1,4 +1,4 @@
-"""Torch datasets: rows of Parquet as tensors, in seeded epochs, shared among DataLoader's workers, resumable."""
+"""`TorchDataset`: rows of Parquet files as tensors, in seeded epochs that can be resumed, with DataLoader workers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 Window = dict[str, Column]
 Item = dict[str, Any]
 
-# Bytes that a value of text counts for where the size of a buffer is reckoned before anything is read.
+# Assumed size of a text value in bytes, to estimate the size of a buffer before any row is read.
 _TEXT_BYTES = 64
 
-# Rows made into Python objects at a time where there is no batch size.
+# Number of rows that are converted to Python objects at a time if there is no batch size.
 _ROWS_AT_ONCE = 1_024
 
 
 @dataclass(slots=True)
-class _Place:
-    """How far the newest iterator of this process is; no epoch: it has not begun."""
+class _Progress:
+    """Progress of the newest iterator of this process; `epoch` is None before its first item."""
 
     epoch: int | None = None
     items: int = 0
@@ -47,33 +47,35 @@ class _Place:
 
 
 class TorchDataset(IterableDataset):  # type: ignore[misc]
-    """Rows as torch items; ``to_torch_dataset()`` of a connector or a shard makes one.
+    """Iterable torch dataset of rows. Create it with ``to_torch_dataset()`` of a connector or a shard.
 
-    With a batch size an item is a dict of column -> tensor ``[rows]`` (a list for text and bytes), which
-    ``DataLoader(dataset, batch_size=None)`` hands on as it is, and ``DataLoader(dataset)`` as ``[1, rows]``. Without
-    one an item is a dict of column -> int, float, bool, str or bytes, for DataLoader to make batches of.
+    With a batch size, an item is a dict of column -> tensor ``[rows]`` (a list for text and bytes).
+    ``DataLoader(dataset, batch_size=None)`` returns these items unchanged; ``DataLoader(dataset)`` returns tensors
+    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str or bytes, and DataLoader
+    combines the items into batches.
 
-    Each ``iter()`` is an epoch, which counts from its first item on. With ``shuffle=True`` every epoch has an order of
-    its own, told by seed, epoch, rank and DataLoader worker alone: row ranges are shuffled, and rows among a few of
-    them at a time (see :mod:`shoal.data.torch.sampler`), which are all that is held. The worker processes of a
-    DataLoader divide the rows among themselves.
+    Each ``iter()`` is an epoch, which is counted when its first item is requested. With ``shuffle=True`` every epoch
+    has its own order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are
+    shuffled, and then the rows within a few row ranges at a time, so that only these few are in memory (see
+    :mod:`shoal.data.torch.sampler`). The worker processes of a DataLoader divide the rows among themselves.
 
-    Rows on object stores: their clients do not outlive a fork, so give a DataLoader with workers
-    ``multiprocessing_context="forkserver"``.
+    Clients of object stores do not work after a fork. If the files are on an object store, pass
+    ``multiprocessing_context="forkserver"`` to a DataLoader that has workers.
 
     Args:
-        ingester: Reads the rows.
-        ranges: Which rows, in their order.
-        rows: Rows to hand out per epoch; where these are more than there are, some come twice.
+        ingester: Reader of the rows.
+        ranges: Row ranges of the dataset, in order.
+        rows: Number of rows per epoch. If it exceeds the number of rows in `ranges`, rows are repeated.
         position: Rank and seed, on which the order depends.
-        batch_size: Rows per item; None: one row, as Python objects.
+        batch_size: Number of rows per item; None returns single rows as Python objects.
         shuffle: Whether each epoch has a new order.
-        drop_last_batch: Whether a last batch of fewer rows is left out. Without `batch_size` it means nothing.
-        columns: Columns to hand out, in this order; all by default.
+        drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
+        columns: Columns to return, in this order; all by default.
 
     Raises:
-        InvalidArgumentError: If an argument is wrong by itself.
-        DataError: If a column is missing, torch has no type for it or files differ in it, or there are no rows.
+        InvalidArgumentError: If `batch_size` is not a positive integer, or `columns` is invalid.
+        DataError: If a column is missing, has a type that torch does not support, or differs between files, or if the
+            dataset has no rows.
     """
 
     def __init__(
@@ -106,9 +108,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             _TEXT_BYTES if dtype == OBJECTS else np.dtype(dtype).itemsize for dtype in self._dtypes.values()
         )
         self._epochs = EpochCounter()
-        self._place = _Place()
+        self._progress = _Progress()
         self._resumed: tuple[int, dict[str, Any]] | None = None
-        # Positions of another plan are told from those of this one by row groups, not paths: data may move.
+        # The plan is identified by row groups and not by paths, so that a position stays valid after the files move.
         plan = [(part.row_group, part.start, part.stop) for part in self._ranges]
         self._identity = {
             "rank": position.rank,
@@ -125,55 +127,58 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         )
 
     def __len__(self) -> int:
-        """Items per epoch, with any number of DataLoader workers: batches, or rows without a batch size."""
+        """Return the number of items per epoch, for any number of DataLoader workers: batches, or single rows."""
         return count_items(self._rows, self.batch_size, self.drop_last_batch)
 
     def __iter__(self) -> Iterator[Item]:
-        """Begins an epoch with the first item that is asked for.
+        """Return an iterator over one epoch. The epoch begins when the first item is requested.
 
         Raises:
-            DataError: With the item, if a file is gone, corrupt or was changed, or a value has no place in a tensor;
-                it names the file and the row group.
-            InvalidArgumentError: With the first item, if what reads the rows does not work in a DataLoader's workers.
+            DataError: When an item is requested, if a file is gone, corrupt or has changed, or a value cannot be stored
+                in a tensor. The message names the file and the row group.
+            InvalidArgumentError: When the first item is requested, if the ingester does not work in the worker
+                processes of a DataLoader.
         """
-        self._place = place = _Place()
-        return self._items(place)
+        self._progress = progress = _Progress()
+        return self._items(progress)
 
     # Epochs and positions
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch the next ``iter()`` is, as to go on from an earlier run; by itself each is one further.
+        """Set the epoch of the next ``iter()``, for example to continue an earlier run.
+
+        Without this call, each ``iter()`` is the epoch after the previous one.
 
         Args:
-            epoch: Its number, from 0.
+            epoch: Number of the epoch, from 0.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InvalidArgumentError(f"an epoch must be an integer of at least 0, not {epoch!r}")
         self._epochs.set(epoch)
-        self._place, self._resumed = _Place(), None
+        self._progress, self._resumed = _Progress(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator of this process is, for :meth:`load_state_dict` of an equal dataset.
+        """Return the position of the newest iterator of this process, for :meth:`load_state_dict` of an equal dataset.
 
-        torchdata's ``StatefulDataLoader`` calls both where they belong, in its workers too.
+        torchdata's ``StatefulDataLoader`` calls both methods, in its worker processes too.
 
         Returns:
-            The epoch, the items handed out of it, and what tells whether another dataset hands out the same ones; all
-            of it JSON.
+            A dict of JSON values: the epoch, the number of items returned in this epoch, and the values that identify
+            the rows and their order.
 
         Raises:
-            InvalidArgumentError: If the epoch is read by the workers of a plain DataLoader. They read ahead, and only
-                their loader knows how many of their items were used.
+            InvalidArgumentError: If the workers of a plain DataLoader read the epoch. These workers read ahead, and
+                only the DataLoader knows how many items were used.
         """
         worker = get_worker_info()
         if worker is None and self._epochs.begun_by_workers():
             raise InvalidArgumentError(
-                "the last epoch was read by DataLoader's workers, which are ahead of what was used: take the position "
-                "from torchdata's StatefulDataLoader, use num_workers=0, or note the number of the epoch at its end, "
-                "and go on with set_epoch()"
+                "the last epoch was read by DataLoader's workers, which have read more items than were used: take the "
+                "position from torchdata's StatefulDataLoader, use num_workers=0, or save the number of the epoch at "
+                "its end and continue with set_epoch()"
             )
-        if self._place.epoch is not None:
-            epoch, items, ended = self._place.epoch, self._place.items, self._place.ended
+        if self._progress.epoch is not None:
+            epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
         elif self._resumed is not None:
             return dict(self._resumed[1])
         else:
@@ -181,37 +186,40 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         return {"epoch": epoch, "items": items, "ended": ended, **_worker_identity(), **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Has the next ``iter()`` go on where another stood.
+        """Let the next ``iter()`` continue at a saved position.
 
-        After the end of an epoch that is the next one; in a DataLoader's worker it is the nothing that is left, since
-        other workers may not have ended it.
+        If the position is the end of an epoch, the next ``iter()`` begins the next epoch. In a worker of a DataLoader,
+        the next ``iter()`` returns no items in this case, because other workers may not have ended the epoch.
 
         Args:
-            state_dict: What :meth:`state_dict` returned.
+            state_dict: Result of :meth:`state_dict`.
 
         Raises:
-            InvalidArgumentError: If it is a position in the midst of an epoch of other rows, order or batch size, or
-                of another worker.
+            InvalidArgumentError: If `state_dict` is not a position of a `TorchDataset`, or if it is a position within
+                an epoch and rows, order, batch size or DataLoader worker differ from this dataset.
         """
         state = dict(state_dict)
         try:
             epoch, items, ended = int(state["epoch"]), int(state["items"]), bool(state["ended"])
         except (KeyError, TypeError, ValueError) as exc:
-            raise InvalidArgumentError(f"this is no position in a TorchDataset: {state!r}") from exc
+            raise InvalidArgumentError(
+                f"state_dict must be a result of TorchDataset.state_dict(), but is {state!r}"
+            ) from exc
         if items and not ended:
             for name, here in {**self._identity, **_worker_identity()}.items():
                 if state.get(name) != here:
                     raise InvalidArgumentError(
-                        f"the position is one in other rows or another order: {name} was {state.get(name)!r} and is "
-                        f"{here!r} now; set_epoch({epoch + 1}) begins the epoch after it"
+                        f"the position belongs to a dataset with other rows or another order: {name} was "
+                        f"{state.get(name)!r} and is {here!r} now; create the dataset with the same arguments, or call "
+                        f"set_epoch({epoch + 1}) to begin with the next epoch"
                     )
         self._epochs.set(epoch + ended)
         in_worker = get_worker_info() is not None
         self._resumed = (os.getpid(), state) if in_worker or (items and not ended) else None
-        self._place = _Place()
+        self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """The epoch that begins now, and how many of its items were handed out before; None: all of them."""
+        """Begin an epoch; return its number and how many of its items were returned before (None: all items)."""
         if self._resumed is None:
             epoch = self._epochs.next()
             items: int | None = 0
@@ -219,8 +227,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             process, state = self._resumed
             if get_worker_info() is not None and process != os.getpid():
                 raise InvalidArgumentError(
-                    "load_state_dict() was called outside of DataLoader's workers, which cannot go on from there: use "
-                    "num_workers=0, or torchdata's StatefulDataLoader, which calls it inside"
+                    "load_state_dict() was called in the main process, but DataLoader's workers read the rows and "
+                    "cannot continue at that position: use num_workers=0, or torchdata's StatefulDataLoader, which "
+                    "calls load_state_dict() in its workers"
                 )
             self._resumed = None
             epoch, items = int(state["epoch"]), None if state["ended"] else int(state["items"])
@@ -229,29 +238,29 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     # Items
 
-    def _items(self, place: _Place) -> Iterator[Item]:
+    def _items(self, progress: _Progress) -> Iterator[Item]:
         worker = get_worker_info()
         if worker is not None and self._ingester.name == "ray":
             raise InvalidArgumentError(
-                "RayDataIngester reads in Ray's tasks, which DataLoader's workers cannot reach: use num_workers=0, or "
+                "RayDataIngester reads in Ray tasks, which DataLoader's workers cannot start: use num_workers=0 or "
                 "ingestor_class=ArrowIngester"
             )
-        place.epoch, before = self._begin()
+        progress.epoch, before = self._begin()
         number, of = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         share = share_of(self._rows, self.batch_size, self.drop_last_batch, number, of)
-        place.items = share.items if before is None else before
-        for item in itertools.islice(self._read(place, share, number), share.items - place.items):
-            # Counted first: the item is handed out when this goes on.
-            place.items += 1
+        progress.items = share.items if before is None else before
+        for item in itertools.islice(self._read(progress, share, number), share.items - progress.items):
+            # The item is counted before `yield`, because the generator is suspended there while the caller uses it.
+            progress.items += 1
             yield item
-        place.ended = True
+        progress.ended = True
 
-    def _read(self, place: _Place, share: sampler.Share, worker: int) -> Iterator[Item]:
-        """Items of a worker's share from the place on, and perhaps one more that is to be dropped."""
-        key = (self._position.seed, place.epoch or 0, self._position.rank)
+    def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
+        """Return the items of a worker's share from `progress` on, and possibly one item that must be dropped."""
+        key = (self._position.seed, progress.epoch or 0, self._position.rank)
         first = 0
         if self.shuffle:
-            # Not always the same rows come twice; but they are the same to all workers of a DataLoader.
+            # The repeated rows differ between epochs, but are the same for all workers of a DataLoader.
             first = int.from_bytes(sampler.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
         if self.shuffle:
@@ -259,7 +268,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             order = sampler.windows(mine, self._row_bytes)
         else:
             order = [(part,) for part in mine]
-        skip = min(place.items * (self.batch_size or 1), share.stop - share.start)
+        skip = min(progress.items * (self.batch_size or 1), share.stop - share.start)
         done = 0
         while done < len(order) and rows_of(order[done]) <= skip:
             skip -= rows_of(order[done])
@@ -275,10 +284,10 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     ) -> Iterator[Window]:
         tables = self._ingester.iter_batches(Shard(tuple(itertools.chain(*order))), self.columns)
         for window in order:
-            # Converted one by one, so that text and decimals are not held twice.
+            # Each table is converted before the next one is read, so that text and decimals are not in memory twice.
             parts = [self._convert(tables, part) for part in window]
             permutation = next(permutations)
-            # Column by column, and each leaves `parts`, so that no more than one is held twice.
+            # Each column is removed from `parts` before it is joined, so that only one column is in memory twice.
             yield {name: rearranged([part.pop(name) for part in parts], permutation) for name in self.columns}
 
     def _convert(self, tables: Iterator[pa.Table], part: RowRange) -> Window:
@@ -288,12 +297,12 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             where = f"row group {part.row_group}"
             if where in str(exc) or not str(exc).startswith(part.path):
                 raise
-            raise DataError(f"{exc} ({where} was to be read)") from exc
+            raise DataError(f"{exc} (while reading {where})") from exc
         return {name: to_column(table.column(name), name, dtype, part) for name, dtype in self._dtypes.items()}
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         size = self.batch_size or 1
-        # The rows of a batch that is not full yet.
+        # Rows of a batch that is not full yet.
         held: list[Item] = []
         missing = size
         for window in windows:
@@ -312,7 +321,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
                 if missing == 0:
                     yield self._joined(held)
                     held, missing = [], size
-            # The next one is read while nobody holds this one any more.
+            # Without `del`, this window would stay in memory while the next window is read.
             del window
         if held:
             yield self._joined(held)
@@ -346,12 +355,12 @@ def _listed(values: np.ndarray | list[Any]) -> list[Any]:
 
 
 def _generator(*key: int | str) -> np.random.RandomState:
-    # RandomState, because NumPy has frozen its streams; a Generator's may change with a release.
+    # NumPy guarantees that the stream of RandomState never changes. The stream of a Generator may change in a release.
     return np.random.RandomState(np.frombuffer(sampler.random_bytes(*key), dtype="<u4"))
 
 
 def _worker_identity() -> dict[str, int]:
-    """Which worker of a DataLoader this process is; 0 of 0: none."""
+    """Return the index of this DataLoader worker and the number of workers; 0 and 0 in the main process."""
     worker = get_worker_info()
     return (
         {"worker": 0, "num_workers": 0} if worker is None else {"worker": worker.id, "num_workers": worker.num_workers}

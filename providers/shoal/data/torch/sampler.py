@@ -1,8 +1,9 @@
-"""Which rows of a shard a DataLoader's worker hands out, and in which order they are read. Pure, as the plan is.
+"""Plan which rows of a shard each DataLoader worker returns, and in which order, without I/O.
 
-A shard's row ranges form a line. The line is cut among the workers of a DataLoader at multiples of the batch size, so
-that there are as many batches with any number of workers; the cuts do not depend on the epoch, so that every row has
-one worker even where the workers should not agree about it. Each worker then shuffles its own ranges.
+The row ranges of a shard form a line. The line is cut among the workers of a DataLoader at multiples of the batch size,
+so that the number of batches does not depend on the number of workers. The cuts do not depend on the epoch, so that
+exactly one worker returns each row even if the workers disagree about the epoch. Each worker then shuffles the row
+ranges of its share.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from dataclasses import dataclass
 
 from shoal.data.planning.row_groups import RowRange
 
-# Row ranges that are shuffled into one another: so many at least, and more until there are so many rows; but no more
-# than fit in so many bytes, unless one range alone is larger.
+# Size of a window: the row ranges whose rows are shuffled together. A window has at least BUFFER_RANGES ranges and at
+# least BUFFER_ROWS rows, but it ends earlier if the next range would exceed BUFFER_BYTES. A range that is larger than
+# BUFFER_BYTES is a window by itself.
 BUFFER_RANGES = 4
 BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
 
-# Without a batch size rows go to workers in such multiples where there are enough of them. DataLoader makes batches in
-# each worker by itself: where its batch size divides this, only one worker has a smaller last one, and len() is right.
+# Without a batch size, workers get rows in multiples of this number if there are enough rows. DataLoader then builds
+# batches separately in each worker. If its batch size divides this number, only one worker has a smaller last batch,
+# and len() is correct.
 _ROWS_TOGETHER = 1_024
-# An uneven share costs a worker at most one such multiple in sixteen.
+# Each worker gets at least this many multiples, so that shares differ by at most one sixteenth.
 _MULTIPLES_PER_WORKER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's part of the line: the rows ``start <= i < stop``, and the items that it makes of them."""
+    """A worker's part of the line: the rows ``start <= i < stop``, and the number of items built from these rows."""
 
     start: int
     stop: int
@@ -37,25 +40,25 @@ class Share:
 
 
 def count_items(rows: int, batch_size: int | None, drop_last_batch: bool) -> int:
-    """Number of items that rows give: batches, or the rows themselves without a batch size."""
+    """Return the number of items in `rows` rows: batches, or single rows without a batch size."""
     if batch_size is None:
         return rows
     return rows // batch_size if drop_last_batch else -(-rows // batch_size)
 
 
 def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: int, num_workers: int) -> Share:
-    """Cuts the line among the workers of a DataLoader.
+    """Compute one worker's share of the line.
 
     Args:
-        rows: Length of the line.
-        batch_size: Rows per item; None: each row is one.
-        drop_last_batch: Whether a last batch that is smaller is left out.
-        worker: Which worker, from 0.
+        rows: Number of rows in the line.
+        batch_size: Number of rows per item; None if each row is an item.
+        drop_last_batch: Whether to leave out the last batch if it has fewer rows.
+        worker: Index of the worker, from 0.
         num_workers: Number of workers.
 
     Returns:
-        Its share. The workers' items sum up to :func:`count_items`; only the last worker has a smaller batch, or reads
-        rows that it then drops.
+        The worker's share. The sum of all workers' items is :func:`count_items`. Only the last worker may have a
+        smaller batch, or read rows that are then dropped.
     """
     multiple = batch_size or _together(rows, num_workers)
     units = count_items(rows, multiple, drop_last_batch and batch_size is not None)
@@ -66,12 +69,15 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 
 
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
-    """Appends rows of the line to it once more until it is as long as wanted.
+    """Lengthen a line to `rows` rows by repeating rows of the line.
 
     Args:
         line: Row ranges; at least one.
-        rows: Rows wanted; the line is never cut.
-        first: Number of the range with which the repetition begins.
+        rows: Wanted number of rows. A line that already has more rows is not cut.
+        first: Index of the row range with which the repetition begins.
+
+    Returns:
+        The row ranges of the line, followed by the repeated row ranges.
     """
     longer = list(line)
     missing = rows - sum(part.rows for part in line)
@@ -85,7 +91,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """The rows ``start <= i < stop`` of the line."""
+    """Return the row ranges of the rows ``start <= i < stop`` of the line."""
     found = []
     offset = 0
     for part in line:
@@ -97,14 +103,14 @@ def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
 
 
 def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
-    """Joins consecutive ranges to what is held, and shuffled, at a time.
+    """Divide a line into windows: consecutive row ranges that are in memory, and shuffled, together.
 
     Args:
         line: Row ranges, shuffled.
-        row_bytes: Size of a row in bytes, as decoded.
+        row_bytes: Decoded size of a row in bytes.
 
     Returns:
-        The windows, in the line's order; within one the ranges are sorted, so that a file is opened once.
+        The windows, in the line's order. The row ranges within a window are sorted, so that each file is opened once.
     """
     found: list[tuple[RowRange, ...]] = []
     held: list[RowRange] = []
@@ -120,12 +126,12 @@ def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ..
 
 
 def rows_of(window: Sequence[RowRange]) -> int:
-    """Number of rows in a window."""
+    """Return the number of rows in a window."""
     return sum(part.rows for part in window)
 
 
 def random_bytes(*key: int | str) -> bytes:
-    """32 bytes to seed a generator with, the same for the same key on any machine."""
+    """Return 32 bytes to seed a random generator with, the same for the same key on any machine."""
     return hashlib.sha256("/".join(map(str, key)).encode()).digest()
 
 
