@@ -140,7 +140,7 @@ def test_one_that_never_answers_again_can_be_abandoned(alone, monkeypatch):
     with socket.create_server(
         ("127.0.0.1", int(cluster.api.rpartition(":")[2]))
     ):  # takes connections, and says nothing
-        with pytest.raises(ScaleError, match=r"may still hold nodes for this pool.*does not answer.*--abandon"):
+        with pytest.raises(ScaleError, match=r"may still keep nodes for this pool.*does not answer.*--abandon"):
             pool.down()
         pool.down(abandon=True)
     assert (pool.describe().state, node_rows()) == ("down", [])
