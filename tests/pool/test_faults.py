@@ -114,9 +114,9 @@ def test_a_full_disk(small_home, tiny):
     pool = ComputePool("local://tiny?max_nodes=4").up()
     before = standing()
     filler = fill(small_home)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         pool.scale(3)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         ComputePool("local://other").up()
     assert still(before)  # their supervisors cannot ask, and keep their nodes
     filler.unlink()
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_up_in_the_middle(small_home, tiny):
     reconcile(Store(), "tiny")
     wait_until(lambda: any(node.supervisor for node in node_rows() if not node.is_head), "a node on its way")
     filler = fill(small_home)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         pool.scale(4, is_async=True)
     filler.unlink()
     wait_until(lambda: reconcile(Store(), "tiny") and len(pool.get_nodes()) == 3, "3 nodes")

@@ -207,7 +207,7 @@ def cooldown(failures: int) -> float:
 
 
 def has_settled(snapshot: Snapshot, now: float) -> bool:
-    """Return whether all wanted nodes are ready and older than START_TIMEOUT, so that earlier failures are over."""
+    """Return whether all wanted nodes are ready and older than START_TIMEOUT, so that earlier failures do not count."""
     old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
     return len(old) >= wanted(snapshot)
 

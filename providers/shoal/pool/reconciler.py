@@ -74,7 +74,7 @@ def _lock_path_of_0_1() -> Path:
 
 
 def run() -> None:
-    """Reconcile until no pool on this host needs it."""
+    """Reconcile this host's pools until none is active."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
         return  # the home was removed while this process started: do not create it again
     store = Store(migrate=False)

@@ -25,7 +25,7 @@ class SilentJobs:
         self._unchanged_since: dict[tuple[object, ...], float] = {}
 
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
-        """Return the jobs whose responsible process is not seen to run and whose rows have not changed for 30 s.
+        """Return the jobs whose submitter or driver is not seen running and whose rows have not changed for 30 s.
 
         Args:
             unfinished: All jobs to watch. A job that is missing here is no longer tracked.

@@ -217,7 +217,7 @@ def _fields_of_uri(uri: str) -> dict[str, Any]:
         raise InvalidArgumentError(f'"{uri}": the options after "?" cannot be read: {error}') from None
     for key, value in options:
         if key in fields:
-            raise InvalidArgumentError(f'"{uri}" gives {key} twice')
+            raise InvalidArgumentError(f'"{uri}" contains the option {key} twice')
         fields[key] = value
     return fields
 

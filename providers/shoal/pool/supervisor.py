@@ -71,7 +71,7 @@ class _Ended(Exception):
 
 
 class Supervisor:
-    """Owner of one node.
+    """Supervisor of one node: starts, watches and ends it.
 
     Args:
         node_id: Id of the node's row.

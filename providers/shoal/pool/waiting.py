@@ -23,7 +23,7 @@ OnProgress = Callable[[PoolStatus], None]
 
 
 class Waiting:
-    """Methods that wait for one pool.
+    """Waiter for one pool: blocks until an operation has ended, or until the pool is down.
 
     Args:
         store: The state store.

@@ -35,7 +35,7 @@ def home() -> Path:
 
 
 def _keep_private(path: Path) -> None:
-    for found in (path.lstat(), path.stat()):  # the link itself too: its owner could point it to another folder later
+    for found in (path.lstat(), path.stat()):  # check a link too, because its owner could change its target later
         if found.st_uid != os.geteuid() and not (stat.S_ISLNK(found.st_mode) and found.st_uid == 0):
             raise StoreError(
                 f"SHOAL_HOME {path} belongs to user {found.st_uid}, who can read and change files in it. "

@@ -20,7 +20,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Take the lock on a file, and yield whether it was taken.
+    """Try to lock a file, and yield whether the lock is held.
 
     The file descriptor is not inherited by child processes, so the lock cannot outlive its holder.
 

@@ -78,7 +78,7 @@ def process_stat(pid: int) -> ProcessStat | None:
         # The name in the second field may contain spaces and parentheses, so parse only after the last parenthesis.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None  # the process has ended, or belongs to another user on a host mounted with hidepid=1
+        return None  # the process has ended, or is hidden (another user's, with /proc mounted with hidepid=1)
     if fields[0] in (b"Z", b"X"):
         return None
     return ProcessStat(session=int(fields[3]), start=int(fields[19]))

@@ -96,7 +96,7 @@ def remove_node_folders(node_id: str) -> str | None:
     """
     for root in _all_roots():
         folder = root / node_id
-        # A root of another user contains no folders of this home. It must not keep a node from ending either.
+        # Skip roots of another user. They contain no folders of this home, and must not keep a node from ending.
         if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
             continue
         if folder.is_symlink() or not folder.is_dir():

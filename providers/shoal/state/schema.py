@@ -130,20 +130,29 @@ class Pool(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     spec: Mapped[dict[str, Any]]
     state: Mapped[PoolState] = mapped_column(_state(PoolState))
-    host: Mapped[str]  # name of the host to which the pool is bound; empty if any host can act on it
-    host_id: Mapped[str | None]  # id of that host, which survives a change of its name; None in rows of shoal 0.1
+    host: Mapped[str]
+    """Name of the host to which the pool is bound; empty if any host can act on it."""
+    host_id: Mapped[str | None]
+    """Id of that host, which survives a change of its name; None in rows of shoal 0.1."""
     min_nodes: Mapped[int]
     max_nodes: Mapped[int]
-    epoch: Mapped[int]  # number of times that the pool was started; nodes of an older epoch are ended
-    next_node: Mapped[int]  # number in the next node's name; unique within one epoch
-    owner: Mapped[dict[str, Any] | None]  # process in which the pool is embedded, if any; the pool ends with it
-    # Number of nodes in a row that failed to start, or died soon after, while no operation was open.
+    epoch: Mapped[int]
+    """Number of times that the pool was started; nodes of an older epoch are ended."""
+    next_node: Mapped[int]
+    """Number in the next node's name; unique within one epoch."""
+    owner: Mapped[dict[str, Any] | None]
+    """Process in which the pool is embedded, if any; the pool ends with it."""
     start_failures: Mapped[int] = mapped_column(default=0)
-    last_failure: Mapped[str | None] = mapped_column(_Text)  # error of the last of these nodes
-    cooldown_until: Mapped[float | None]  # time before which no failed node is replaced
+    """Number of nodes in a row that failed to start, or died soon after, while no operation was open."""
+    last_failure: Mapped[str | None] = mapped_column(_Text)
+    """Error of the last of these nodes."""
+    cooldown_until: Mapped[float | None]
+    """Time before which no failed node is replaced."""
     created_at: Mapped[float]
-    touched_at: Mapped[float]  # last use of the pool, from which `idle_timeout` counts
-    clock: Mapped[dict[str, Any] | None]  # stamp of the last clock correction (`shoal.pool.journal.clock`)
+    touched_at: Mapped[float]
+    """Last use of the pool, from which `idle_timeout` counts."""
+    clock: Mapped[dict[str, Any] | None]
+    """Stamp of the last clock correction (`shoal.pool.journal.clock`)."""
 
 
 class Demand(Base):
@@ -156,7 +165,8 @@ class Demand(Base):
 
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), primary_key=True)
     size: Mapped[int]
-    operation_id: Mapped[str | None]  # operation that set the demand; only its rollback may change the demand back
+    operation_id: Mapped[str | None]
+    """Operation that set the demand; only its rollback may change the demand back."""
     set_at: Mapped[float]
 
 
@@ -170,10 +180,11 @@ class Lease(Base):
     holder: Mapped[str] = mapped_column(_HOLDER)
     size: Mapped[int]
     epoch: Mapped[int]
-    ttl: Mapped[float]  # seconds by which each renewal extends the lease
+    ttl: Mapped[float]
+    """Seconds by which each renewal extends the lease."""
     expires_at: Mapped[float]
-    # Stamp of `expires_at` (see `shoal.state.stamps`). None in rows of shoal 0.1.
     renewed_clock: Mapped[dict[str, Any] | None]
+    """Stamp of `expires_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
     created_at: Mapped[float]
 
 
@@ -189,12 +200,16 @@ class Operation(Base):
     holder: Mapped[str] = mapped_column(_HOLDER)
     size: Mapped[int]
     block_until_min_cluster_size: Mapped[int | None] = mapped_column("min_size")
-    replaced_size: Mapped[int | None]  # previous size of the base demand or lease, restored by a rollback
+    replaced_size: Mapped[int | None]
+    """Previous size of the base demand or lease, restored by a rollback."""
     replaced_operation_id: Mapped[str | None]
-    lease_id: Mapped[str | None]  # lease that the operation created or renewed, if its kind is lease
+    lease_id: Mapped[str | None]
+    """Lease that the operation created or renewed, if its kind is lease."""
     deadline: Mapped[float]
-    failures: Mapped[int]  # number of nodes that failed to start for this operation
-    node_errors: Mapped[dict[str, str]]  # error of each failed node, by node name
+    failures: Mapped[int]
+    """Number of nodes that failed to start for this operation."""
+    node_errors: Mapped[dict[str, str]]
+    """Error of each failed node, by node name."""
     error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
@@ -210,16 +225,23 @@ class Node(Base):
     name: Mapped[str]
     is_head: Mapped[bool]
     state: Mapped[NodeState] = mapped_column(_state(NodeState))
-    epoch: Mapped[int]  # the pool's epoch in which the node was planned
-    head_id: Mapped[str | None]  # id of the head that a worker joins; the worker is ended with this head
-    operation_id: Mapped[str | None]  # operation for which the node is started; a failed start counts for it
+    epoch: Mapped[int]
+    """The pool's epoch in which the node was planned."""
+    head_id: Mapped[str | None]
+    """Id of the head that a worker joins; the worker is ended with this head."""
+    operation_id: Mapped[str | None]
+    """Operation for which the node is started; a failed start counts for it."""
     cpus: Mapped[int]
     gpus: Mapped[int]
-    supervisor: Mapped[dict[str, Any] | None]  # process identity, written when the supervisor claims the row
-    endpoint: Mapped[dict[str, str] | None]  # addresses of the node; None until it is ready
-    busy: Mapped[bool]  # as last reported by the supervisor
+    supervisor: Mapped[dict[str, Any] | None]
+    """Process identity, written when the supervisor claims the row."""
+    endpoint: Mapped[dict[str, str] | None]
+    """Addresses of the node; None until it is ready."""
+    busy: Mapped[bool]
+    """Whether work was running on the node, as last reported by the supervisor."""
     # Jumps of the wall clock are added to all times of a node, so their differences are real durations.
-    spawned_at: Mapped[float | None]  # time at which a supervisor was last spawned
+    spawned_at: Mapped[float | None]
+    """Time at which a supervisor was last spawned."""
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]
     error: Mapped[str | None] = mapped_column(_Text)
@@ -233,21 +255,30 @@ class Job(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
-    pool: Mapped[str] = mapped_column(index=True)  # no foreign key, because a job's row outlives its pool
+    pool: Mapped[str] = mapped_column(index=True)
+    """Name of the pool. Not a foreign key, because a job's row outlives its pool."""
     holder: Mapped[str] = mapped_column(_HOLDER)
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
-    endpoint: Mapped[dict[str, str]]  # addresses of the head to which the job was submitted
-    driver: Mapped[dict[str, Any] | None]  # process identity of the job's driver
-    submitter: Mapped[dict[str, Any] | None]  # process identity of the process that sends the job to the head
-    heartbeat_at: Mapped[float | None]  # last sign of life of the driver; None for drivers of shoal 0.1
-    orphan_after: Mapped[float | None]  # seconds without a poll after which the job ends itself
-    last_polled_at: Mapped[float] = mapped_column("asked_at")  # last time that a process asked about the job
-    # Stamp of `last_polled_at` (see `shoal.state.stamps`). None in rows of shoal 0.1.
+    endpoint: Mapped[dict[str, str]]
+    """Addresses of the head to which the job was submitted."""
+    driver: Mapped[dict[str, Any] | None]
+    """Process identity of the job's driver."""
+    submitter: Mapped[dict[str, Any] | None]
+    """Process identity of the process that sends the job to the head."""
+    heartbeat_at: Mapped[float | None]
+    """Last sign of life of the driver; None for drivers of shoal 0.1."""
+    orphan_after: Mapped[float | None]
+    """Seconds without a poll after which the job ends itself."""
+    last_polled_at: Mapped[float] = mapped_column("asked_at")
+    """Last time that a process asked about the job."""
     last_polled_clock: Mapped[dict[str, Any] | None] = mapped_column("asked_clock")
-    collected_at: Mapped[float | None]  # time at which the result was returned to a caller
+    """Stamp of `last_polled_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
+    collected_at: Mapped[float | None]
+    """Time at which the result was returned to a caller."""
     result: Mapped[dict[str, Any] | None]
-    results_digest: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of `results.pkl`
+    results_digest: Mapped[str | None] = mapped_column(String(64))
+    """SHA-256 of `results.pkl`."""
     error: Mapped[str | None] = mapped_column(_Text)
     mlflow_run_id: Mapped[str | None]
     created_at: Mapped[float]
@@ -274,15 +305,21 @@ class Promotion(Base):
     __tablename__ = "promotions"
     __table_args__ = (Index("ix_promotions_alias", "registry_uri", "model", "alias"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)  # later ones have greater ids
-    registry_uri: Mapped[str] = mapped_column(Text)  # without credentials
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    """Id of the promotion. Later promotions have greater ids."""
+    registry_uri: Mapped[str] = mapped_column(Text)
+    """URI of the model registry, without credentials."""
     model: Mapped[str] = mapped_column(Text)
     alias: Mapped[str] = mapped_column(Text)
-    version: Mapped[str]  # model version to which the alias is set
-    previous: Mapped[str | None]  # model version that had the alias before, if any
+    version: Mapped[str]
+    """Model version to which the alias is set."""
+    previous: Mapped[str | None]
+    """Model version that had the alias before, if any."""
     metric: Mapped[str]
-    value: Mapped[float | None]  # metric of `version` on the holdout rows; None if it is not finite
-    holdout_digest: Mapped[str]  # digest of the holdout rows
+    value: Mapped[float | None]
+    """Metric of `version` on the holdout rows; None if it is not finite."""
+    holdout_digest: Mapped[str]
+    """Digest of the holdout rows."""
     job_id: Mapped[str]
     attempt: Mapped[int]
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))

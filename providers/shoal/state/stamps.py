@@ -29,7 +29,7 @@ def monotonic() -> float:
 
 
 def wall() -> float:
-    """Return the seconds since the epoch by this host's clock, which can be changed and runs during a suspend."""
+    """Return the seconds since the epoch by this host's wall clock. It can be set, and continues during a suspend."""
     return time.time()
 
 

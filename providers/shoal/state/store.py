@@ -62,7 +62,9 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """Open a read transaction, which sees the database at one instant. Neither it nor writers wait for each other.
+        """Open a read transaction, which sees the database at one instant.
+
+        Readers and writers do not wait for each other.
 
         Raises:
             StoreError: The database reported an error.

@@ -299,7 +299,9 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
         claims["its base demand"] = snapshot.demand.size
     for what, size in claims.items():
         if size > high:
-            raise InvalidArgumentError(f'max_nodes={high} of pool "{name}" is below {what} of {size}: scale down first')
+            raise InvalidArgumentError(
+                f'max_nodes={high} of pool "{name}" is below {what} ({size} nodes): scale down first'
+            )
     pool.spec = json.loads(spec.model_dump_json())
     pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
 

@@ -86,7 +86,10 @@ class Raylet:
         return None
 
     def busy(self) -> bool:
-        """Return whether a task, actor or placement group uses this node's CPUs or GPUs, or the head is silent."""
+        """Return whether a task, actor or placement group uses this node's CPUs or GPUs.
+
+        Also return True if the head does not answer.
+        """
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
         except RayError:
