@@ -82,7 +82,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, legal, n=1)
     if near:
         return f": did you mean {near[0]}?"
-    return f"; there are: {', '.join(legal)}" if legal else ""
+    return f"; allowed options: {', '.join(legal)}" if legal else ""
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:

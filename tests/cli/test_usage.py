@@ -63,7 +63,7 @@ WRONG = [
     (["pool", "up", "loca://x"], 'unknown backend "loca"'),
     (["pool", "up", "local://x?mx_nodes=3"], "did you mean max_nodes?"),
     (["pool", "alter", "x"], "--min-nodes, --max-nodes"),
-    (["pool", "describe"], "there is no pool here"),
+    (["pool", "describe"], "the store contains no pool"),
     (["train", "/no/such/spec.json"], "cannot be read"),
 ]
 

@@ -50,7 +50,7 @@ def test_a_forgotten_pool_goes_down_after_its_idle_timeout(up, clock):
     clock.pass_to(DAY - 60)
     assert sweep(Store(), clock=clock) == []
     clock.pass_to(DAY + 60)
-    assert "tiny: it goes down, because nobody wanted anything of it for 86400 s" in sweep(Store(), clock=clock)
+    assert "tiny: the pool goes down because it was idle for 86400 s (idle_timeout)" in sweep(Store(), clock=clock)
     assert up.describe().state == "down"
     nothing_left()
 
@@ -204,7 +204,7 @@ def test_a_paused_holder_is_refused_when_it_wakes(up, clock):
     clock.pass_to(LEASE_TTL + 1)
     sweep(Store(), clock=clock)
     assert up.renew() is False
-    with pytest.raises(ScaleError, match="is to have 1"):
+    with pytest.raises(ScaleError, match="its target is 1"):
         up.wait_for_nodes(2)
     lease.release()  # nothing happens
     assert up.describe().target == 1
@@ -384,7 +384,7 @@ def test_a_pool_is_not_idle_while_its_host_is_suspended(only_on_either, clock):
     assert only.reconcile() == []
     assert only.row().state == "up"
     clock.pass_to(DAY + 60)
-    assert only.reconcile() == ["it goes down, because nobody wanted anything of it for 86400 s"]
+    assert only.reconcile() == ["the pool goes down because it was idle for 86400 s (idle_timeout)"]
 
 
 def test_a_suspend_does_not_shorten_a_cooldown(only, clock):

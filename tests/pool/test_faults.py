@@ -114,9 +114,9 @@ def test_a_full_disk(small_home, tiny):
     pool = ComputePool("local://tiny?max_nodes=4").up()
     before = standing()
     filler = fill(small_home)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         pool.scale(3)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         ComputePool("local://other").up()
     assert still(before)  # their supervisors cannot ask, and keep their nodes
     filler.unlink()
@@ -128,7 +128,7 @@ def test_a_full_disk_with_the_store_elsewhere(on_postgresql, small_home, tiny):
     pool = ComputePool("local://tiny?max_nodes=4").up()
     before = standing()
     filler = fill(small_home)
-    with pytest.raises(StoreError, match=r"token.*No space left.*Free some room"):
+    with pytest.raises(StoreError, match=r"token.*No space left.*Free some disk space"):
         ComputePool("local://other").up()
     filler.unlink()
     unchanged(pool, before)
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_up_in_the_middle(small_home, tiny):
     reconcile(Store(), "tiny")
     wait_until(lambda: any(node.supervisor for node in node_rows() if not node.is_head), "a node on its way")
     filler = fill(small_home)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         pool.scale(4, is_async=True)
     filler.unlink()
     wait_until(lambda: reconcile(Store(), "tiny") and len(pool.get_nodes()) == 3, "3 nodes")
@@ -205,7 +205,7 @@ def test_the_server_goes_in_the_middle_of_everything(on_postgresql, tiny, monkey
     wait_until(lambda: len(node_rows()) == 3, "its intents")
     on_postgresql.stop()
     try:
-        with pytest.raises(StoreError, match="no server listens there"):
+        with pytest.raises(StoreError, match="no server listens at this"):
             ComputePool("tiny").scale(1)
         (tiny / "busy-tiny-0").touch()
         log = tiny / "pools" / "tiny" / "logs"
@@ -241,7 +241,7 @@ def test_a_server_that_stays_away_is_named_at_the_deadline(on_postgresql, tiny, 
 
     with monkeypatch.context() as patch:
         patch.setattr("shoal.pool.waiting.reconcile", then_gone)
-        with pytest.raises(StoreError, match="no server listens there") as caught:
+        with pytest.raises(StoreError, match="no server listens at this") as caught:
             pool.scale(3, options={"rollback_after_seconds": 3.0})
     assert any("shoal sweep" in note for note in caught.value.__notes__)
     on_postgresql.start()

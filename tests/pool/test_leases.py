@@ -66,7 +66,7 @@ def test_asking_again_renews_under_a_new_epoch_and_fences_the_older_one(up):
     second = up.lease(3)
     assert (first.id, second.epoch) == (second.id, first.epoch + 1)
     second.renew()
-    with pytest.raises(FencedError, match="somebody took it over"):
+    with pytest.raises(FencedError, match="only the newest handle may renew it"):
         first.renew()
     assert up.renew() is True
 
@@ -163,14 +163,14 @@ def test_a_renewal_adds_its_own_time_to_live(up):
 
 def test_who_waits_for_nodes_hears_why_they_do_not_come(up, tiny):
     assert up.has_nodes(1) is True
-    with pytest.raises(ScaleError, match="ask for them with a lease or scale_cluster"):
+    with pytest.raises(ScaleError, match="request more with a lease or scale_cluster"):
         up.has_nodes(3)
     (tiny / FAIL_FILE).write_text("quota")
     with pytest.raises(ScaleError):
         up.lease(3)
     (tiny / FAIL_FILE).unlink()
     other().scale(2)  # somebody else's operation is not what is told
-    with pytest.raises(ScaleError, match=r"what test:a asked for was rolled back[^\n]*\n.*quota"):
+    with pytest.raises(ScaleError, match=r"the last request of test:a was rolled back[^\n]*\n.*quota"):
         up.wait_for_nodes(3)
     assert len(up.wait_for_nodes(2)) == 2
 

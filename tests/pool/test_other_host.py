@@ -67,7 +67,7 @@ def test_a_container_of_the_same_name_is_another_host(up):
     done = another_host.shoal("pool", "down", "tiny")
 
     assert done.returncode == 1
-    assert f"local to host {hostname()} and cannot be changed from another of the same name" in done.stderr
+    assert f"local to host {hostname()} and cannot be changed from another host with the same name" in done.stderr
     assert "shoal pool delete tiny --abandon" in done.stderr
     assert len(up.get_nodes()) == 1
 

@@ -76,7 +76,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(up):
 
 
 def test_a_local_pool_cannot_be_abandoned(up):
-    with pytest.raises(InvalidArgumentError, match="its nodes are ended, not forgotten"):
+    with pytest.raises(InvalidArgumentError, match="is local and cannot be abandoned"):
         up.down(abandon=True)
     assert len(up.get_nodes()) == 1
 
@@ -95,12 +95,12 @@ def test_an_unknown_pool_is_named_and_nothing_happens(up):
 
 
 def test_which_pool_is_meant(tiny, monkeypatch):
-    with pytest.raises(InvalidArgumentError, match="there is no pool here"):
+    with pytest.raises(InvalidArgumentError, match="the store contains no pool"):
         shoal.get_nodes()
     ComputePool("local://a").up()
     assert shoal.describe_pool().name == "a"
     ComputePool("local://b").up()
-    with pytest.raises(InvalidArgumentError, match="which pool"):
+    with pytest.raises(InvalidArgumentError, match="no pool was named"):
         shoal.get_nodes()
     monkeypatch.setenv("SHOAL_POOL", "b")
     assert shoal.describe_pool().name == "b"
@@ -151,7 +151,7 @@ def test_a_node_that_was_not_up_at_the_deadline_is_named(up, tiny):
 
 def test_a_pool_that_does_not_come_up_leaves_nothing(tiny):
     (tiny / FAIL_FILE).write_text("no Ray here")
-    with pytest.raises(ScaleError, match="everything it had started was ended"):
+    with pytest.raises(ScaleError, match="all nodes that it had started were ended"):
         ComputePool("local://tiny").up()
     nothing_left()
     assert ComputePool("tiny").describe().state == "down"
@@ -301,7 +301,7 @@ def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
 def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
     """A process paused between intent and act, that wakes up after its row was swept away."""
     LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
-    wait_until(lambda: "not mine to start" in (_log("ghost")), "its refusal")
+    wait_until(lambda: "is not started" in (_log("ghost")), "its refusal")
     assert len(tagged()) == 3
 
 
@@ -312,7 +312,7 @@ def test_a_supervisor_of_another_life_of_the_pool_starts_nothing(up, monkeypatch
         reconcile(Store(), "tiny")
     planned = node_rows()[1]
     TinyBackend().start(TINY, [replace(NodeRef.of(planned), epoch=planned.epoch - 1)])
-    wait_until(lambda: "not mine to start" in _log(planned.name), "its refusal")
+    wait_until(lambda: "is not started" in _log(planned.name), "its refusal")
     assert node_rows()[1].state is NodeState.PLANNED
 
 
@@ -332,7 +332,7 @@ def test_two_supervisors_for_one_row_and_one_starts(up):
     up.scale(2)
     worker = next(node for node in node_rows() if not node.is_head)
     LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef.of(worker)])
-    wait_until(lambda: "not mine to start" in _log(worker.name), "the second one's refusal")
+    wait_until(lambda: "is not started" in _log(worker.name), "the second one's refusal")
     with Store().transaction() as session:
         assert session.get_one(Node, worker.id).supervisor == worker.supervisor
 

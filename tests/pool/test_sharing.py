@@ -76,7 +76,7 @@ def test_one_rolls_back_and_one_releases_while_the_other_works(work, real_pool):
     before = {row.id for row in node_rows()}
     other = ComputePool("tests", holder="test:other")
 
-    with pytest.raises(ScaleError, match="its lease was taken back"):
+    with pytest.raises(ScaleError, match="the lease was removed"):
         other.lease(4, options={"rollback_after_seconds": 0.5})  # sooner than any node is up
 
     assert again(work) == (nodes, {2})

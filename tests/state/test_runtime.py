@@ -84,7 +84,7 @@ def given_to_another_user(root: Path) -> None:
         (lambda root: root.chmod(0o755), "other users can enter it"),
         (lambda root: root.chmod(0o777), "other users can write to it"),
         (lambda root: (shutil.rmtree(root), root.touch()), "is not a folder"),
-        (lambda root: (root / "shoal.json").unlink(), "does not carry the marker"),
+        (lambda root: (root / "shoal.json").unlink(), "lacks the marker file"),
     ],
     ids=["symlink", "foreign", "readable", "writable", "file", "unmarked"],
 )

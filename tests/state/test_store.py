@@ -114,7 +114,7 @@ def test_a_corrupt_database_is_named(fresh_home):
 def test_a_home_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(StoreError, match=r"SHOAL_HOME .* cannot be made"):
+    with pytest.raises(StoreError, match=r"SHOAL_HOME .* cannot be created"):
         Store()
 
 
@@ -174,8 +174,8 @@ def test_an_upgrade_that_fails_changes_nothing(either_store, monkeypatch):
     [
         ("postgresql://me:cAnArY@localhost:notaport/db", "port"),
         ("postgresql://me:cAnArY@cAnArY@localhost/db", "%40"),
-        ("postgresql://[::1/cAnArY", "no URL"),
-        ("http://[::1", "no URL"),
+        ("postgresql://[::1/cAnArY", "not a valid URL"),
+        ("http://[::1", "not a valid URL"),
         ("mysql://me:12/cAnArY@localhost/db", "mysql"),
         ("sqlite:///relative.db?password=cAnArY", "absolute"),
         ("postgresql://localhost:1/db?password=cAnArY", r"password=\*\*\*.*cannot be used"),

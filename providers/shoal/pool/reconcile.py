@@ -1,8 +1,13 @@
-"""Closing the difference between demand and nodes: one routine, safe to run at any time, by anyone, at once, again.
+"""Reconcile a pool: start and end nodes until they match the demand. Safe at any time, repeatedly and concurrently.
 
-Four steps: look at the rows and the processes, without a lock, and stop there if nothing has to change; in one
-transaction write what was seen and what shall be (intents); act; in another transaction confirm. A process killed
-between any two of them leaves rows that the next run goes on from.
+Reconciling has four steps:
+
+1. Read the rows and check the processes, without a lock. Stop here if nothing has to change.
+2. In one transaction, write what was seen and what shall be done (the intents).
+3. Act: start and end nodes.
+4. In another transaction, confirm the result.
+
+If the process is killed between two steps, the next run continues from the rows that it left.
 """
 
 from __future__ import annotations
@@ -30,20 +35,21 @@ from shoal.state.schema import Node, NodeState, PoolState
 log = logging.getLogger("shoal.pool")
 
 _SWEEP_PASSES = 5
-"""Ending a node may ask for another pass (a head that is gone takes its workers along); more never helped."""
+"""Most reconcile runs per pool in one sweep. Ending a node can require another run, for example because workers end
+after their head. More runs than this never changed anything."""
 
 Clock = Callable[[], float]
-"""Seconds since the epoch."""
+"""Function that returns seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What one run did.
+    """The changes that one reconcile run made.
 
     Attributes:
-        started: Names of nodes.
-        ended: Names of nodes.
-        decided: What became of operations and leases, a sentence each.
+        started: Names of the started nodes.
+        ended: Names of the ended nodes.
+        decided: One sentence for each operation or lease that ended.
     """
 
     started: tuple[str, ...] = ()
@@ -51,23 +57,23 @@ class Changes:
     decided: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """All of it, a sentence each."""
+        """Return one sentence for each change."""
         return [*self.decided, *(f"started {name}" for name in self.started), *(f"ended {name}" for name in self.ended)]
 
 
 def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
-    """Bring one pool's nodes to its demand, as far as that goes now.
+    """Start and end one pool's nodes to match its demand, as far as possible now.
 
     Args:
         store: The state store.
-        name: The pool.
-        clock: Time, for tests.
+        name: Name of the pool.
+        clock: Function that returns seconds since the epoch. Tests replace it.
 
     Returns:
-        What was begun and what was seen to end.
+        The nodes whose start or end was begun, and the operations and leases that ended.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     with store.reading() as session:
         snapshot = rows.load(session, name, lock=False)
@@ -114,7 +120,7 @@ def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) ->
 
 
 def _tidy(store: Store, backend: Backend, name: str) -> None:
-    """Remove the token of a pool that is down, and all trace of one that was embedded in a process that has ended."""
+    """Remove the token of a pool that is down. Remove everything of a pool whose embedding process has ended."""
     with transaction(store, JournalStep.TIDY) as session:
         pool = rows.load(session, name).pool
         if pool.state is not PoolState.DOWN:
@@ -126,12 +132,12 @@ def _tidy(store: Store, backend: Backend, name: str) -> None:
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
-    """End what no live demand or operation owns, on this host. Safe at any time, concurrently, twice.
+    """End orphaned nodes on this host: nodes that no live demand or operation needs.
 
-    A pool that raises does not keep the others from their turn.
+    Safe at any time, repeatedly and concurrently. An error in one pool does not stop the sweep of the others.
 
     Returns:
-        What it did, and which pools raised, a sentence each.
+        One sentence for each action and each error.
     """
     did: list[str] = []
     with store.reading() as session:
@@ -142,7 +148,7 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
         except Exception as error:
             log.exception("pool %s could not be swept", name)
             did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
-    # Folders first, rows second: a node that is there and has no row by then had one before, and lost it.
+    # List the folders before the rows. A node's row exists before its folder, so a folder without a row is orphaned.
     backends = [make() for make in BACKENDS.values()]
     found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
     with store.reading() as session:
@@ -160,7 +166,7 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
         try:
             changes = reconcile(store, name, clock=clock)
         except PoolNotFoundError:
-            return  # an embedded pool, gone with its process
+            return  # the pool was embedded in a process that has ended, and its row was removed
         yield from changes.sentences()
         if changes == Changes():
             with suppress(PoolNotFoundError):

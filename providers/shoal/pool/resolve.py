@@ -1,4 +1,4 @@
-"""The one rule that says which pool is meant."""
+"""The rule that selects the pool when the caller does not name one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from shoal.state import Store
 from shoal.state.schema import Pool
 
 POOL_VARIABLE = "SHOAL_POOL"
-"""Set by the user, and inside a job by its node."""
+"""Environment variable with the default pool. The user may set it; inside a job, the node sets it to the job's pool."""
 
 
 def which_pool(store: Store, name: str | None = None) -> str:
-    """The argument; inside a job its own; ``$SHOAL_POOL``; the only pool there is.
+    """Return the name of the pool to use: `name`, else ``$SHOAL_POOL``, else the only pool in the store.
+
+    Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
     Args:
         store: The state store.
-        name: What the caller gave.
+        name: Name given by the caller, if any.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        NoPoolError: None was named and there is none.
-        InvalidArgumentError: None was named and there is more than one.
+        PoolNotFoundError: No pool has this name.
+        NoPoolError: No pool was named, and the store has none.
+        InvalidArgumentError: No pool was named, and the store has more than one.
     """
     given = name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:
@@ -35,7 +37,7 @@ def which_pool(store: Store, name: str | None = None) -> str:
     if len(known) == 1:
         return known[0]
     if not known:
-        raise NoPoolError("there is no pool here: `shoal pool up local://NAME` makes one")
+        raise NoPoolError("the store contains no pool: create one with `shoal pool up local://NAME`")
     raise InvalidArgumentError(
-        f"which pool? There are {', '.join(known)}: name one (pool_name=) or set {POOL_VARIABLE}"
+        f"no pool was named, and there are several ({', '.join(known)}): give pool_name= or set {POOL_VARIABLE}"
     )

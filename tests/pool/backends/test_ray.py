@@ -136,7 +136,7 @@ def test_a_cluster_that_has_gone_shows_and_can_be_forgotten_or_abandoned(alone, 
     with socket.create_server(
         ("127.0.0.1", int(cluster.api.rpartition(":")[2]))
     ):  # takes connections, and says nothing
-        with pytest.raises(ScaleError, match=r"may still hold nodes for this pool.*does not answer.*--abandon"):
+        with pytest.raises(ScaleError, match=r"may still keep nodes for this pool.*does not answer.*--abandon"):
             silent.down()
         silent.down(abandon=True)
     assert (silent.describe().state, node_rows()) == ("down", [])

@@ -1,4 +1,4 @@
-"""Where nodes run: one module per kind, behind the few methods of `base.Backend`."""
+"""Backends that start and end nodes: one subpackage for each kind, with the interface `base.Backend`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shoal.pool.spec import BackendName
 
 
 def _ray() -> Backend:
-    from shoal.pool.backends.ray.backend import RayBackend  # an HTTP client, which local pools do without
+    from shoal.pool.backends.ray.backend import RayBackend  # imports an HTTP client that local pools do not need
 
     return RayBackend()
 
 
 BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
-"""`PoolSpec.backend` -> what makes it."""
+"""For each value of `PoolSpec.backend`: a function that returns the backend."""
 
 __all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen"]

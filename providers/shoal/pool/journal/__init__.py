@@ -1,1 +1,1 @@
-"""The rows of pools: what was requested, what was decided, and the only ways they change."""
+"""The journal of pools: rows of requests, operations and nodes, and the only functions that change them."""

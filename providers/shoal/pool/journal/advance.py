@@ -31,7 +31,7 @@ from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState
 
 
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
-    """Mark nodes failed that were seen dead, and ready that were seen to have come, unless their row has moved on."""
+    """Mark lost nodes as failed and arrived nodes as ready, unless their rows have changed since they were checked."""
     for node, seen_as in list(_news(snapshot, looked_at, seen)):
         if isinstance(seen_as, str):
             node.state, node.error = NodeState.FAILED, seen_as
@@ -41,7 +41,7 @@ def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRe
 
 
 def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float) -> bool:
-    """Whether there is anything to write or to do; False means that reconciling would change nothing."""
+    """Return whether reconciling the pool would change anything."""
     return (
         not is_bound_here(snapshot.pool)
         or clock.has_jumped(snapshot.pool)
@@ -52,7 +52,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Nodes of which more was seen than their rows say: why one is lost, or how it arrived."""
+    """Yield each node whose observed state differs from its row, with the reason of its loss or its arrival."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -61,7 +61,7 @@ def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Itera
         reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id)
         if reason and node.state not in (NodeState.FAILED, NodeState.ENDING):
             yield node, reason
-        # Two that look at once may each see the same newcomer behind another row: it is the first one's.
+        # Two processes that check at once may match the same new Ray node to different rows. The first row keeps it.
         elif arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
             taken.add(arrival.endpoint["ray_node_id"])
             yield node, arrival
@@ -69,18 +69,18 @@ def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Itera
 
 @dataclass(frozen=True)
 class Intents:
-    """What a step forward leaves to be done, and what it has decided."""
+    """Nodes that `advance` wants started and ended, and the decisions that it wrote."""
 
     start: list[NodeRef]
     end: list[NodeRef]
     decided: list[str]
-    """A sentence for each operation that ended, lease that expired, and for the pool going down."""
+    """One sentence for each operation that ended, each lease that expired, and for the pool going down."""
     size: int
-    """How many nodes the pool is to have from here on."""
+    """Number of nodes that the pool should have from now on."""
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
-    """Decide the open operations, then write the intents that close the difference between demand and nodes.
+    """End operations and leases that are due, then write which nodes to start and end so that they match the demand.
 
     Args:
         session: The caller's transaction.
@@ -88,14 +88,14 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         now: Seconds since the epoch.
 
     Returns:
-        What is left to be done outside the transaction, and what was decided.
+        The nodes to start and end after the transaction, and the decisions.
     """
     snapshot, expired = _expire_leases(session, snapshot, now)
     snapshot, ended = _end_operations(session, snapshot, now, reload=bool(expired))
     snapshot, gone_down = _stop_or_touch(session, snapshot, now)
     if should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
-    # From here on no row goes, and those of the snapshot are changed in place: it stays true.
+    # From here on no row is deleted, and the snapshot's rows are changed in place, so the snapshot stays up to date.
     _end_and_drain(session, snapshot, now)
     nodes = [*snapshot.nodes, *_start(session, snapshot, now)]
     pool = snapshot.pool
@@ -126,17 +126,17 @@ def _end_operations(session: Session, snapshot: Snapshot, now: float, *, reload:
 
 
 def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
-    """Take the pool down where nothing wants it any more, else note that it is used."""
+    """Take the pool down if nothing needs it any more, else write that it is in use."""
     if why := why_down(snapshot, now):
         rows.stop(session, snapshot.pool, now)
-        return rows.load(session, snapshot.pool.name), [f"it goes down, because {why}"]
+        return rows.load(session, snapshot.pool.name), [f"the pool goes down because {why}"]
     if should_touch(snapshot, now):
         snapshot.pool.touched_at = now
     return snapshot, []
 
 
 def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
-    """Mark the nodes that are to end or to drain."""
+    """Write to the rows of surplus nodes that they have to end or drain."""
     difference = plan_nodes(snapshot, now)
     by_id = {node.id: node for node in snapshot.nodes}
     for node_id, reason in difference.end:
@@ -147,8 +147,8 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
 
 
 def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
-    """Write rows for the nodes that are missing."""
-    difference = plan_nodes(snapshot, now)  # planned anew: nodes that failed may have begun a cooldown
+    """Write rows for the missing nodes."""
+    difference = plan_nodes(snapshot, now)  # plan again, because failed nodes may just have started a cooldown
     head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
     head_id = head.id if head else None
     started = []
@@ -162,10 +162,10 @@ def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
 
 
 def _has_expired(lease: Lease, shared_now: float) -> bool:
-    """Whether a lease was not renewed for its time to live.
+    """Return whether a lease was not renewed for its time to live.
 
-    What a process of this boot renewed is counted by the monotonic clock, which a suspend or a change of the wall clock
-    leaves alone. For another host's lease the clock that both share counts.
+    A lease renewed on this host since its last boot is checked against the monotonic clock, which a suspend or a change
+    of the wall clock does not affect. A lease of another host is checked against the clock that both hosts share.
     """
     unrenewed = stamps.age(lease.expires_at, lease.renewed_clock)
     return lease.expires_at <= shared_now if unrenewed is None else unrenewed >= lease.ttl
@@ -207,7 +207,8 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
     never_ready = node.endpoint is None
     failed = node.state is NodeState.FAILED or (never_ready and now >= node.start_deadline)
     cause = session.get(Operation, node.operation_id) if node.operation_id else None
-    if failed and never_ready and cause is not None:  # the operation's matter, and where that has ended nobody's
+    # The failure counts for the operation that caused the start. If that operation has ended, it does not count at all.
+    if failed and never_ready and cause is not None:
         if cause.state is OperationState.OPEN:
             cause.failures += 1
             cause.node_errors = cause.node_errors | {node.name: reason}
@@ -220,7 +221,7 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
 
 
 def _claim_starts(nodes: Sequence[Node], now: float) -> list[NodeRef]:
-    """Note for which nodes a supervisor is spawned now."""
+    """Write the spawn time to the nodes that need a supervisor now, and return these nodes."""
     due = unclaimed(nodes, now)
     for node in due:
         node.spawned_at = now

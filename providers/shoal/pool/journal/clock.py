@@ -1,8 +1,8 @@
-"""Deadlines that survive a jump of the wall clock: a suspend, or a clock that is set, moves a pool's times along.
+"""Correct a pool's times after a jump of the wall clock (a suspend, or a changed clock).
 
-Rows hold wall-clock times, which is right for display, and a plan compares them with the present time. After a jump
-that comparison would roll operations back and end nodes. So every transaction that changes a pool first adds the jump
-to its times. From then on they mean again what they meant before, for every process that reads them.
+Rows hold wall-clock times because they are displayed, and `shoal.pool.plan` compares them with the present time. After
+a jump, that comparison would roll operations back and end nodes. So every transaction that changes a pool first adds
+the jump to the pool's times. Then all remaining durations are as before, for every process that reads the rows.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from shoal.state import stamps
 from shoal.state.schema import Node, Operation, OperationState, Pool
 
 _TOLERANCE_S = 1.0
-"""Below this a difference between the clocks is no jump: NTP slews both alike, and steps the wall clock alone."""
+"""Largest difference in seconds between the two clocks that does not count as a jump. When NTP slews, it changes both
+clocks alike. When NTP steps, it changes only the wall clock."""
 
 
 def has_jumped(pool: Pool) -> bool:
-    """Whether the wall clock has jumped since the pool's times last followed it.
+    """Return whether the wall clock has jumped since the pool's times were last corrected.
 
-    False in rows of shoal 0.1, of another host and from before a reboot: their times are compared as they are.
+    The result is False for rows of shoal 0.1, rows of another host and rows from before a reboot. Their times are not
+    corrected.
     """
     jump = stamps.jump(pool.clock, stamps.present())
     return jump is not None and abs(jump) > _TOLERANCE_S
 
 
 def follow(session: Session, pool: Pool) -> None:
-    """Add the jump of the wall clock to all times by which the pool, its nodes and open operations are judged.
+    """Add the jump of the wall clock to the times of the pool, its nodes and its open operations.
 
-    Does nothing to a pool of another host, because that host judges it by its own clock.
+    Does nothing for a pool of another host, because only that host compares the times with its own clock.
 
     Args:
-        session: A write transaction, before it reads or writes any of these times.
+        session: A write transaction that has not yet read or written any of these times.
         pool: The pool's row, locked.
     """
     if not is_here(pool):

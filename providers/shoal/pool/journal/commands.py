@@ -1,7 +1,7 @@
-"""What somebody wants of a pool, written down: demand, leases, limits, up and down, each with its operation.
+"""Record requests for a pool in its rows: up, scale, lease, renew, release, alter, down and delete.
 
-Like the journal's own, every function works inside the caller's transaction. It refuses, or the rows say what is
-wanted; carrying it out is reconciliation.
+Every function works inside the caller's transaction. It either raises, or writes the request to the rows.
+`shoal.pool.reconcile` carries the request out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, Op
 
 
 def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None = None, now: float) -> bool:
-    """Have a pool up, with no demand on it yet. Returns whether it was down: then this begins a new life of it.
+    """Set a pool's state to up, without any demand. Return whether it was down before.
+
+    If the pool was down, its epoch increases by one.
 
     Raises:
-        PoolStoppingError: It is still going down.
-        PoolDownError: It is bound to another machine.
+        PoolStoppingError: The pool is still going down.
+        PoolDownError: The pool is bound to another machine.
     """
     pool = session.get(Pool, spec.name, with_for_update=True)
     if pool is None:
@@ -62,18 +64,21 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
 def up(
     session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, owner: dict[str, Any] | None, now: float
 ) -> tuple[str, bool]:
-    """Want a pool up. Returns the operation's id, and whether this call begins a new life of the pool.
+    """Set a pool's state to up and its base demand to MIN_NODES, unless it has a base demand already.
+
+    Returns:
+        The operation's id, and whether the pool was down before.
 
     Raises:
-        InvalidArgumentError: It is up with other settings.
-        PoolDownError: It is going down, or bound to another machine.
+        InvalidArgumentError: The pool is up with other settings.
+        PoolDownError: The pool is going down, or is bound to another machine.
     """
     begins = begin_life(session, spec, owner=owner, now=now)
     pool = session.get_one(Pool, spec.name)
     if PoolSpec.model_validate(pool.spec) != spec:
         raise InvalidArgumentError(
-            f'pool "{spec.name}" is up as {PoolSpec.model_validate(pool.spec).uri}: '
-            f"change its limits with `shoal pool alter`, or `shoal pool down {spec.name}` first"
+            f'pool "{spec.name}" is already up with other settings, {PoolSpec.model_validate(pool.spec).uri}: '
+            f"change its limits with `shoal pool alter`, or run `shoal pool down {spec.name}` first"
         )
     pool.touched_at = now
     demand = session.get(Demand, spec.name)
@@ -93,11 +98,11 @@ def scale(
     block_until_min_cluster_size: int | None,
     now: float,
 ) -> str:
-    """Set the base demand. Returns the id of the operation that carries it out.
+    """Set the base demand. Return the id of the new operation.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        PoolDownError: It is not up, or bound to another machine.
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is not up, or is bound to another machine.
         InvalidArgumentError: The size is outside the pool's limits.
     """
     snapshot = rows.load(session, name)
@@ -112,7 +117,7 @@ def scale(
     operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
     operation.block_until_min_cluster_size = block_until_min_cluster_size
     demand = snapshot.demand
-    if demand is None:  # brought up by a lease: from here on it stays when that goes
+    if demand is None:  # a lease had started the pool; with a base demand it stays up after the lease
         session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
     else:
         operation.replaced_size = demand.size
@@ -134,14 +139,14 @@ def lease(
     block_until_min_cluster_size: int | None,
     now: float,
 ) -> tuple[str, Lease]:
-    """Claim nodes for a holder; asked again, its lease is renewed at the new size, under a new epoch.
+    """Create a holder's lease, or renew the lease that it has with the new size and a new epoch.
 
     Returns:
-        The id of the operation that carries it out, and the lease.
+        The id of the new operation, and the lease.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        PoolDownError: It is not up, or bound to another machine.
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is not up, or is bound to another machine.
         InvalidArgumentError: The size is above MAX_NODES.
     """
     snapshot = rows.load(session, name)
@@ -168,16 +173,19 @@ def lease(
 
 
 def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
-    """Hold on to a lease for another of its times to live.
+    """Extend a lease by its time to live.
 
     Raises:
-        FencedError: It has expired, was released, or was taken over under a newer epoch.
+        FencedError: The lease has expired, was released, or was requested again under a newer epoch.
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None:
-        raise FencedError(f"lease {lease_id} has expired or was released: what it held may be gone, ask for it anew")
+        raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
     if lease.epoch != epoch:
-        raise FencedError(f"lease {lease_id} is at epoch {lease.epoch}, this is {epoch}: somebody took it over")
+        raise FencedError(
+            f"lease {lease_id} is at epoch {lease.epoch}, but this handle has epoch {epoch}: the same holder has "
+            "requested the lease again, and only the newest handle may renew it"
+        )
     _prolong(session, lease, now)
     pool = session.get_one(Pool, lease.pool)
     clock.follow(session, pool)
@@ -185,10 +193,10 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
 
 
 def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
-    """Hold on to what a holder claims; False where it claims nothing any more.
+    """Extend a holder's lease by its time to live. Return False if the holder has no lease.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     mine = next((lease for lease in rows.load(session, name).leases if lease.holder == holder), None)
     if mine is None:
@@ -198,10 +206,10 @@ def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
 
 
 def release(session: Session, name: str, holder: str, now: float) -> int:
-    """Give up what a holder claims; returns how many leases that were.
+    """Delete a holder's leases. Return how many were deleted.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     snapshot = rows.load(session, name)
     mine = [lease for lease in snapshot.leases if lease.holder == holder]
@@ -212,11 +220,11 @@ def release(session: Session, name: str, holder: str, now: float) -> int:
 
 
 def down(session: Session, name: str, now: float) -> None:
-    """Want a pool down: its demand and leases go at once, its nodes as they are seen to end.
+    """Request that a pool goes down. Its demand and leases are deleted at once, each node's row after the node ended.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        PoolDownError: It is bound to another machine.
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is bound to another machine.
     """
     snapshot = rows.load(session, name)
     rows.require_here(snapshot.pool)
@@ -224,16 +232,17 @@ def down(session: Session, name: str, now: float) -> None:
 
 
 def abandon(session: Session, name: str, now: float) -> None:
-    """Have a pool down at once, whatever its cluster may still hold for it.
+    """Set a pool's state to down and delete its node rows, without contacting its cluster.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        InvalidArgumentError: It is local: what runs on this host is ended, not forgotten.
+        PoolNotFoundError: No pool has this name.
+        InvalidArgumentError: The pool is local. The nodes of a local pool must be ended first.
     """
     pool = rows.load(session, name).pool
     if BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host:
         raise InvalidArgumentError(
-            f'pool "{name}" is local: its nodes are ended, not forgotten; `shoal sweep` tries again what does not end'
+            f'pool "{name}" is local and cannot be abandoned: `shoal pool down {name}` ends its nodes; if a node does '
+            "not end, run `shoal sweep` to try again"
         )
     rows.stop(session, pool, now)
     session.execute(delete(Node).where(Node.pool == name))
@@ -241,26 +250,27 @@ def abandon(session: Session, name: str, now: float) -> None:
 
 
 def remove(session: Session, name: str, *, abandon: bool) -> None:
-    """Remove all rows of a pool but those of its jobs.
+    """Delete all rows of a pool except those of its jobs.
 
     Args:
         session: A write transaction.
-        name: The pool.
-        abandon: Whatever its host or cluster may still run for it. Supervisors that find their rows gone end their
-            nodes.
+        name: Name of the pool.
+        abandon: Delete the rows even if the pool's host or cluster may still run its nodes. A supervisor that finds its
+            row deleted ends its node.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        PoolElsewhereError: It is bound to another machine, and not to be abandoned.
-        PoolDownError: It is not down, and not to be abandoned.
-        InvalidArgumentError: It is to be abandoned, and this machine can end what runs for it.
+        PoolNotFoundError: No pool has this name.
+        PoolElsewhereError: The pool is bound to another machine, and `abandon` is False.
+        PoolDownError: The pool is not down, and `abandon` is False.
+        InvalidArgumentError: `abandon` is True, but the pool is bound to this machine, which can end its nodes.
     """
     pool = rows.load(session, name).pool
     bound = BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host
     if abandon:
         if bound and is_here(pool):
             raise InvalidArgumentError(
-                f'pool "{name}" is on this host, which can end its nodes: `shoal pool delete {name}` without --abandon'
+                f'pool "{name}" is on this host, which can end its nodes: run `shoal pool delete {name}` without '
+                "--abandon"
             )
     else:
         rows.require_here(pool)
@@ -270,12 +280,12 @@ def remove(session: Session, name: str, *, abandon: bool) -> None:
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:
-    """Change a pool's limits.
+    """Change a pool's MIN_NODES and MAX_NODES.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        InvalidArgumentError: The limits contradict each other or what is asked of the pool.
-        PoolDownError: It is bound to another machine.
+        PoolNotFoundError: No pool has this name.
+        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below a lease or the base demand.
+        PoolDownError: The pool is bound to another machine.
     """
     snapshot = rows.load(session, name)
     pool = snapshot.pool
@@ -289,19 +299,21 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
         claims["its base demand"] = snapshot.demand.size
     for what, size in claims.items():
         if size > high:
-            raise InvalidArgumentError(f'max_nodes={high} of pool "{name}" is below {what} of {size}: scale down first')
+            raise InvalidArgumentError(
+                f'max_nodes={high} of pool "{name}" is below {what} ({size} nodes): scale down first'
+            )
     pool.spec = json.loads(spec.model_dump_json())
     pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
 
 
 def _prolong(session: Session, lease: Lease, now: float) -> None:
-    """Have a lease expire one time to live from now on."""
+    """Set a lease's expiry to now plus its time to live."""
     lease.expires_at = stamps.shared_now(session, now) + lease.ttl
     lease.renewed_clock = stamps.stamp(lease.expires_at)
 
 
 def _try_at_once(pool: Pool) -> None:
-    """Somebody asks anew: what failed before may have been mended."""
+    """Reset the failure count and cooldown for a new request, because the cause may have been fixed."""
     pool.start_failures, pool.last_failure, pool.cooldown_until = 0, None, None
 
 

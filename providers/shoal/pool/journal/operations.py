@@ -1,4 +1,4 @@
-"""End operations: record the outcome, and restore demand and leases where one is rolled back."""
+"""End operations: record the result, and restore demand and leases when an operation is rolled back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
 def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
-    """Roll an operation back because its caller gave it up; False where it had ended, or was never written."""
+    """Roll an operation back because its caller gave it up. Return False if it had ended or was never written."""
     operation = session.get(Operation, operation_id)
     if operation is None or operation.state is not OperationState.OPEN:
         return False
@@ -20,7 +20,7 @@ def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bo
 
 
 def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: float) -> str:
-    """Write how an operation ended, and let demand and leases follow. Returns a sentence for the log."""
+    """Record how an operation ended, and update demand and leases. Return a sentence for the log."""
     operation = next(row for row in snapshot.operations if row.id == verdict.operation_id)
     operation.state, operation.error, operation.ended_at = verdict.state, verdict.reason, now
     if now >= operation.deadline:
@@ -33,7 +33,7 @@ def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: f
 
 
 def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: Verdict, now: float) -> None:
-    """Have demand and leases follow from how an operation ended."""
+    """Update demand and leases after an operation ended."""
     demand = snapshot.demand
     if verdict.settle_at is not None and demand and demand.operation_id == operation.id:
         demand.size, demand.set_at = verdict.settle_at, now
@@ -46,7 +46,8 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # A later operation that would restore this one's demand restores what this one replaced instead.
+    # A later operation replaced this operation's demand. If it is rolled back, it must not restore that demand, but the
+    # demand that this operation had replaced.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -54,17 +55,17 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
     if demand is None or demand.operation_id != operation.id:
         return
     if operation.replaced_size is None:
-        session.delete(demand)  # there was none before: the pool goes down unless a lease keeps it
+        session.delete(demand)  # there was no demand before; the pool goes down unless a lease keeps it up
     else:
         demand.size, demand.operation_id, demand.set_at = operation.replaced_size, operation.replaced_operation_id, now
 
 
 def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease: Lease) -> None:
-    """Give a lease the size that it had before an operation; without one before, it goes."""
+    """Restore the size that a lease had before an operation. Delete the lease if the operation created it."""
     later = next(
         (row for row in snapshot.operations if row.lease_id == lease.id and row.created_at > operation.created_at), None
     )
-    if later is not None:  # it was asked for anew since: that one's rollback restores what this one replaced
+    if later is not None:  # the lease was requested again since; that request's rollback restores the older size
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:
         session.delete(lease)

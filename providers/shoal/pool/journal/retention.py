@@ -1,4 +1,4 @@
-"""What is kept of nodes and operations that have ended, and for how long. A node's folder goes with the node."""
+"""Delete old operations and old logs of ended nodes. A node's folder is deleted when the node ends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from shoal.state import Store, home
 
 
 def retain(store: Store, name: str, now: float) -> None:
-    """Remove a pool's oldest operations and the logs of nodes that are long gone.
+    """Delete all but a pool's newest ended operations, and logs of ended nodes that are older than KEEP_LOGS.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     with store.transaction() as session:
         nodes = {node.name for node in rows.load(session, name).nodes}
         rows.keep_newest_operations(session, name, KEEP_OPERATIONS)
-    for log in (home() / "pools" / name / "logs").glob("*.log"):  # pools of others have none
-        with suppress(FileNotFoundError):  # somebody else sweeps too
+    # ray:// pools have no such folder. Another process may delete the same log at the same time.
+    for log in (home() / "pools" / name / "logs").glob("*.log"):
+        with suppress(FileNotFoundError):
             if log.stem not in nodes and now - log.stat().st_mtime > KEEP_LOGS:
                 log.unlink()

@@ -1,7 +1,7 @@
-"""Read the rows of a pool, and change one thing in them.
+"""Read the rows of a pool, and make single changes to them.
 
-Every function of this package works inside the caller's transaction: demand, operation and intents change together or
-not at all, so that no process acts on half of what another wrote.
+Every function of this package works inside the caller's transaction. Demand, operation and node rows change together or
+not at all, so that no process acts on half of a change.
 """
 
 from __future__ import annotations
@@ -35,22 +35,25 @@ _UNFINISHED = Job.state.not_in(JOB_ENDED)
 
 
 def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
-    """Names of all pools, in order; pools embedded in a process only if asked for."""
+    """Return the names of all pools in alphabetical order. Include pools embedded in a process only if `embedded`."""
     rows = session.scalars(select(Pool).order_by(Pool.name))
     return [pool.name for pool in rows if embedded or pool.owner is None]
 
 
 def unfinished_jobs(session: Session, pools: Collection[str]) -> list[Job]:
-    """Load the jobs of some pools that have not ended, without their specs and results, which may be large."""
+    """Load the unfinished jobs of some pools, without their specs and results, which may be large."""
     query = select(Job).where(Job.pool.in_(pools), _UNFINISHED).options(defer(Job.spec), defer(Job.result))
     return list(session.scalars(query))
 
 
 def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
-    """All rows of a pool, by default locked until the transaction ends, with times that have followed the wall clock.
+    """Load all rows of a pool.
+
+    With `lock`, the pool's row is locked until the transaction ends, and the pool's times are corrected if the wall
+    clock has jumped.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     pool = session.get(Pool, name, with_for_update=lock, populate_existing=True)
     if pool is None:
@@ -70,36 +73,36 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
 
 
 def _works(driver: dict[str, Any] | None) -> bool:
-    """Whether an unfinished job is really there: its driver may have died with nobody to say so in its row."""
+    """Return whether an unfinished job still uses the pool. Its driver may have died without updating the job's row."""
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
 def require_here(pool: Pool) -> None:
-    """Refuse to act on a pool that is bound to another machine.
+    """Raise an error if a pool is bound to another machine.
 
     Raises:
-        PoolElsewhereError: It is bound to another machine.
+        PoolElsewhereError: The pool is bound to another machine.
     """
     if not is_here(pool):
-        here = "another of the same name" if pool.host == hostname() else hostname()
+        here = "another host with the same name" if pool.host == hostname() else hostname()
         raise PoolElsewhereError(
-            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: call from there; '
-            f"if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
+            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: run this on '
+            f"{pool.host}; if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
             pool.host,
         )
 
 
 def adopt(pool: Pool) -> None:
-    """Complete the host's identity in a row of shoal 0.1, and its name after the host was renamed."""
+    """Write this host's name and id to a pool's row, for rows of shoal 0.1 and after the host was renamed."""
     if pool.host != ANYWHERE:
         bind_here(pool)
 
 
 def require_up(pool: Pool) -> None:
-    """Refuse to go on with a pool that is not up.
+    """Raise an error if a pool is not up.
 
     Raises:
-        PoolDownError: It is not, or bound to another machine.
+        PoolDownError: The pool is not up, or is bound to another machine.
     """
     require_here(pool)
     if pool.state is not PoolState.UP:
@@ -107,7 +110,7 @@ def require_up(pool: Pool) -> None:
 
 
 def keep_newest_operations(session: Session, name: str, keep: int) -> None:
-    """Delete a pool's ended operations but the newest; every look at the pool reads all there are."""
+    """Delete a pool's ended operations except the newest `keep`, because every read of the pool loads all of them."""
     ended = session.scalars(
         select(Operation)
         .where(Operation.pool == name, Operation.state != OperationState.OPEN)
@@ -119,17 +122,17 @@ def keep_newest_operations(session: Session, name: str, keep: int) -> None:
 
 
 def forget(session: Session, gone: Sequence[str]) -> None:
-    """Delete the rows of nodes whose end was seen."""
+    """Delete the rows of nodes that have ended."""
     session.execute(delete(Node).where(Node.id.in_(gone), Node.state == NodeState.ENDING))
 
 
 def note_stuck(session: Session, node_id: str, problem: str) -> None:
-    """Say on a node's row why it cannot be ended."""
+    """Write to a node's row why the node cannot be ended."""
     session.execute(update(Node).where(Node.id == node_id).values(error=problem))
 
 
 def stop(session: Session, pool: Pool, now: float) -> None:
-    """Want a pool down: its demand and leases go."""
+    """Set a pool that is up to stopping, and delete its demand and leases."""
     if pool.state is PoolState.UP:
         pool.state = PoolState.STOPPING
     pool.touched_at = now

@@ -1,7 +1,7 @@
-"""The journal's steps: every transaction and every act by which a pool changes, each with a name.
+"""Journal steps: names for every transaction and every action that changes a pool.
 
-A process may die before, in and after any of them, and whoever sweeps next goes on from there. The crash tests hook in
-here and try them all: what changes a pool and is no `JournalStep` is not covered.
+A process may die before, during or after any step, and the next sweep continues from there. The crash tests kill a
+process at every `JournalStep`. So every change of a pool has to be part of a step, or the tests do not cover it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ __all__ = ["At", "JournalStep", "act", "transaction"]
 
 
 class JournalStep(StrEnum):
-    """One step of changing a pool, in the order that an operation goes through them."""
+    """One step of changing a pool. The members are in the order in which an operation passes them."""
 
     REQUEST = "request"
-    """Transaction: what somebody wants (demand, lease, limits, `down`) and the operation that carries it out."""
+    """Transaction: write a request (demand, lease, limits, `down`) and its operation."""
     WITHDRAW = "withdraw"
-    """Transaction: an operation whose caller gave it up is rolled back."""
+    """Transaction: roll back an operation whose caller gave it up."""
     INTEND = "intend"
-    """Transaction: what was seen of the nodes, what becomes of the operations, which nodes shall start and end."""
+    """Transaction: write the observed state of the nodes, the ended operations, and which nodes to start and end."""
     START = "start"
-    """Act: nodes that are planned are started (local ones: a supervisor is spawned for each)."""
+    """Action: start the planned nodes. For local nodes, spawn a supervisor for each."""
     CLAIM = "claim"
-    """Transaction, the supervisor's: the node is its own, and being started."""
+    """Transaction of the supervisor: claim the node's row and set it to starting."""
     REPORT = "report"
-    """Transaction, the supervisor's: the node is ready, works, or has failed."""
+    """Transaction of the supervisor: write that the node is ready, busy, idle, or has failed."""
     END = "end"
-    """Act: what there is of nodes that are to end is ended, and looked for until nothing is found."""
+    """Action: end nodes, and search for their processes until none is found."""
     CONFIRM = "confirm"
-    """Transaction: nodes that were seen to end are forgotten."""
+    """Transaction: delete the rows of nodes that have ended."""
     TIDY = "tidy"
-    """Transaction, with the act in it: a pool that is down loses its token, an embedded one all trace."""
+    """Transaction that contains its action: remove the token of a pool that is down, or a whole embedded pool."""
     CLEAR = "clear"
-    """Act, the sweep's: a node that is there and has no row is ended."""
+    """Action of the sweep: end a node that has no row."""

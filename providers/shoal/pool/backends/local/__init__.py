@@ -1,1 +1,1 @@
-"""Nodes on this machine: a supervisor process for each, which owns one Ray node on loopback."""
+"""Backend for nodes on this machine. Each node is a Ray node on loopback, owned by a supervisor process."""

@@ -14,7 +14,7 @@ from shoal.state.host import boot_id
 from shoal.state.process import ProcessId, process_stat
 
 NODE_TAG = "SHOAL_NODE_ID"
-"""Environment variable that every process of a node inherits, whatever session it moves to."""
+"""Environment variable that every process of a node inherits, even if it starts its own session."""
 
 
 _DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\nos.execve(sys.argv[1], sys.argv[1:], os.environ)"
@@ -23,15 +23,15 @@ _DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\nos.execve(sys
 def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
     """Start a process that outlives the caller, its process group and its terminal.
 
-    It leads a session of its own and is a child of init at once, so the caller keeps no zombie of it.
+    The new process leads its own session and is a child of init, so it never becomes a zombie of the caller.
 
     Args:
         argv: Program (an absolute path) and arguments.
-        env: Its whole environment.
-        log: File that its standard output and error are appended to.
+        env: The complete environment of the process.
+        log: File to which its standard output and standard error are appended.
 
     Raises:
-        OSError: The host lets no process start.
+        OSError: The host could not start the process.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
@@ -43,16 +43,19 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stderr=sink,
             check=False,
         ).returncode
-    # Killed: somebody ended the node whose tag it carries before it was even started, which is no failure of ours.
+    # SIGKILL is not a failure: another process ended the node with this tag before its program started.
     if code not in (0, -signal.SIGKILL):
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
 
 def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | None) -> list[ProcessId]:
-    """Every process that belongs to a node, the caller left out.
+    """Find all processes that belong to a node, except the caller.
 
-    Three signs, because each misses some: the environment tag (Ray's agents overwrite theirs with their title), files
-    open for writing under one of the node's folders, and the supervisor's session (job drivers have their own).
+    A process belongs to the node if it shows any of three signs, because each sign alone misses some processes:
+
+    - The environment tag. Ray's agents overwrite it with their process title.
+    - Files open for writing in one of the node's folders.
+    - The supervisor's session. Job drivers have their own session.
     """
     session = supervisor.pid if supervisor and supervisor.boot == boot_id() and _owns_session(supervisor) else None
     tag = f"{NODE_TAG}={node_id}".encode()
@@ -68,14 +71,14 @@ def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | Non
 
 
 def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[ProcessId]:
-    """SIGKILL what `find` finds until it finds nothing.
+    """Send SIGKILL to all processes that `find` returns, until it returns none.
 
     Args:
-        find: Looks anew at each call, so that what was being forked meanwhile is found too.
-        patience: Seconds to keep trying (a process in an uninterruptible call takes its time).
+        find: Function that searches again at each call, so that newly forked processes are found too.
+        patience: Seconds to keep trying. A process in an uninterruptible system call may need a while to end.
 
     Returns:
-        What is still there at the end: empty when all have ended.
+        The processes that still run at the end; empty if all have ended.
     """
     until = time.monotonic() + patience
     while left := find():
@@ -83,12 +86,16 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
             process.signal(signal.SIGKILL)
         if time.monotonic() > until:
             return left
-        time.sleep(0.02)  # the kernel takes them down in the background
+        time.sleep(0.02)  # the kernel ends killed processes asynchronously
     return []
 
 
 def _owns_session(supervisor: ProcessId) -> bool:
-    """False when the pid now leads somebody else's session; the kernel reuses no pid that is still a session's id."""
+    """Return whether the session with the supervisor's pid is still the supervisor's.
+
+    The kernel does not reuse a pid while it is the id of a session. So the answer is False only if another process has
+    this pid now.
+    """
     now = ProcessId.of(supervisor.pid)
     return now is None or now == supervisor
 
@@ -100,12 +107,15 @@ def _pids() -> Iterator[int]:
 def _has_tag(pid: int, tag: bytes) -> bool:
     try:
         return tag in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # ended meanwhile, or another user's
+    except OSError:  # the process has ended, or belongs to another user
         return False
 
 
 def _has_open(pid: int, prefixes: tuple[str, ...]) -> bool:
-    """Whether a process writes below one of some folders; one that reads a log there, or removes it, does not."""
+    """Return whether a process has a file open for writing in one of some folders.
+
+    Files open for reading do not count, because any process may read a log there.
+    """
     try:
         return any(
             os.readlink(entry.path).startswith(prefixes) and _writes(pid, entry.name)

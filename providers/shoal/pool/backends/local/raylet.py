@@ -1,8 +1,8 @@
-"""The only module that touches Ray's private API: a Ray node on loopback, owned by the calling process.
+"""Start a Ray node on loopback, owned by the calling process. This is the only module that uses Ray's private API.
 
-`ray start` cannot be bound to loopback; `ray._private.node.Node` can. It ties its children to the *thread* that starts
-them (PDEATHSIG), so it has to be the main thread of a process that does nothing else: the supervisor. The environment
-of `endpoint.ray_environment` has to be set before this module is imported.
+`ray start` cannot be bound to loopback, but `ray._private.node.Node` can. The child processes of `Node` end with the
+*thread* that starts them (PDEATHSIG). So `Node` has to be created in the main thread of a process that does nothing
+else: the supervisor. The variables of `endpoint.ray_environment` have to be set before this module is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RPC_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class RayletSpec:
-    """What a Ray node of ours is made of."""
+    """Settings of one local Ray node."""
 
     name: str
     folder: Path
@@ -31,16 +31,16 @@ class RayletSpec:
     gpus: int
     object_store_bytes: int
     gcs: str | None
-    """Address of the head to join; None for the head itself."""
+    """Address of the head to join; None if this node is the head."""
     ip: str = "127.0.0.1"
-    """What it listens on, and where the other nodes reach it."""
+    """Address on which the node listens and at which the other nodes reach it."""
 
 
 class Raylet:
-    """A running Ray node. Made in the main thread; returns when it has joined.
+    """A running Ray node. The constructor has to run in the main thread, and returns after the node has joined.
 
     Raises:
-        Exception: Whatever Ray raises when a node does not come up.
+        Exception: Ray could not start the node.
     """
 
     def __init__(self, spec: RayletSpec) -> None:
@@ -67,7 +67,7 @@ class Raylet:
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """``gcs``: host:port to join; ``api``: URL of the Job API; ``ray_node_id``: Ray's own id of it."""
+        """The node's ``gcs`` (host:port to join), ``api`` (URL of the Job API) and ``ray_node_id`` (Ray's id)."""
         return {
             "gcs": self._node.gcs_address,
             "api": f"http://{self._node.webui_url}",
@@ -75,23 +75,28 @@ class Raylet:
         }
 
     def dead(self) -> str | None:
-        """What of the node has ended by itself, or that its head is out of reach; None while it is of use."""
+        """Return why the node cannot be used any more (a process ended, or the head is unreachable), else None."""
         gone = [f"{kind} (exit code {process.returncode})" for kind, process in self._node.dead_processes()]
         if gone:
             return f"{', '.join(gone)} ended by itself"
-        # Ray gives up after 180 s (TCP's patience, then a minute of its own), and takes the process that asks along.
+        # Without this check, Ray itself gives up after 180 s (the TCP timeout plus one minute), and then ends the
+        # process that sends the requests, which is the supervisor.
         if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
-            return f"its head at {self._head} is out of reach"
+            return f"the head at {self._head} cannot be reached"
         return None
 
     def busy(self) -> bool:
-        """Whether a task, actor or placement group holds anything of this node."""
+        """Return whether a task, actor or placement group uses this node's CPUs or GPUs.
+
+        Also return True if the head does not answer.
+        """
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
         except RayError:
-            # From when the first answer was missed: a supervisor that was paused meanwhile asks again first.
+            # The time counts from the first missed answer, not from the last received one. So a supervisor that was
+            # paused asks again before it gives up.
             self._silent_since = self._silent_since or time.monotonic()
-            return True  # to end a node that works would be the worse mistake
+            return True  # ending a busy node would be worse than keeping an idle one
         self._silent_since = None
         state = autoscaler_pb2.GetClusterResourceStateReply.FromString(said).cluster_resource_state
         mine = bytes.fromhex(self._node.node_id)
@@ -103,7 +108,7 @@ class Raylet:
         )
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Have the scheduler give this node nothing new."""
+        """Tell Ray's scheduler to place no new work on this node."""
         self._node.get_gcs_client().drain_node(
             self._node.node_id,
             autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
@@ -113,5 +118,5 @@ class Raylet:
         )
 
     def stop(self) -> None:
-        """End it, its leaving announced to the head where that still runs."""
+        """End the node's processes, and announce this to the head if the head still runs."""
         self._node.kill_all_processes(check_alive=False, allow_graceful=True)

@@ -1,1 +1,1 @@
-"""Ray clusters that others run: watched and asked for nodes over HTTP."""
+"""Backend for existing Ray clusters: watch them and request nodes over HTTP."""

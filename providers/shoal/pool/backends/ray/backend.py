@@ -1,8 +1,8 @@
-"""A cluster that someone else runs: its nodes are seen over HTTP and asked for, never started or ended by us.
+"""Backend for existing Ray clusters. It watches and requests nodes over HTTP, but never starts or ends them.
 
-A row of such a pool is a claim: it stands for one of the cluster's nodes, and is bound to it once it is there. So
-demand, leases and rollback are what they are everywhere, and giving up a node takes back the claim, not the node: idle
-ones are ended by Ray's autoscaler, where there is one, once it is asked for fewer.
+A node row of such a pool is a claim for one of the cluster's nodes. The row is bound to a node as soon as the node has
+joined the cluster. So demand, leases and rollback work as in other pools. Ending a node deletes only the claim. If the
+cluster has a Ray autoscaler, it ends idle nodes after fewer nodes are requested.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from shoal.pool.tunables import CLUSTER_START_TIMEOUT
 log = logging.getLogger(__name__)
 
 _GCS_PORT = 6379
-"""Ray's own default; `gcs=` says another."""
+"""Ray's default port, used unless the pool's `gcs` option gives another."""
 
 
 class RayBackend:
-    """Ray clusters that are there already, with or without an autoscaler."""
+    """Backend for existing Ray clusters, with or without an autoscaler."""
 
     bound_to_host = False
     start_timeout = CLUSTER_START_TIMEOUT
     start_timeout_per_node = 0.0
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """As many as are there, or any number where Ray's autoscaler runs the cluster."""
+        """Reject a size above the cluster's number of nodes, unless the cluster has an autoscaler."""
         cluster = Cluster(spec)
         there = len(cluster.nodes())
         if size <= there or cluster.has_autoscaler():
             return
         raise InvalidArgumentError(
-            f'pool "{spec.name}" is a static Ray cluster of {there} nodes (no autoscaler runs it): it cannot have '
-            f"{size}; ask for {there} at most, or have whoever runs {spec.address} add nodes"
+            f'pool "{spec.name}" is a static Ray cluster of {there} nodes (it has no autoscaler): it cannot have '
+            f"{size}; request {there} at most, or ask the administrator of {spec.address} to add nodes"
         )
 
     def prepare(self, spec: PoolSpec) -> None:
-        """Nothing: the cluster and its token are someone else's."""
+        """Do nothing, because the cluster and its token exist already."""
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Nothing, likewise."""
+        """Do nothing, because `prepare` creates nothing."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Which bound nodes have left the cluster, and which of its nodes stand for claims that wait."""
+        """Report bound nodes that have left the cluster, and match free nodes of the cluster to unbound rows."""
         if not nodes:
             return Seen()
         try:
@@ -70,58 +70,58 @@ class RayBackend:
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Ask the autoscaler for the pool's whole size; where there is none, the nodes are there already."""
+        """Request the pool's total size from the autoscaler. A cluster without autoscaler already has all its nodes."""
         if pool.size <= 1:
-            return  # the head needs no asking for
+            return  # the head runs already
         cluster = Cluster(pool.spec)
         try:
             if cluster.autoscaling() is not False:
                 cluster.submit(_job_id(pool), _order(pool))
         except PoolUnreachableError as error:
-            log.warning("%s", error)  # asked again as long as the nodes are missing
+            log.warning("%s", error)  # the next reconcile run requests the missing nodes again
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Ask the autoscaler for no more than the pool's size; the claims end when it has been told."""
+        """Lower the request to the autoscaler to the pool's size. The claims end after the autoscaler has been told."""
         try:
             self._lower(pool)
         except ConnectionRefusedByClusterError:
-            pass  # the hint went with the head
+            pass  # the head is gone, and its request to the autoscaler with it
         except PoolUnreachableError as error:
-            hint = f"`shoal pool down {pool.spec.name} --abandon` gives up asking"
-            return {node.id: f"its autoscaler may still hold nodes for this pool: {error}; {hint}" for node in nodes}
+            hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
+            return {node.id: f"the autoscaler may still keep nodes for this pool: {error}; {hint}" for node in nodes}
         return {node.id: None for node in nodes}
 
     def existing(self) -> list[str]:
-        """None: no node of such a cluster is ours."""
+        """Return an empty list, because no node of the cluster belongs to shoal."""
         return []
 
     def clear(self, node_id: str) -> str | None:
-        """Nothing, likewise."""
+        """Do nothing, because `existing` returns no nodes."""
         return None
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """As the spec says; jobs need what the docs ask of the cluster's nodes."""
+        """Build the head's address from its row, with the token file of the spec."""
         return Endpoint(head["api"], head["gcs"], Path(spec.token_file).expanduser() if spec.token_file else None)
 
     def log(self, node: NodeRef) -> str:
-        """Nowhere of ours: the cluster's dashboard has it."""
+        """Return an empty string, because the cluster's dashboard has the logs."""
         return ""
 
     def _lower(self, pool: PoolRef) -> None:
-        """Nothing is to be taken back from a cluster that was never asked: it remembers by the jobs that did."""
+        """Lower the request to the autoscaler, if the cluster's job list shows that nodes were requested before."""
         cluster = Cluster(pool.spec)
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):
             cluster.submit(_job_id(pool), _order(pool))
             cluster.answer(_job_id(pool))
             if pool.size <= 1:
-                cluster.forget(_job_id(pool))  # nothing stands any more
+                cluster.forget(_job_id(pool))  # no request is left to remember
         for job in before:
             cluster.forget(job)
 
 
 def _job_id(pool: PoolRef) -> str:
-    """One for each decision: a second process that carries it out too finds it asked."""
+    """Return the id of a decision's Ray job, so that a second process with the same decision finds the job."""
     return f"shoal-demand-{pool.spec.name}-{pool.stamp:.6f}-{pool.size}"
 
 
@@ -137,7 +137,7 @@ def _order(pool: PoolRef) -> dict[str, object]:
 
 
 def _matched(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
-    """The head's row to the head, the others in their order: everybody who looks matches alike."""
+    """Match rows to nodes: the head's row to the head, the others in order. All processes get the same result."""
     pairs: list[tuple[NodeRef, ClusterNode]] = []
     for is_head in (True, False):
         rows = [ref for ref in waiting if ref.is_head is is_head]

@@ -1,10 +1,11 @@
-"""What is run *on* a foreign cluster, as a Ray job: tell its autoscaler how many nodes are wanted, or look for one.
+"""The script that runs as a Ray job on an existing cluster. It requests nodes from the autoscaler, or looks for one.
 
-``python -c <this file> JSON``; it needs nothing but the cluster's own Ray, and its last line is the answer, as JSON.
+Usage: ``python -c <this file> JSON``. The script needs only the cluster's Ray. Its last line is the answer, as JSON.
 
-`request_resources` is one hint for the whole cluster, and the last to write it wins. So what each pool wants lies in
-Ray's key-value store beside it, stamped with the time it was decided at: a job that was held up between decision and
-hint finds the newer one and repeats that, and several pools on one cluster do not undo each other: the largest wins.
+`request_resources` sets one request for the whole cluster, and each call overwrites it. So the script also writes each
+pool's demand to Ray's key-value store, with the time of the decision, and requests the largest demand of all pools. A
+job that was delayed after its decision then finds the newer demand, and several pools on one cluster do not overwrite
+each other's requests.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 
 _PREFIX = "shoal-demand"
 ASKING = "asking"
-"""Printed before anything is asked: a job that died without it has asked for nothing."""
+"""Line that is printed before the request. A job that died without printing it has requested nothing."""
 
 _HEAD = "node:__internal_head__"
-READ_ONLY = "node_"  # Ray's monitor runs on static clusters too, and names each node's type so
+READ_ONLY = "node_"  # prefix of the node types that Ray's monitor reports on clusters without an autoscaler
 
 
 def autoscaler() -> str | None:
-    """``v1`` or ``v2``; None on a static cluster."""
+    """Return the autoscaler's version, ``v1`` or ``v2``, or None if the cluster has no autoscaler."""
     import ray
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.autoscaler.v2.utils import is_autoscaler_v2
@@ -32,7 +33,8 @@ def autoscaler() -> str | None:
     if is_autoscaler_v2(fetch_from_server=True):
         reply = GetClusterStatusReply()
         reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status())
-        # One reports, and whoever launched the head gave it a type: a read-only monitor reports on nodes without.
+        # An autoscaler reports a state version, and its nodes have a type. A monitor without autoscaler reports nodes
+        # without a type.
         typed = any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
         return "v2" if reply.autoscaling_state.autoscaler_state_version and typed else None
     report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
@@ -41,17 +43,17 @@ def autoscaler() -> str | None:
 
 
 def write(pool: str, stamp: float, size: int, cpus: int, gpus: int) -> None:
-    """Note what a pool wants, and forget what it wanted before."""
+    """Write a pool's demand to Ray's key-value store, and delete its older demands."""
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 
     mine = f"{_PREFIX}/{pool}/"
     _internal_kv_put(f"{mine}{stamp:020.6f}/{size}/{cpus}/{gpus}", b"", overwrite=True)
     for key in sorted(_internal_kv_list(mine))[:-1]:
-        _internal_kv_del(key)  # a pool that wants nothing keeps its newest, as the answer to a late older one
+        _internal_kv_del(key)  # the newest demand is kept even if its size is 0, so that a late older job finds it
 
 
 def read() -> tuple[int, int, int]:
-    """What is wanted most: nodes, and the CPUs and GPUs of each."""
+    """Return the largest demand of all pools: number of nodes, CPUs per node, GPUs per node."""
     from ray.experimental.internal_kv import _internal_kv_list
 
     newest: dict[str, tuple[int, int, int]] = {}
@@ -62,10 +64,11 @@ def read() -> tuple[int, int, int]:
 
 
 def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, float]]:
-    """One bundle a node, the head among them.
+    """Build one resource bundle for each requested node, including the head.
 
-    Version 2 would put all on workers and hold one more than is wanted: the head's own bundle fills it and fits nowhere
-    else. Version 1 knows no such resource; it fills what is there first, the head included where a bundle fits it.
+    Autoscaler v2 would place all bundles on workers and keep one node too many. So one bundle fills the head and fits
+    on no other node. Autoscaler v1 does not know the head's resource. It fills existing nodes first, including the head
+    if a bundle fits on it.
     """
     import ray
 
@@ -81,7 +84,12 @@ def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, flo
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry an order out: ``gcs`` (or None), and unless only asked for the autoscaler, what `write` takes."""
+    """Carry out an order and return the answer.
+
+    Args:
+        order: ``gcs`` (address of the cluster, or None), and the arguments of `write`. Without the latter, only look
+            for an autoscaler.
+    """
     import ray
 
     ray.init(address=order["gcs"] or "auto", log_to_driver=False, logging_level="ERROR")
@@ -92,7 +100,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
 
     print(ASKING, flush=True)
     write(order["pool"], order["stamp"], order["size"], order["cpus"], order["gpus"])
-    while True:  # until nobody wrote in between: whoever asks last has read last
+    while True:  # repeat until no other job wrote between reading and requesting, so that the last request is current
         wanted = read()
         request_resources(bundles=bundles(kind, *wanted))
         if read() == wanted:
