@@ -77,14 +77,14 @@ def submit(
             endpoint_of=endpoint_of,
             clock=clock,
         )
-        if _answers(handle, job, order):
+        if _is_usable(handle, job, order):
             # A job that was submitted before trains on the data that were staged then: the new copy is not needed.
             staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
         # The attempt was lost without recording its end: the next iteration makes a new one.
 
 
-def _answers(handle: JobHandle, job: Job, order: Order) -> bool:
+def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
     """Submit the attempt if needed; return False if it has failed or was cancelled, so that a new one is needed."""
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if its result can be collected

@@ -129,10 +129,10 @@ def enter(
         )
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
 
-    def champions(uri: str) -> float:
+    def score_champion(uri: str) -> float:
         # A champion whose signature names no columns has its own list, which may differ from the challenger's.
-        own = run.client.get_model_version(register.model, uri.rpartition("/")[2]).tags.get(_COLUMNS)
-        columns = json.loads(own) if own else input_cols
+        listed = run.client.get_model_version(register.model, uri.rpartition("/")[2]).tags.get(_COLUMNS)
+        columns = json.loads(listed) if listed else input_cols
         try:
             return scoring.score(scoring.load(uri), holdout, label_col, register.metric, input_cols=columns)
         except DataError as error:
@@ -149,7 +149,7 @@ def enter(
         value=value,
         holdout_digest=holdout.digest(),
         tags={**tags, **({_COLUMNS: json.dumps(list(input_cols))} if input_cols else {})},
-        score_champion=champions,
+        score_champion=score_champion,
     )
     print(describe(outcome, register), flush=True)
     return outcome
