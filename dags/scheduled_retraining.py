@@ -36,7 +36,7 @@ NODES = 3
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
         "month": Param(
-            None, type=["null", "integer"], minimum=2, maximum=12, description="Month; by default the run's month."
+            None, type=["null", "integer"], minimum=2, maximum=12, description="Default: the month of the run."
         ),
         "rounds": Param(100, type="integer", minimum=1, description="Number of boosting rounds."),
     },
@@ -44,7 +44,7 @@ NODES = 3
     doc_md=__doc__,
 )
 def scheduled_retraining() -> None:
-    """Prepare the data, lease nodes, wait for them, train, release the nodes, and report which model is the champion."""
+    """Prepare the data, lease nodes, wait for them, train, release the nodes, and report the champion."""
 
     @task
     def prepare() -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Janitor: clean up after ended flow runs on all pools, and remove leftovers without an owner.
 
-``python flows/pool_janitor_flow.py`` serves this flow every five minutes, and also as the deployment `after-a-crash`. It
-creates two automations on the server. The first sets a run to Crashed when the run has no heartbeat for `SILENCE`. The
-second runs the deployment `after-a-crash` as soon as a run has crashed. So the clean-up after a killed run takes
-`SILENCE` and the time that a run needs to start. Without the automations, the killed run's job ends after
-`orphan_after`, and its lease expires after its time to live.
+``python flows/pool_janitor_flow.py`` serves this flow every five minutes, and also as the deployment `after-a-crash`.
+The program creates two automations on the server. The first sets a run to Crashed when the run has had no heartbeat for
+`SILENCE`. The second runs the deployment `after-a-crash` as soon as a run has crashed. A killed run is therefore
+cleaned up after `SILENCE` plus the time that a run needs to start. Without the automations, the killed run's job ends
+after `orphan_after`, and its lease expires after its time to live.
 """
 
 from __future__ import annotations
