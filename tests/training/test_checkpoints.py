@@ -83,12 +83,12 @@ def test_early_stopping_knows_what_was_before_the_loss(
     driver: TwoNodes, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {
-        "eval_sets": {"eval": spec(write_rows(tmp_path / "noise", rows=300, seed=2)), "train": spec(rows)},
+        "eval_set": {"eval": spec(write_rows(tmp_path / "noise", rows=300, seed=2)), "train": spec(rows)},
         "early_stopping_rounds": 6,
         "n_estimators": 100,
         "params": {"max_depth": 8, "eta": 0.8, "eval_metric": ["mae", "rmse"]},
     }
-    changes["eval_sets"] = dict(reversed(changes["eval_sets"].items()))  # the last one decides
+    changes["eval_set"] = dict(reversed(changes["eval_set"].items()))  # the last one decides
     whole = train(asked(rows, **changes))
     best = whole.best_iteration
     assert best is not None
