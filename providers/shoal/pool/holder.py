@@ -34,9 +34,17 @@ def is_bound_here(pool: Pool) -> bool:
 
 def python_holder() -> str:
     """Return the holder name of a plain Python process: ``python:<user>@<host>/<pid>``."""
-    return f"python:{getpass.getuser()}@{hostname()}/{os.getpid()}"
+    return f"python:{_user()}@{hostname()}/{os.getpid()}"
 
 
 def cli_holder() -> str:
     """Return the holder name of a user at a terminal: ``cli:<user>@<host>``."""
-    return f"cli:{getpass.getuser()}@{hostname()}"
+    return f"cli:{_user()}@{hostname()}"
+
+
+def _user() -> str:
+    """Return the user's name; in a container whose uid has none, the uid."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return str(os.getuid())

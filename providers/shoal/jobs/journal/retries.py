@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from sqlalchemy.exc import DataError, IntegrityError
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from shoal.errors import StoreError
@@ -25,13 +26,18 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
         StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.
     """
     retrying = Retrying(
-        retry=retry_if_exception(lambda error: isinstance(error, StoreError) and store.exists()),
+        retry=retry_if_exception(lambda error: _may_pass(error) and store.exists()),
         stop=stop_after_delay(STORE_PATIENCE),
         wait=wait_fixed(STORE_PERIOD),
         before_sleep=_say_once,
         reraise=True,
     )
     return retrying(action)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the store may accept the same statement later; it will not if the statement itself is wrong."""
+    return isinstance(error, StoreError) and not isinstance(error.__cause__, IntegrityError | DataError)
 
 
 def _say_once(state: RetryCallState) -> None:
