@@ -86,7 +86,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """The options of the model that a path leads to; empty where it leads to none."""
+    """Return the options of the model at a path; empty if there is no model at the path."""
     found: type[BaseModel] | None = model
     for step in path:
         if found is None:
@@ -98,7 +98,7 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation names, also as an item or one of several alternatives."""
+    """Return the model that an annotation names, alone, as an item, or as one of several alternatives."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType, tuple, list, dict):

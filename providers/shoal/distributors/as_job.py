@@ -1,4 +1,4 @@
-"""Running a training from outside of any pool: as a job on the pool that is meant, else on an embedded one."""
+"""Run a training or a function as a job, on the pool that is meant or on one embedded in this process."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _embedded = itertools.count(1)
 
 
 def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
-    """Submit a training, stream its log to this process's standard output, and load what it returned.
+    """Submit a training as a job, print its log here, and load its result.
 
     Args:
-        request: What to train.
-        user_code: The user's callbacks, objective and metrics.
+        request: The training.
+        user_code: Callbacks, objective and metrics of the user.
 
     Raises:
         InvalidArgumentError: A callback or function cannot be pickled.
-        DataError: Footers show that the rows cannot be used; nothing was started.
-        JobFailedError: The training failed; the message ends with the cause.
+        DataError: The footers show that the data cannot be used; nothing was started.
+        JobFailedError: The training failed. The message ends with the cause.
     """
     from shoal.jobs import submit
     from shoal.jobs.files import code_store, storage
@@ -43,7 +43,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     from shoal.jobs.spec import JobSpec
     from shoal.training.boosting.inputs import checked_data
 
-    # Here too, so that a misspelt column or folder does not cost the start of a pool.
+    # The job checks this as well; here a misspelt column or folder does not cost the start of a pool.
     checked_data(request)
     locations.try_out(storage.root(request.run_config.artifact_location))
     with _pool_for(request.run_config.pool_name) as pool_name:
@@ -55,15 +55,15 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
 
 
 def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
-    """Submit a function's run, stream its log to this process's standard output, and load what it returned.
+    """Submit the run of a function as a job, print its log here, and load its result.
 
     Args:
-        request: Where, and with what.
+        request: The run.
         program: The function and its arguments, pickled.
-        embedded: On a pool of this process's own, even where there is another.
+        embedded: Use a pool embedded in this process, even where another pool exists.
 
     Raises:
-        JobFailedError: A rank raised, or was lost; the message ends with the cause.
+        JobFailedError: A rank raised an error or was lost. The message ends with the cause.
     """
     from shoal.jobs import load_results, submit
     from shoal.jobs.files import code_store, storage
@@ -89,7 +89,7 @@ def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[st
 
 @contextmanager
 def _pool_for(name: str | None) -> Iterator[str]:
-    """The pool that the one rule names; where there is none, one embedded in this process for the duration."""
+    """Yield the name of the pool that is meant, or of a pool embedded in this process where there is none."""
     try:
         known = which_pool(Store(), name)
     except NoPoolError:

@@ -1,4 +1,4 @@
-"""What the boosting estimators have in common: a dataset of any kind in, the library's own model out."""
+"""The base class of the boosting estimators: it takes a dataset of any kind and returns the library's own model."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ BoosterT = TypeVar("BoosterT")
 
 
 class BoostingEstimator(ABC, Generic[BoosterT]):
-    """Trains a boosting library on all the nodes of a pool.
+    """Estimator that trains with a boosting library on all nodes of a pool.
 
     Args:
         n_estimators: Rounds of boosting.
-        params: The library's own parameters, merged already with what else names one.
-        scaling_config: How many workers of which size.
-        user_code: Callbacks, objective and metrics of the user's own.
-        run_config: Where and under which limits to run.
+        params: The library's parameters, already merged with the estimator's arguments.
+        scaling_config: Number and size of the workers.
+        user_code: Callbacks, objective and metrics of the user.
+        run_config: Pool to run on, and limits of the run.
 
     Raises:
-        InvalidArgumentError: If arguments contradict one another.
+        InvalidArgumentError: Arguments contradict each other.
     """
 
     _framework: ClassVar[Framework]
@@ -76,34 +76,34 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
     ) -> BoosterT:
-        """Trains a model; every row goes to exactly one worker.
+        """Train a model. Every row goes to exactly one worker.
 
         Args:
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
-            input_cols: Feature columns, numeric or boolean but for `categorical_cols`; nulls are missing values.
+            input_cols: Feature columns, numeric or boolean except `categorical_cols`. Nulls are missing values.
             label_col: Label column, without nulls.
-            eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several.
+            eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several eval sets.
             verbose_eval: Print the metrics here: True every round, n every n rounds.
             weight_col: Column of row weights; with XGBoost and groups, the same for all rows of one.
-            group_col: Column of groups, such as queries, for ranking; a group's rows stand one after the other, and go
-                to one worker.
+            group_col: Column of groups, such as queries, for ranking. The rows of a group must be adjacent; they go to
+                one worker.
             base_margin_col: Column of margins to boost from.
-            early_stopping_rounds: Stop when the last metric of the last eval set has not improved for so many rounds; a
-                `custom_metric` comes after the library's own.
-            external_memory: Keep the quantised rows on the nodes' disks (True), or in memory (False); by default on
-                disk where they do not fit in memory. LightGBM has none.
-            categorical_cols: Those of the feature columns whose values are categories: text, whole numbers or booleans.
-                The model takes its categories along; a value that is none of them, in an eval set or to predict, counts
-                as missing.
+            early_stopping_rounds: Stop when the last metric of the last eval set has not improved for this many rounds;
+                a `custom_metric` comes after the library's own metrics.
+            external_memory: Keep the quantised rows on the nodes' disks (True) or in memory (False); by default on disk
+                only where they do not fit in memory. LightGBM does not support True.
+            categorical_cols: Feature columns whose values are categories: text, whole numbers or booleans. The model
+                stores its categories; any other value in an eval set or a prediction counts as missing.
 
         Returns:
             The library's own booster, with `input_cols` as its feature names.
 
         Raises:
-            InvalidArgumentError: If arguments contradict one another, or a parameter is unknown.
-            DataError: If the rows cannot be used; it names file, column and row group where it can.
-            CapacityError: If more is asked for than is active.
-            TrainingError: If the library refuses a parameter, or the training failed; the first cause, naming its rank.
+            InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
+            DataError: The data cannot be used. The message names file, column and row group where it can.
+            CapacityError: The active nodes have too few CPUs or GPUs.
+            TrainingError: The library refuses a parameter, or the training failed. The message names the rank that
+                failed first.
         """
         own: list[DataConnector] = []
         self._result = self._booster = None
@@ -124,13 +124,13 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             )
             self._result = run(self._request, self.user_code)
         finally:
-            # The copies of DataFrames that were staged for this training alone.
+            # These copies of DataFrames were staged for this training only.
             for connector in own:
                 connector.discard_staging()
         return self.get_booster()
 
     def get_booster(self) -> BoosterT:
-        """The model of the last `fit`.
+        """Return the model of the last `fit`.
 
         Raises:
             InvalidArgumentError: If there was none.
@@ -141,26 +141,26 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         return self._booster
 
     def get_eval_results(self) -> dict[str, dict[str, list[float]]]:
-        """Eval set -> metric -> value per round, of the last `fit`."""
+        """Return eval set -> metric -> value per round, of the last `fit`."""
         return self.get_result().eval_results
 
     def get_result(self) -> TrainResult:
-        """All that the last `fit` returned: metrics, best round, rows, and each worker's time and memory."""
+        """Return the result of the last `fit`: metrics, best round, rows, and time and memory of each worker."""
         if self._result is None:
             raise InvalidArgumentError("this estimator has no model yet: call fit() first")
         return self._result
 
     def predict(self, dataset: Dataset) -> np.ndarray:
-        """Predicts every row, in this process, one row group at a time.
+        """Predict every row in this process, one row group at a time.
 
         Args:
-            dataset: The rows; they need the columns that the model was trained on, its margin column included if there
-                was one.
+            dataset: The rows, with the columns that the model was trained on, including its margin column if it had
+                one.
 
         Returns:
-            ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order. With a
-            function as objective these are raw scores, of which the library does not know what they mean; but of
-            several per row (``num_class``) XGBoost tells the number of the highest.
+            ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order. If the
+            objective is a function, these are raw scores; with several scores per row (``num_class``) XGBoost returns
+            the index of the highest.
         """
         booster = self.get_booster()
         assert self._request is not None
@@ -174,11 +174,11 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     @abstractmethod
     def _device(self) -> str | None:
-        """The device that the parameters ask for; None if they do not."""
+        """Return the device that the parameters name; None if they name none."""
 
     @abstractmethod
     def _predict(self, booster: BoosterT, connector: DataConnector, request: TrainRequest) -> np.ndarray:
-        """What a model says of the rows."""
+        """Predict the rows with a model."""
 
     def _make_request(
         self,
@@ -207,7 +207,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
 
 def checked_rounds(n_estimators: int) -> int:
-    """The number of rounds.
+    """Check the number of rounds, and return it.
 
     Raises:
         InvalidArgumentError: If it is no positive whole number.
@@ -218,7 +218,7 @@ def checked_rounds(n_estimators: int) -> int:
 
 
 def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> DataConnector:
-    """The dataset as a connector; one made here, of a DataFrame, is added to `own`."""
+    """Return the dataset as a connector. A DataFrame is staged, and its connector added to `own`."""
     if isinstance(dataset, DataConnector):
         return dataset
     if isinstance(dataset, str) or not hasattr(dataset, "__arrow_c_stream__"):
@@ -231,7 +231,7 @@ def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> Dat
 
 
 def _kept(connector: DataConnector) -> DatasetSpec:
-    """The dataset, its staged copy kept while this process lives: one fits, and predicts on the same rows after."""
+    """Return the dataset's spec, and keep a staged copy until this process ends: predictions may use it after `fit`."""
     if connector.staging:
         atexit.register(connector.discard_staging)
     return connector.to_spec().model_copy(update={"staging": None})

@@ -1,4 +1,4 @@
-"""What a job is asked to do that runs a function, and how a spec is told from another."""
+"""The spec of a job that runs a function, and parsing a spec of either kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.training.pytorch.train_func import FRAMEWORK, is_name
 
 
 class FunctionRegister(Register):
-    """How the model is registered that the function logs, by ``mlflow.pytorch.log_model`` or another flavour's."""
+    """Registration of the model that the function logs with ``mlflow.pytorch.log_model`` or another flavour's."""
 
     label_col: str = Field(min_length=1, description="Label column of the holdout.")
     input_cols: tuple[str, ...] = Field(
@@ -37,7 +37,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
     args: tuple[JsonValue, ...] = Field(default=(), description="Arguments of the function that is named.")
     kwargs: dict[str, JsonValue] = Field(default_factory=dict, description="Its arguments by name.")
     program: str | None = Field(
-        default=None, description="Where function and arguments lie, by value; `spec_of` or a distributor writes them."
+        default=None, description="Path of the pickled function and its arguments; `spec_of` or a distributor sets it."
     )
     arguments: str | None = Field(default=None, description="Digest of the program's arguments; `spec_of` sets it.")
     register_as: FunctionRegister | None = Field(
@@ -55,7 +55,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         return self
 
     def inputs(self) -> Iterator[DatasetSpec]:
-        """The datasets that it trains on or evaluates with."""
+        """Yield the datasets of the function."""
         yield from self.dataset_map.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
@@ -73,7 +73,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
 
 def parse_spec(fields: Mapping[str, Any]) -> JobSpec | FunctionJobSpec:
-    """Make the spec that a file, an operator's arguments or a job's row describe.
+    """Build the spec that a file, an operator's arguments or a job's row describe.
 
     Raises:
         InvalidArgumentError: Naming each field that is wrong.

@@ -1,4 +1,4 @@
-"""What a job is asked to do and what it returns: plain data that is kept as JSON."""
+"""Specs and results of jobs: plain data that is stored as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LONGEST_INTEGER_BITS = 14_000
 
 
 def check_json(fields: Any) -> None:
-    """Refuse what no JSON document of a job can hold, before anything walks it.
+    """Refuse documents that are nested too deeply or have too long integers, before other code walks them.
 
     Raises:
         InvalidArgumentError: Nested too deeply, or with an integer that is too long.
@@ -50,7 +50,7 @@ def check_json(fields: Any) -> None:
 
 
 class Register(Settings):
-    """How the model is registered in MLflow, and when it becomes the champion."""
+    """Registration of the model in MLflow, and the metric that decides whether it becomes the champion."""
 
     model: str = Field(description="Name of the registered model.")
     alias: str = Field(default="champion", description="Alias of the version that serves.")
@@ -85,7 +85,7 @@ class Register(Settings):
 
 
 class Tracking(Settings):
-    """Where the job's run goes in MLflow. Credentials in the URI never reach the stored spec."""
+    """The job's run in MLflow. Credentials in the URI are not stored with the spec."""
 
     uri: str | None = Field(
         default=None,
@@ -97,7 +97,7 @@ class Tracking(Settings):
 
 
 class AnySpec(Settings, ABC):
-    """What every job's spec says, whatever it runs."""
+    """Fields that the specs of all jobs have."""
 
     run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
     tracking: Tracking | None = Field(
@@ -112,7 +112,7 @@ class AnySpec(Settings, ABC):
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Make a spec of what a file or an operator's arguments say.
+        """Build a spec from the fields in a file or an operator's arguments.
 
         Raises:
             InvalidArgumentError: Naming each field that is wrong.
@@ -133,7 +133,7 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """The spec with what the submitter's surroundings say: its pool, its tracking server."""
+        """Return the spec with the submitter's pool and tracking server filled in."""
         changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
         if self.tracking is not None:
             uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
@@ -143,15 +143,15 @@ class AnySpec(Settings, ABC):
         return self.model_copy(update=changes)
 
     def document(self) -> dict[str, Any]:
-        """As JSON, credentials in it and all."""
+        """Return the spec as JSON, with its credentials."""
         return self.model_dump(mode="json", by_alias=True)
 
     @abstractmethod
     def inputs(self) -> Iterator[DatasetSpec]:
-        """The datasets that it trains on or evaluates with."""
+        """Yield the datasets to train on and to evaluate with."""
 
     def datasets(self) -> Iterator[DatasetSpec]:
-        """All datasets that it names."""
+        """Yield all datasets that the spec names."""
         yield from self.inputs()
         if self.register_as is not None:
             yield self.register_as.holdout
@@ -170,7 +170,7 @@ class AnySpec(Settings, ABC):
         )
 
     def staged(self) -> set[str]:
-        """Copies of data that were written for this job alone."""
+        """Return the directories of staged data that were written for this job only."""
         return {dataset.staging for dataset in self.datasets() if dataset.staging}
 
 
@@ -190,7 +190,7 @@ class JobSpec(TrainRequest, AnySpec):
     )
 
     def inputs(self) -> Iterator[DatasetSpec]:
-        """The datasets that it trains on or evaluates with."""
+        """Yield the datasets to train on and to evaluate with."""
         yield self.dataset
         yield from self.eval_set.values()
 
@@ -210,14 +210,14 @@ class JobSpec(TrainRequest, AnySpec):
 
 
 class ChampionResult(Settings):
-    """The champion that a challenger was compared to."""
+    """Champion that a challenger was compared with."""
 
     version: str = Field(description="Its version in the registry.")
     value: float = Field(description="Its metric on the holdout.")
 
 
 class JobResult(Settings):
-    """What a job returns: small enough for an XCom, and without the credentials of its `artifact_location`."""
+    """Result of a job: small enough for an XCom, without the credentials of its `artifact_location`."""
 
     job_id: str = Field(description="The job.")
     attempt: int = Field(description="Which attempt of it.")
@@ -242,7 +242,7 @@ class JobResult(Settings):
     champion: ChampionResult | None = Field(description="What it was compared to; none: there was no champion.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for an XCom, which is strict JSON: NaN is "NaN" and infinity "Infinity".
+        """Return the result as plain data for an XCom, which is strict JSON: NaN is "NaN" and infinity "Infinity".
 
         ``JobResult.model_validate`` takes both back as floats.
         """

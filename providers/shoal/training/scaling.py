@@ -1,4 +1,4 @@
-"""How many workers of which size: from what the user asked for and the nodes that are active. Pure."""
+"""Number and size of a boosting training's workers, from its scaling config and the active nodes. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Node(TypedDict):
 
 
 class ScalingConfig(Settings):
-    """How many workers train, and with what.
+    """Number and resources of the workers.
 
-    It says nothing of the machine that it is made on: ``use_gpu=True`` is legal where there is no GPU.
+    It does not depend on this machine: ``use_gpu=True`` is legal on a machine without a GPU.
     """
 
     model_config = ConfigDict(strict=True)
@@ -50,7 +50,7 @@ class ScalingConfig(Settings):
 
 
 class XGBScalingConfig(ScalingConfig):
-    """How many workers train an XGBoost model, and with what.
+    """Number and resources of the workers that train an XGBoost model.
 
     Example:
         >>> XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
@@ -90,7 +90,7 @@ def resolve_size(
     cpu_fraction: float = 1.0,
     clamp: bool = False,
 ) -> GangSize:
-    """Turns a scaling config into a number of workers and the size of each.
+    """Compute the number of workers and the size of each from a scaling config.
 
     All workers of a gang are of one size. With ``num_cpu_per_worker=-1`` the workers are assigned to the nodes (one to
     each, or one to each GPU, with ``num_workers=-1``; else each to the node that has the most CPUs left for it), a
@@ -173,7 +173,7 @@ def _workers_on(node: Node, cpus: int, gpus: int) -> int:
 
 
 def _assign(rooms: Sequence[Node], workers: int, gpus: int) -> list[int]:
-    """Number of workers on each node, each assigned to the node that has the most CPUs left for it."""
+    """Assign each worker to the node that has the most CPUs left for it; return the number of workers per node."""
     assigned = [0] * len(rooms)
     for _ in range(workers):
         _, best = max(

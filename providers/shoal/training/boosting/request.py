@@ -16,7 +16,7 @@ from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
 Framework = Literal["xgboost", "lightgbm"]
-"""What boosts."""
+"""Boosting library."""
 
 
 class TrainRequest(Settings):
@@ -102,7 +102,7 @@ class TrainRequest(Settings):
 
     @property
     def columns(self) -> Columns:
-        """What the columns are for."""
+        """Roles of the columns."""
         return Columns(self.input_cols, self.label_col, self.weight_col, self.base_margin_col, self.group_col)
 
     @property
@@ -112,7 +112,7 @@ class TrainRequest(Settings):
 
 
 class WorkerStats(BaseModel):
-    """What one worker did, by its own clock."""
+    """Statistics of one worker, in seconds of its own clock."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -134,7 +134,7 @@ class WorkerStats(BaseModel):
 
 
 class TrainResult(BaseModel):
-    """A trained model and how it came about."""
+    """Trained model and training statistics."""
 
     # A metric may be NaN, such as the AUC of a set of one class; JSON itself has no word for it.
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
@@ -155,7 +155,7 @@ class TrainResult(BaseModel):
     workers: tuple[WorkerStats, ...] = Field(description="What each worker did, by rank.")
 
     def booster(self) -> Any:
-        """Loads the model.
+        """Load the model.
 
         Returns:
             An ``xgboost.Booster`` or ``lightgbm.Booster``, as the library's own ``train`` returns it.

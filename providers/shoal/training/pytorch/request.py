@@ -41,7 +41,7 @@ class FunctionRequest(Settings):
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """What one worker used.
+    """Resources that one worker used.
 
     Args:
         rank: Its rank.
@@ -56,16 +56,16 @@ class RankStats:
 
 @dataclass(frozen=True, slots=True)
 class FunctionResult:
-    """What a function's run came to.
+    """Result of a function's run.
 
     Args:
-        results: What each rank returned, by rank.
+        results: Return values, by rank.
         metrics: The last value of each metric that rank 0 logged.
         model_dir: The merged files of all ranks' model folders: a local path or a URI.
         num_workers: Workers that ran at the end.
-        restarts: How often it went on from a checkpoint after a loss.
-        seconds: From the call to the result.
-        workers: What each worker used, by rank.
+        restarts: How often the run resumed from a checkpoint after a lost worker.
+        seconds: Time from the call to the result.
+        workers: Resources of each worker, by rank.
     """
 
     results: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""How many workers a function runs in, on how many nodes, and with what. Pure."""
+"""Number, nodes and resources of a function's workers. Pure."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SpreadScalingConfig(Settings):
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
-    """The workers of a decorated function.
+    """Return the scaling config of a decorated function.
 
     Args:
         gpus: GPUs, of all workers together.
@@ -110,7 +110,7 @@ class Layout:
 
 
 def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -> Layout:
-    """Finds room for what was asked for.
+    """Assign workers to nodes that have room for them.
 
     Args:
         config: What was asked for.

@@ -1,4 +1,4 @@
-"""A foreign Ray cluster over HTTP: its nodes, its autoscaler, small jobs on it. Needs no Ray here."""
+"""HTTP client of a Ray cluster that others run: its nodes, its autoscaler, small jobs. It does not need Ray here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
-    """Nothing listens there at all: the head is gone, and what it was asked for with it."""
+    """Nothing listens at the address: the head is gone, and with it the demand that it was told."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ClusterNode:
 
 
 class Cluster:
-    """Speaks to the head of a `ray://` pool's cluster.
+    """Client of the head of a `ray://` pool's cluster.
 
     Args:
         spec: The pool.
@@ -58,7 +58,7 @@ class Cluster:
         self._address = spec.address.rstrip("/")
 
     def nodes(self) -> list[ClusterNode]:
-        """The nodes that are alive, the head first, then by name."""
+        """Return the nodes that are alive, the head first, then by name."""
         answer = self._ask(
             "GET",
             "/api/v0/nodes",
@@ -86,7 +86,7 @@ class Cluster:
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
 
     def has_autoscaler(self) -> bool:
-        """The same for certain, by a job on the cluster (about 3 s) where the head's status does not say."""
+        """Return whether an autoscaler runs; if the head does not say, a job on the cluster finds out (about 3 s)."""
         known = self.autoscaling()
         if known is not None:
             return known
@@ -195,7 +195,7 @@ class Cluster:
         return response
 
     def _token(self) -> tuple[str, str | None]:
-        """The token, and why it cannot be read: said only once somebody asks for it, for a head may be gone with it."""
+        """Return the token, and why it cannot be read. The reason is only reported if the cluster asks for a token."""
         if self._spec.token_file is None:
             return "", None
         try:
