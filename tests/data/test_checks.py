@@ -185,7 +185,7 @@ def test_empty_files(write: Write, tmp_path: Path) -> None:
     [
         (([], "y"), "input_cols is empty"),
         (("x", "y"), "must be a list"),
-        ((["x", "x"], "y"), "twice"),
+        ((["x", "x"], "y"), "more than once in input_cols"),
         ((["x", "y"], "y"), "also in input_cols"),
         (([1], "y"), "must be a str"),
         ((["x"], "y", "w"), "extra_cols must be a list"),

@@ -13,7 +13,7 @@ from shoal.pool.status import PoolStatus
 
 
 class TaskKilledError(AirflowException):
-    """Raised in a task that Airflow ends: it was marked or cleared, its run was deleted, or its worker shut down."""
+    """Error of a task that Airflow ends: the task was marked or cleared, its run deleted, or its worker shut down."""
 
 
 class PoolOperator(BaseOperator):

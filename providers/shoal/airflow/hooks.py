@@ -72,7 +72,7 @@ class ComputePoolHook(BaseHook):
         return PoolSpec.parse(self.pool_name) if self.pool_name and is_uri(self.pool_name) else None
 
     def pool(self, holder: str | None = None) -> ComputePool:
-        """Return a client of the pool.
+        """Return a client of the pool that acts for a holder.
 
         :param holder: Holder of the leases and jobs that are requested through this client; see :func:`holder_of`.
         """

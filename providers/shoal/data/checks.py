@@ -222,7 +222,7 @@ def _column_names(
         )
     for name in input_cols:
         if list(input_cols).count(name) > 1:
-            raise InvalidArgumentError(f'"{name}" is twice in input_cols')
+            raise InvalidArgumentError(f'"{name}" occurs more than once in input_cols: name each column once')
     for name in categorical_cols:
         if name not in input_cols:
             raise InvalidArgumentError(f'categorical_cols names "{name}", which is not among input_cols')

@@ -127,7 +127,7 @@ def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
 
     if isinstance(column, np.ndarray):
         return column[start:stop].copy()
-    # Arrow's `to_pylist` creates a scalar object for every value and takes ten times as long as this.
+    # Arrow's `to_pylist` creates a scalar object for every value and takes ten times as long as `to_numpy().tolist()`.
     values: list[Any] = column.slice(start, stop - start).to_numpy(zero_copy_only=False).tolist()
     return values
 

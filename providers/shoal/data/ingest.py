@@ -66,8 +66,8 @@ class RayDataIngester:
     """
 
     name: ClassVar[str] = "ray"
-    # The other half stays free for the read tasks. Two workers that requested 0.8 CPU each on two CPUs left too little
-    # for the read tasks, and hung.
+    # The worker requests half of its CPUs, so that the other half stays free for the read tasks. Two workers that
+    # requested 0.8 CPU each on two CPUs left too little for the read tasks, and hung.
     worker_cpu_fraction: ClassVar[float] = 0.5
 
     def __init__(self, source: ParquetSource) -> None:

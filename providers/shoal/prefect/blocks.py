@@ -33,7 +33,7 @@ class ComputePool(Block):
         ```
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # A refused address may contain credentials.
+    model_config = ConfigDict(hide_input_in_errors=True)  # Errors must not show credentials in an address.
 
     _block_type_name = "Compute Pool"
     _block_type_slug = "compute-pool"

@@ -148,7 +148,9 @@ def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
         try:
             columns[name] = pa.array([row[j] for row in rows])
         except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-            raise DataError(f'column "{name}" of the query cannot be written as Parquet: {exc}') from exc
+            raise DataError(
+                f'column "{name}" of the query cannot be written as Parquet: {exc}; CAST it in the query'
+            ) from exc
     return pa.table(columns)
 
 
