@@ -88,7 +88,7 @@ class GangShape:
         return [bundle] * (self.num_workers // together)
 
 
-class Companion(Protocol):
+class Sidecar(Protocol):
     """A sidecar: a helper process or thread that ends together with the gang, such as XGBoost's tracker."""
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class _Weight(IntEnum):
     """A worker's process or node is gone."""
     RAISED = 2
     """A worker's own code raised an exception."""
-    COMPANION = 3
+    SIDECAR = 3
     """A sidecar, such as the tracker, failed. This may be a consequence of a worker's end."""
     PEER = 4
     """A worker could not reach another worker."""
@@ -135,7 +135,7 @@ class _Note:
 
 
 _Event = _Cause | _Answer | _Done | _Note
-_C = TypeVar("_C", bound=Companion)
+_C = TypeVar("_C", bound=Sidecar)
 OnNote = Callable[[int, dict[str, Any]], None]
 """Function that is called with a worker's rank and a note (JSON data) from that worker."""
 
@@ -153,7 +153,7 @@ class Gang:
         self.ended = False
         self._group: Any = None
         self._actors: list[Any] = []
-        self._sidecars: dict[str, Companion] = {}
+        self._sidecars: dict[str, Sidecar] = {}
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
         self.host = _driver_address()
@@ -208,7 +208,7 @@ class Gang:
             The sidecar.
         """
         if name not in self._sidecars:
-            self._sidecars[name] = make(lambda what: self._note(_Cause(_Weight.COMPANION, TrainingError(what))))
+            self._sidecars[name] = make(lambda what: self._note(_Cause(_Weight.SIDECAR, TrainingError(what))))
         return self._sidecars[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str]) -> None:
