@@ -193,7 +193,7 @@ def test_a_lease_that_has_its_minimum_settles_at_what_it_has(up, tiny):
 
 
 def test_a_lease_that_is_taken_back_goes_whatever_others_have_asked_for_since(up):
-    asked = {"rollback_after": 60, "min_size": None}
+    asked = {"rollback_after": 60, "block_until_min_cluster_size": None}
     with Store().transaction() as session:
         failing, _ = commands.lease(session, "tiny", 3, holder="test:a", ttl=900.0, now=1e9, **asked)
     with Store().transaction() as session:
