@@ -87,15 +87,16 @@ class TrainRequest(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        named = [
+        roles = [
             *self.input_cols,
             self.label_col,
             *filter(None, (self.weight_col, self.base_margin_col, self.group_col)),
         ]
-        if twice := sorted({name for name in named if named.count(name) > 1}):
+        if twice := sorted({name for name in roles if roles.count(name) > 1}):
             raise ValueError(f"a column may have only one role, and {', '.join(twice)} is named for two")
         if strange := [name for name in self.categorical_cols if name not in self.input_cols]:
-            raise ValueError(f"categorical_cols names {', '.join(strange)}, which is not among input_cols")
+            named = ", ".join(f'"{name}"' for name in strange)
+            raise ValueError(f"categorical_cols names {named}, which is not among input_cols")
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set to watch")
         return self
