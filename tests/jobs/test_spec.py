@@ -25,7 +25,7 @@ HOLDOUT = {"paths": ["/data/holdout"]}
     [
         ({"input_cols": []}, "input_cols"),
         ({"input_cols": ["a", "y"]}, "y is named for two"),
-        ({"categorical_cols": ["a", "c"]}, "categorical_cols names c, which is not among input_cols"),
+        ({"categorical_cols": ["a", "c"]}, 'categorical_cols names "c", which is not among input_cols'),
         ({"weight_col": "a"}, "a is named for two"),
         ({"n_estimators": 0}, "n_estimators"),
         ({"early_stopping_rounds": 5}, "early_stopping_rounds needs an eval_set"),
