@@ -82,7 +82,7 @@ class NoPoolError(InvalidArgumentError):
 
 
 class PoolDownError(ShoalError):
-    """The pool exists but is not up, or is bound to another host. Start it with ``up()``."""
+    """The pool is not up (start it with ``up()``), or it is bound to another host."""
 
 
 class PoolElsewhereError(PoolDownError):

@@ -232,7 +232,10 @@ def _users(text: str, *, whole: bool) -> Iterator[_Span]:
 
 
 def _reach(text: str, start: int) -> str:
-    """Return the text after ``://`` that may belong to the URI: a word, or more if a raw password seems to continue."""
+    """Return the text after ``://`` that may belong to the URI.
+
+    It is a word, or more words if a password that is not percent-encoded seems to contain spaces.
+    """
     match = _WORD.match(text, start)
     word = match[0] if match else ""
     authority = _authority(word)

@@ -326,7 +326,7 @@ class TestGate:
 
         attempts.end(store, Key("job", 1), JobState.CANCELLED, 1.0, error="on request")
         versions = len(run.client.search_model_versions("name='tensors'"))
-        with pytest.raises(JobError, match='attempt 1 of job "job" has been ended or replaced by a newer one'):
+        with pytest.raises(JobError, match='attempt 1 of job "job" is not registered, because the attempt has ended'):
             entered(Times(3, 1), ["a", "b"])
         assert len(run.client.search_model_versions("name='tensors'")) == versions
 

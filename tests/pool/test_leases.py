@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.journal import commands
-from shoal.pool.journal.operations import withdraw
+from shoal.pool.journal.rollback import withdraw
 from shoal.pool.reconcile import reconcile
 from shoal.state import Store
 from shoal.state.process import ProcessId

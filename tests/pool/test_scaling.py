@@ -236,7 +236,7 @@ def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
 def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up, tiny):
     """2, 3 and 4 asked one on top of the other, then 3 is withdrawn: a failing 4 goes back to 2, and that to 1."""
     from shoal.pool.journal import commands
-    from shoal.pool.journal.operations import withdraw
+    from shoal.pool.journal.rollback import withdraw
 
     def request(size: int) -> str:
         with Store().transaction() as session:
@@ -256,7 +256,7 @@ def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up,
 
 def test_what_has_succeeded_is_not_rolled_back(up):
     """Its caller is interrupted when the sizes are right already."""
-    from shoal.pool.journal.operations import withdraw
+    from shoal.pool.journal.rollback import withdraw
 
     assert up.scale(2)
     succeeded = up.describe().last_operation.id

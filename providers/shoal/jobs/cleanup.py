@@ -62,7 +62,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     """
     holder = storable(holder)
     active = list_jobs(pool_name, states=_ACTIVE, limit=_AT_ONCE)
-    # Cancelled by attempt, because a newer attempt of the same job may belong to another run.
+    # Cancel this run's attempts, not whole jobs: a newer attempt of the same job may belong to another run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
     mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))

@@ -47,7 +47,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
     @model_validator(mode="after")
     def _one_function(self) -> Self:
         if (self.train_func is None) == (self.program is None):
-            raise ValueError("train_func names the function as pkg.module:name")
+            raise ValueError("give either train_func, as pkg.module:name, or a program")
         if self.train_func is not None and not is_name(self.train_func):
             raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
         if self.program is not None and (self.args or self.kwargs):

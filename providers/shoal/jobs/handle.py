@@ -374,7 +374,7 @@ class JobHandle:
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
     def _ask(self) -> Job:
-        """Read the row, and update its `last_polled_at` at intervals."""
+        """Read the job's row once. Update its `last_polled_at` too if the last update was long enough ago."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._asking.is_due(job, self._clock()):
             return attempts.touch(self._store, self._key, self._clock())

@@ -124,7 +124,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     except PoolDownError:
         with store.reading() as session:
             pool = session.get(Pool, job.pool)
-        # A pool that is up without an endpoint is replacing its head.
+        # A pool that is up but has no endpoint is replacing its head node.
         gone = pool is None or pool.state is not PoolState.UP
         return View(silence=Silence.POOL_GONE if gone else Silence.NO_ANSWER)
     if address(endpoint) != job.endpoint:

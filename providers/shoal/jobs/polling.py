@@ -1,4 +1,4 @@
-"""Decide when a waiting process updates `last_polled_at` in a job's row, so that the job does not end itself."""
+"""Decide when a waiting process has to update a job's `last_polled_at`: a job that is not polled ends itself."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
 from shoal.pool.journal import commands, rows
-from shoal.pool.journal.operations import withdraw
+from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.leases import PoolLease
 from shoal.pool.plan import Snapshot

@@ -1,4 +1,4 @@
-"""Names for the holder of leases and jobs, from the current flow run and task run."""
+"""Derive the holder's name of leases and jobs from the current flow run and task run."""
 
 from __future__ import annotations
 

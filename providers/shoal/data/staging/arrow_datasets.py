@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
-    """Return a source over a dataset's files if reading these files gives the same rows and columns.
+    """Return a source that reads a dataset's files directly, if they have the dataset's rows and columns.
 
     Args:
         dataset: Any Arrow dataset.

@@ -247,7 +247,7 @@ def main() -> int:
     # The log exists before the row's state is RUNNING, so that followers find the file.
     with teed(log_path(key), lambda text: secrets.redact(text)):
         store = Store(migrate=False)
-        # Before the row leaves PENDING, because other processes may delete the file after that.
+        # Take the credentials while the row is still PENDING: after that, other processes may delete their file.
         with act(JobStep.TAKE):
             secrets = credentials.take(key.submission_id)
         job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())

@@ -124,8 +124,8 @@ def enter(
 
     if not patiently(store, lambda: attempts.is_current(store, key)):
         raise JobError(
-            f'attempt {key.attempt} of job "{key.job_id}" has been ended or replaced by a newer one: '
-            "its model is not registered"
+            f'the model of attempt {key.attempt} of job "{key.job_id}" is not registered, '
+            "because the attempt has ended or a newer one has replaced it"
         )
     holdout: DataConnector = DataConnector.from_spec(register.holdout)
 

@@ -12,7 +12,7 @@ from shoal.pool import plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import is_bound_here
 from shoal.pool.journal import clock, rows
-from shoal.pool.journal.operations import end_operation
+from shoal.pool.journal.rollback import end_operation
 from shoal.pool.plan import (
     Snapshot,
     cooldown,

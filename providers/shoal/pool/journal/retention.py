@@ -10,7 +10,7 @@ from shoal.state import Store, home
 
 
 def retain(store: Store, name: str, now: float) -> None:
-    """Delete all but a pool's newest ended operations, and logs of ended nodes that are older than KEEP_LOGS.
+    """Delete a pool's old records: ended operations except the newest, and old logs of ended nodes.
 
     Raises:
         PoolNotFoundError: No pool has this name.

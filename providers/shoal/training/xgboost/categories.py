@@ -34,5 +34,5 @@ def note(booster: xgboost.Booster, categories: Categories) -> None:
 
 
 def categories_of(booster: xgboost.Booster) -> dict[str, pa.Array]:
-    """Return column -> categories of the training, as stored in the model."""
+    """Return a dict from each categorical column to the categories seen in training, as stored in the model."""
     return from_lists(json.loads(booster.attr(ATTRIBUTE) or "{}"))

@@ -81,7 +81,7 @@ class RayBackend:
             log.warning("%s", error)  # the next reconcile run requests the missing nodes again
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Lower the request to the autoscaler to the pool's size. The claims end after the autoscaler has been told."""
+        """Ask the autoscaler for only as many nodes as the pool's size; then the nodes' rows may end."""
         try:
             self._lower(pool)
         except ConnectionRefusedByClusterError:

@@ -121,7 +121,7 @@ class Cluster:
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(
-                f"a small job on the Ray cluster at {self._address} ended as {status}: {_last_line(log)}"
+                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {_last_line(log)}"
             )
         answer: dict[str, Any] = json.loads(_last_line(log))
         return answer

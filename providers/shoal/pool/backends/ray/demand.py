@@ -53,7 +53,7 @@ def write(pool: str, stamp: float, size: int, cpus: int, gpus: int) -> None:
 
 
 def read() -> tuple[int, int, int]:
-    """Return the largest demand of all pools: number of nodes, CPUs per node, GPUs per node."""
+    """Return the demand of the pool that demands most: number of nodes, CPUs per node, GPUs per node."""
     from ray.experimental.internal_kv import _internal_kv_list
 
     newest: dict[str, tuple[int, int, int]] = {}
