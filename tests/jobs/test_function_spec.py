@@ -43,9 +43,9 @@ def test_it_survives_its_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({}, "train_func names the function"),
+        ({}, "give either train_func"),
         ({"train_func": "train"}, 'train_func must look like pkg.module:name, not "train"'),
-        ({"train_func": FUNCTION, "program": "/x"}, "train_func names the function"),
+        ({"train_func": FUNCTION, "program": "/x"}, "give either train_func"),
         ({"program": "/x", "args": [1]}, "args and kwargs are of a function that is named"),
         (
             {"train_func": FUNCTION, "register": {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}}},
