@@ -31,7 +31,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast soak lint format bench clean lock
+.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -110,8 +110,18 @@ $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
 	$$uv pip install --quiet -r requirements/prefect-newest.txt && $$uv pip install --quiet --no-deps -e .
 	@touch $@
 
-test-fast: install  ## The tests that need neither Ray nor a server
-	@$(BIN)/python -m pytest -m "not ray and not server and not crash and not long"
+# In two processes, of which only the first imports XGBoost, LightGBM and MLflow; with a tenth of the odd arguments.
+FAST := and not ray and not server and not crash and not processes
+MLFLOW := tests/jobs/test_driver.py tests/jobs/test_gate.py tests/jobs/test_tracking.py
+COMPUTING := tests/training tests/data tests/distributors $(MLFLOW)
+test-fast: install  ## The tests that need neither Ray, nor a server, nor processes
+	@SHOAL_EXAMPLES=10 $(MAKE) --no-print-directory --jobs 2 --keep-going test-computing test-deciding
+
+test-computing: install
+	$(call lane,$(VENV),$(FAST),$(COMPUTING))
+
+test-deciding: install
+	$(call lane,$(VENV),$(FAST),tests $(COMPUTING:%=--ignore=%) --ignore=tests/test_docs.py)
 
 ROUNDS ?= 50
 soak: install  ## The long tests, 2,000 odd arguments for each public entrance, and SIGKILL at random instants of everything, on real Ray; SEED=n repeats one, ROUNDS=n (about 20 s each)

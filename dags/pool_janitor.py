@@ -1,4 +1,4 @@
-"""Every ten minutes, end what no cleanup task saw: nodes, leases and processes that nobody owns any more."""
+"""Every ten minutes, remove leftovers that no cleanup task removed: nodes, leases and processes without an owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.airflow.operators import SweepPoolsOperator
     doc_md=__doc__,
 )
 def pool_janitor() -> None:
-    """One task, which sweeps."""
+    """Sweep all pools of this host in one task."""
     SweepPoolsOperator(task_id="sweep")
 
 

@@ -1,13 +1,14 @@
-"""Retrain the flight delay model every month, on a pool that is grown for it and given back.
+"""Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
-The months before the run's learn, the run's own judges: the new model becomes the champion only if it is better there
-than the one before. The flights are of 2013, and so are the runs::
+The model is trained on the months before the run's month and evaluated on the run's month. It becomes the champion only
+if it is better on this month than the current champion. The flights are of 2013, and so are the DAG's runs. Start them
+with a backfill::
 
     airflow backfill create --dag-id scheduled_retraining --max-active-runs 1 \\
         --from-date 2013-02-01 --to-date 2013-04-30
 
-or by hand, with the month as a parameter. The pool is ``local://retrain?max_nodes=4``, unless the Airflow Variable
-``shoal_retrain_pool`` names another one.
+or trigger a run with the month as a parameter. The pool is ``local://retrain?max_nodes=4``. To use another pool, write
+its name or URI to the Airflow Variable ``shoal_retrain_pool``.
 """
 
 from __future__ import annotations
@@ -30,22 +31,24 @@ NODES = 3
     schedule="@monthly",
     start_date=datetime(2013, 2, 1, tzinfo=UTC),
     end_date=datetime(2013, 12, 31, tzinfo=UTC),
-    catchup=False,  # a backfill asks for the past; unpausing alone does not train eleven models
-    max_active_runs=2,  # two months share the pool: each has its lease, and the trainings wait for free nodes
+    catchup=False,  # Unpausing the DAG must not train eleven models. Use a backfill for past months.
+    max_active_runs=2,  # Two runs can share the pool: each has its own lease, and jobs wait for free nodes.
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
-        "month": Param(None, type=["null", "integer"], minimum=2, maximum=12, description="By default the run's own."),
-        "rounds": Param(100, type="integer", minimum=1, description="Rounds of boosting."),
+        "month": Param(
+            None, type=["null", "integer"], minimum=2, maximum=12, description="Default: the month of the run."
+        ),
+        "rounds": Param(100, type="integer", minimum=1, description="Number of boosting rounds."),
     },
     tags=["shoal", "retraining"],
     doc_md=__doc__,
 )
 def scheduled_retraining() -> None:
-    """Prepare, lease, wait for the nodes, train, give back; then see which model is the champion."""
+    """Prepare the data, lease nodes, wait for them, train, release the nodes, and report the champion."""
 
     @task
     def prepare() -> dict[str, Any]:
-        """Have the months' Parquet files; return the training as a job spec."""
+        """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
         from shoal.examples.flights import retraining_spec
 
         context = get_current_context()
@@ -54,7 +57,7 @@ def scheduled_retraining() -> None:
 
     @task
     def evaluate(result: dict[str, Any]) -> dict[str, Any]:
-        """Champion and challenger side by side, on rows that neither was trained on."""
+        """Print and return the metrics of champion and challenger on the same holdout."""
         report = {
             "model": result["model_uri"],
             "version": result["model_version"],
@@ -68,7 +71,7 @@ def scheduled_retraining() -> None:
 
     @task.branch
     def promoted_or_kept(report: dict[str, Any]) -> str:
-        """Which way the champion's title went."""
+        """Return the id of the task to run next, depending on whether the new model was promoted."""
         return "promoted" if report["promoted"] else "kept"
 
     spec = prepare()
@@ -82,9 +85,9 @@ def scheduled_retraining() -> None:
 
 
 def month_of(logical_date: datetime | None) -> int:
-    """The month that a run is for, where its parameters do not say."""
+    """Return the month of a run from its logical date, for a run without the parameter `month`."""
     if logical_date is None:
-        raise ValueError('this run has no logical date: give it a month, {"month": 12}')
+        raise ValueError('this run has no logical date: set the parameter "month", for example {"month": 12}')
     return logical_date.month
 
 

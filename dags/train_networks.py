@@ -1,8 +1,9 @@
-"""Train two networks with PyTorch on a pool that is grown for it and given back: digits and flight delays.
+"""Train two PyTorch networks, for digits and for flight delays, on a pool whose nodes are leased for the run.
 
-Each is trained by two workers with DDP, judged on rows that it has not seen, registered in MLflow, and becomes the
-champion if it is better than the one before. The pool is ``local://networks?max_nodes=4``, unless the Airflow Variable
-``shoal_networks_pool`` names another one.
+Two workers train each network with DDP. Each network is evaluated on rows that are not in its training data, registered
+in MLflow, and becomes the champion if it is better than the current champion. The pool is
+``local://networks?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+``shoal_networks_pool``.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ NODES = 2
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
-        "epochs": Param(15, type="integer", minimum=1, description="Over the digits."),
-        "month": Param(12, type="integer", minimum=2, maximum=12, description="The flights that judge."),
+        "epochs": Param(15, type="integer", minimum=1, description="Number of epochs over the digits."),
+        "month": Param(12, type="integer", minimum=2, maximum=12, description="Month to evaluate delays on."),
     },
     tags=["shoal", "pytorch"],
     doc_md=__doc__,
 )
 def train_networks() -> None:
-    """Prepare both, lease, train one after the other, give back, report."""
+    """Prepare both datasets, lease nodes, train the networks in sequence, release the nodes, and report."""
 
     @task
     def prepare_digits() -> dict[str, Any]:
-        """Have the images as Parquet; return the training."""
+        """Write the Parquet files of the images if they do not exist, and return the spec of the training job."""
         from shoal.examples.digits import training_spec
 
         return training_spec(get_current_context()["params"]["epochs"]).document()
 
     @task
     def prepare_delays() -> dict[str, Any]:
-        """Have the months' Parquet files; return the training."""
+        """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
         from shoal.examples.delays import training_spec
 
         return training_spec(get_current_context()["params"]["month"]).document()
 
     @task
     def report(results: list[dict[str, Any]]) -> None:
-        """Which networks are champions now."""
+        """Print for each network whether it became the champion."""
         for result in results:
             verdict = "promoted" if result["promoted"] else "kept the champion"
             print(f"{result['job_id']}: version {result['model_version']}, {result['metrics']}: {verdict}")
@@ -60,7 +61,7 @@ def train_networks() -> None:
     with pool_for_run(size=NODES, pool_name=POOL) as pool:
         digits = DistributedTrainOperator(task_id="train_digits", spec=specs[0], pool_name=POOL)
         delays = DistributedTrainOperator(task_id="train_delays", spec=specs[1], pool_name=POOL)
-        digits >> delays  # the pool is for one at a time
+        digits >> delays  # The leased nodes have room for one job at a time.
     specs >> pool.setup
     report([digits.output, delays.output])
 

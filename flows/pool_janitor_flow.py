@@ -1,9 +1,10 @@
-"""The last net: ends what nobody owns, and what flow runs that are over left on any pool.
+"""Janitor: clean up after ended flow runs on all pools, and remove leftovers without an owner.
 
-``python flows/pool_janitor_flow.py`` serves it every five minutes, beside the deployment `after-a-crash`, and sets up
-two automations on the server: a run whose heartbeat stops for `SILENCE` counts as crashed, and a run that crashed is
-cleaned up after at once. A run whose process was killed is thus cleaned up after within `SILENCE` and what a run
-takes to start. Without automations its job ends after `orphan_after`, and its lease with its time to live.
+``python flows/pool_janitor_flow.py`` serves this flow every five minutes, and also as the deployment `after-a-crash`.
+The program creates two automations on the server. The first sets a run to Crashed when the run has had no heartbeat for
+`SILENCE`. The second runs the deployment `after-a-crash` as soon as a run has crashed. A killed run is therefore
+cleaned up after `SILENCE` plus the time that a run needs to start. Without the automations, the killed run's job ends
+after `orphan_after`, and its lease expires after its time to live.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from shoal.jobs import sweep
 from shoal.prefect import clean_up_ended_runs
 
 SILENCE = timedelta(minutes=9)
-"""Three of Prefect's heartbeats, which are 180 s apart by default. The automation looks at every run of the server, so
-it must not be shorter; where all flows have ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30``, 90 s will do."""
+"""Time without a heartbeat after which a run counts as crashed: three of Prefect's heartbeats, which are 180 s apart by
+default. It must not be shorter, because the automation applies to every run of the server. If all flows have
+``PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30``, 90 s is enough."""
 
 _NO_HEARTBEAT_NEEDED = (
     "Completed",
@@ -44,7 +46,7 @@ _RUN = "prefect.flow-run"
 
 @task(cache_policy=NO_CACHE)
 def end_what_is_left() -> list[str]:
-    """Clean up after runs that have ended, then end what nobody owns."""
+    """Clean up after runs that have ended, and remove leftovers without an owner."""
     did = [*clean_up_ended_runs(), *sweep()]
     for sentence in did:
         get_run_logger().info(sentence)
@@ -53,23 +55,23 @@ def end_what_is_left() -> list[str]:
 
 @flow(name="pool-janitor")
 def pool_janitor() -> list[str]:
-    """Sweep every pool of this host.
+    """Clean up on every pool of this host.
 
     Returns:
-        What was done, a sentence each.
+        One sentence for each thing that was done.
     """
     return end_what_is_left()
 
 
 def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automation]:
-    """Create, or bring up to date, the two automations; safe to call at every start.
+    """Create or update the two automations; safe to call at every start.
 
     Args:
-        deployment_id: The deployment to run after a run has crashed.
-        silence: How long a run may be without a heartbeat.
+        deployment_id: Id of the deployment to run after a run has crashed.
+        silence: Time without a heartbeat after which a run counts as crashed.
 
     Raises:
-        httpx.HTTPStatusError: The server has no automations, or no right to make one was given.
+        httpx.HTTPStatusError: The server does not support automations, or the user may not create one.
     """
     crashed = Automation(
         name="shoal: a run without heartbeat has crashed",
@@ -87,9 +89,9 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
     clean = Automation(
         name="shoal: clean up after a run that crashed",
         trigger=EventTrigger(
-            expect={f"{_RUN}.Crashed"},  # the others ran their hooks
+            expect={f"{_RUN}.Crashed"},  # Runs that end in other states have run their hooks.
             match=ResourceSpecification({"prefect.resource.id": f"{_RUN}.*"}),
-            # A janitor that crashes would start the next one, for ever.
+            # The janitor is excluded, because a janitor that always crashes would start the next one forever.
             match_related=ResourceSpecification(
                 {"prefect.resource.role": "flow", "prefect.resource.name": f"!{pool_janitor.name}"}
             ),
@@ -105,14 +107,14 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
 def _put(automation: Automation) -> Automation:
     try:
         automation.id = Automation.read(name=automation.name).id
-    except (ObjectNotFound, ValueError):  # how it is not found differs between releases of Prefect
+    except (ObjectNotFound, ValueError):  # Prefect's releases raise different errors if the automation does not exist.
         return automation.create()
     automation.update()
     return automation
 
 
 def deployments() -> list[RunnerDeployment]:
-    """The janitor on its cron, and once more without one for the automation to run."""
+    """Return the janitor's deployments: one with a schedule, and one without that the automation runs."""
     return [
         pool_janitor.to_deployment(name="every-five-minutes", cron="*/5 * * * *", concurrency_limit=1),
         pool_janitor.to_deployment(name="after-a-crash"),
@@ -120,10 +122,10 @@ def deployments() -> list[RunnerDeployment]:
 
 
 def main(silence: timedelta = SILENCE) -> None:
-    """Set up the automations and serve, until the process is ended.
+    """Create the automations, and serve the flow until the process is ended.
 
     Args:
-        silence: How long a run may be without a heartbeat.
+        silence: Time without a heartbeat after which a run counts as crashed.
     """
     every_five_minutes, after_a_crash = deployments()
     automate(after_a_crash.apply(), silence)

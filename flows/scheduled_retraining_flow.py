@@ -1,7 +1,8 @@
-"""Retrain the flight delay model every month, on a pool that grows for the duration.
+"""Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
-``python flows/scheduled_retraining_flow.py`` serves it on a cron; `make run-prefect` runs it once. Its parameter
-`month` backfills: the months before it are learned, it is judged on `month`.
+``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs it once.
+The model is trained on the months before the parameter `month` and evaluated on `month`. Set `month` to run the flow
+for a past month.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ NODES = 3
 
 @task(cache_policy=NO_CACHE)
 def prepare(month: int, rounds: int) -> JobSpec:
-    """Write the window's Parquet where it is not there yet, and say what to train on it."""
+    """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
     return retraining_spec(month, n_estimators=rounds)
 
 
 @task(cache_policy=NO_CACHE)
 def report(result: dict[str, Any]) -> str:
-    """Say what became of the challenger: the job has compared it to the champion on the month held out."""
+    """Log and return whether the new model was promoted; the job compared it with the champion on the holdout."""
     verdict = "promoted" if result["promoted"] else "kept the champion"
     get_run_logger().info("%s: version %s, %s", verdict, result["model_version"], result["metrics"])
     return verdict
@@ -41,17 +42,17 @@ def report(result: dict[str, Any]) -> str:
     on_cancellation=[clean_up_run],
 )
 def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> dict[str, Any]:
-    """Prepare, grow to three nodes, train, evaluate champion and challenger, promote or keep, shrink.
+    """Prepare the data, lease three nodes, train, promote the new model if it is better, and release the nodes.
 
     Args:
-        month: 2 to 12, the month to be judged on; by default the one that the run is scheduled in.
-        rounds: Rounds of boosting.
-        pool: URI of the pool, or the name of one that is up.
+        month: Month to evaluate on, from 2 to 12; by default the month in which the run is scheduled.
+        rounds: Number of boosting rounds.
+        pool: URI of the pool, or name of a pool that is up.
 
     Returns:
         The result of the job.
     """
-    # The flights are of one year: in January there is nothing before the month to learn from.
+    # The flights are of one year, so there is no training data for January.
     spec = prepare(month or max(2, flow_run.scheduled_start_time.month), rounds)
     with pool_lease(NODES, pool_name=pool) as leased:
         wait_for_nodes(NODES, pool_name=leased.name)
@@ -61,5 +62,5 @@ def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> di
 
 
 if __name__ == "__main__":
-    # On the first of the month at six; stopping this process must not pause the schedule for good.
+    # The flow runs on the first of the month at six. By default, Prefect pauses the schedule when this process stops.
     retrain.serve(name="monthly", cron="0 6 1 * *", pause_on_shutdown=False)

@@ -1,7 +1,8 @@
-"""Train two networks with PyTorch, digits and flight delays, on a pool that grows for the duration.
+"""Train two PyTorch networks, for digits and for flight delays, on a pool whose nodes are leased for the run.
 
-``python flows/train_networks_flow.py`` runs it once. Each is trained by two workers with DDP, judged on rows that
-it has not seen, and becomes the champion in MLflow if it is better than the one before.
+``python flows/train_networks_flow.py`` runs the flow once. Two workers train each network with DDP. Each network is
+evaluated on rows that are not in its training data, and becomes the champion in MLflow if it is better than the current
+champion.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NODES = 2
 
 @task(cache_policy=NO_CACHE)
 def prepare(epochs: int, month: int) -> list[FunctionJobSpec]:
-    """Write the Parquet where it is not there yet, and say what to train on it."""
+    """Write the Parquet files if they do not exist, and return the specs of the two training jobs."""
     return [digits.training_spec(epochs), delays.training_spec(month)]
 
 
@@ -33,15 +34,15 @@ def prepare(epochs: int, month: int) -> list[FunctionJobSpec]:
     on_cancellation=[clean_up_run],
 )
 def train_networks(epochs: int = 15, month: int = 12, pool: str = POOL) -> list[dict[str, Any]]:
-    """Prepare both, grow to two nodes, train one after the other, shrink.
+    """Prepare both datasets, lease two nodes, train the networks in sequence, and release the nodes.
 
     Args:
-        epochs: Over the digits.
-        month: 2 to 12, the flights that judge.
-        pool: URI of the pool, or the name of one that is up.
+        epochs: Number of epochs over the digits.
+        month: Month to evaluate the delays on, from 2 to 12.
+        pool: URI of the pool, or name of a pool that is up.
 
     Returns:
-        The results of the jobs.
+        The results of the two jobs.
     """
     specs = prepare(epochs, month)
     with pool_lease(NODES, pool_name=pool) as leased:

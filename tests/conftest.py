@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,22 @@ with suppress(ModuleNotFoundError):  # where the collection is tested against th
     settings.load_profile("shoal")
 
 
+_START_PROCESSES = {"forked_supervisors", "either_tiny", "postgres", "on_postgresql", "shoal_process", "installation"}
+"""Fixtures with which processes start: seconds each, so that `make test-fast` leaves these tests out."""
+
+
 def pytest_configure() -> None:
     session_leftovers.begin()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts supervisors, PostgreSQL or the command as a process, by the fixtures that it uses."""
+    for item in items:
+        names = set(getattr(item, "fixturenames", ()))
+        parameters = getattr(item, "callspec", None)
+        on_postgresql = parameters is not None and STORES[1] in parameters.id.split("-")
+        if on_postgresql or names & _START_PROCESSES:
+            item.add_marker(pytest.mark.processes)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -79,9 +94,30 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="session")
+def migrated_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of an empty store of today's schema: copied in a millisecond; Alembic takes 40, in a new process 300."""
+    from shoal.state import Store
+
+    file = tmp_path_factory.mktemp("store") / "state.db"
+    Store(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # all of it into the one file
+    return file
+
+
 @pytest.fixture
-def fresh_home() -> Iterator[Path]:
-    """A home for one test: its own store, its own pools."""
+def fresh_home(migrated_store: Path) -> Iterator[Path]:
+    """A home for one test: its own store, which is migrated already, its own pools."""
+    with new_home() as folder:
+        if "SHOAL_STATE_URL" not in os.environ:
+            shutil.copy(migrated_store, folder / migrated_store.name)
+        yield folder
+
+
+@pytest.fixture
+def empty_home() -> Iterator[Path]:
+    """A home for one test with nothing in it, as on a user's first call."""
     with new_home() as folder:
         yield folder
 

@@ -1,4 +1,8 @@
-"""Every example in the README and the docs is run as a reader runs it: a file in a folder that has the flights."""
+"""Every example in the README and the docs is run as a reader runs it: a file in a folder that has the flights.
+
+A reader of the guides tries one after the other, in one Python session and with a pool that is up: imports are paid and
+Ray is started once for them all.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal import ComputePool
+
 ROOT = Path(__file__).parents[1]
 EXAMPLE = re.compile(r"<!-- example: ([a-z-]+) -->\n```python\n(.*?)```", re.DOTALL)
 FOUND = {
@@ -19,6 +25,32 @@ FOUND = {
 }
 
 DAG = "README.md:airflow"
+
+SESSION = """
+import runpy, sys
+for file in sys.argv[1:]:
+    print("---", file, flush=True)
+    runpy.run_path(file, run_name="__main__")
+"""
+"""What runs files one after the other, each as a program of its own, in one process."""
+
+
+ON_A_POOL = "on a pool that is up"
+
+
+def sessions() -> dict[str, list[str]]:
+    """The examples that run in one process.
+
+    The guides' trainings that name no pool share one, and the pool of `guides_pool`. The README's runs alone: what a
+    first user does, without any pool. The others bring up their own; they run page by page.
+    """
+    found: dict[str, list[str]] = {}
+    for name in FOUND.keys() - {DAG}:
+        page, _, example = name.partition(":")
+        alone = example == "embedded"
+        session = name if alone else page if "local://" in FOUND[name] else ON_A_POOL
+        found.setdefault(session, []).append(name)
+    return {session: sorted(names, key=list(FOUND).index) for session, names in sorted(found.items())}
 
 
 def test_no_python_block_is_left_out():
@@ -58,17 +90,31 @@ def run(folder, *command):
     return ran.stdout + ran.stderr
 
 
+@pytest.fixture
+def guides_pool(empty_home):
+    """The only pool there is, and so the one that every training is meant for."""
+    pool = ComputePool("local://guides?max_nodes=1&cpus_per_node=2").up()
+    yield
+    pool.down()
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize("name", sorted(FOUND.keys() - {DAG}))
-def test_example(name, flights, fresh_home, tmp_path):
+@pytest.mark.timeout(600)  # eight examples in one process
+@pytest.mark.parametrize("session", sessions())
+def test_examples(session, flights, empty_home, tmp_path, request):
+    if session == ON_A_POOL:
+        request.getfixturevalue("guides_pool")
     (tmp_path / "flights").symlink_to(flights)
-    (tmp_path / "example.py").write_text(FOUND[name])
-    run(tmp_path, "example.py")
+    files = {f"{name.replace(':', '-')}.py": FOUND[name] for name in sessions()[session]}
+    for file, code in files.items():
+        (tmp_path / file).write_text(code)
+    said = run(tmp_path, "-c", SESSION, *files)
+    assert [line.removeprefix("--- ") for line in said.splitlines() if line.startswith("--- ")] == [*files]
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # Airflow's own start, a database, a pool and a training
-def test_the_readmes_dag_trains_on_the_month_before_its_run(flights, fresh_home, tmp_path):
+def test_the_readmes_dag_trains_on_the_month_before_its_run(flights, empty_home, tmp_path):
     (tmp_path / "flights").symlink_to(flights)
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags" / "retrain.py").write_text(FOUND[DAG])

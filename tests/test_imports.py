@@ -22,6 +22,7 @@ HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "
         "import shoal.cli",
     ],
 )
+@pytest.mark.processes
 def test_no_heavy_import(statement):
     check = f"import sys; {statement}; print([name for name in {HEAVY} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)

@@ -15,15 +15,15 @@ import pytest
 import sqlalchemy as sa
 
 from shoal import ComputePool, jobs
-from shoal.jobs import JobHandle, parse_spec, staging
+from shoal.jobs import JobHandle, parse_spec
+from shoal.jobs.files import staging
 from shoal.pool.api import list_pools
-from shoal.pool.processes import ProcessId
 from shoal.state import Store, home
+from shoal.state.process import ProcessId
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
 from shoal.state.store import SCHEMA_VERSION
-from tests.support.pool_processes import processes_of_home
-from tests.support.pool_processes import rows as node_rows
+from tests.support.pool_processes import node_rows, processes_of_home
 from tests.support.previous_version import HOLDER, POOL, document
 from tests.support.waiting import wait_until
 
@@ -33,25 +33,17 @@ BEFORE, ITS_SCHEMA = "6e7d17f", "0003"
 
 
 class Installation:
-    """An environment in which shoal is replaced while processes of it run, as by ``pip install --upgrade``."""
+    """The version before in an environment of its own, beside today's."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "installed"
         before = folder / "before"
         before.mkdir()
         archive = subprocess.run(["git", "archive", BEFORE, "providers"], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", str(before)], input=archive.stdout, check=True)
-        self.path.symlink_to(before / "providers")
-        self.environment = {"PYTHONPATH": os.pathsep.join([str(self.path), str(ROOT)])}
-
-    def upgrade(self) -> None:
-        """Put today's code in the place of the version before."""
-        new = self.path.with_name("new")
-        new.symlink_to(ROOT / "providers")
-        new.replace(self.path)
+        self.environment = {"PYTHONPATH": os.pathsep.join([str(before / "providers"), str(ROOT)])}
 
     def run(self, *arguments: str) -> str:
-        """What Python prints in this environment."""
+        """Run Python in this environment and return what it prints."""
         done = subprocess.run(
             [sys.executable, *arguments],
             env={**os.environ, **self.environment},
@@ -66,7 +58,7 @@ class Installation:
 
 
 @pytest.fixture
-def installation(tmp_path: Path, fresh_home: Path) -> Installation:
+def installation(tmp_path: Path, empty_home: Path) -> Installation:
     known = ["git", "cat-file", "-e", f"{BEFORE}^{{commit}}"]
     if shutil.which("git") is None or subprocess.run(known, cwd=ROOT, capture_output=True, check=False).returncode:
         pytest.skip(f"commit {BEFORE} is not here: this is a shallow clone, or none")
@@ -88,9 +80,8 @@ def code_of(supervisor: ProcessId) -> str:
 
 
 @pytest.fixture
-def running(installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def running(installation: Installation, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A pool, a lease and a job that the version before has started: `job_id` and `runtime_root`."""
-    monkeypatch.setenv("PYTHONPATH", installation.environment["PYTHONPATH"])
     made = json.loads(installation.run("-m", "tests.support.previous_version", "start", str(tmp_path)))
     yield made
     for status in list_pools():
@@ -100,14 +91,13 @@ def running(installation: Installation, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # two nodes and two jobs start one after the other
-def test_a_pool_and_a_job_of_the_version_before_go_on_after_an_upgrade(installation, running, tmp_path):
+def test_a_pool_and_a_job_of_the_version_before_go_on_after_the_store_is_upgraded(installation, running, tmp_path):
     wait_until((tmp_path / "began").exists, "the job's function", seconds=120)
     assert schema_in_store() == ITS_SCHEMA
     with Store(migrate=False).reading() as session:
         [supervisor] = session.execute(sa.text("SELECT supervisor FROM nodes")).scalars()
     assert code_of(ProcessId.from_json(json.loads(supervisor))).startswith(str(tmp_path / "before"))
 
-    installation.upgrade()
     pool = ComputePool(POOL, holder=HOLDER)
 
     assert schema_in_store() == SCHEMA_VERSION
@@ -121,7 +111,7 @@ def test_a_pool_and_a_job_of_the_version_before_go_on_after_an_upgrade(installat
     assert found.attempt == 1
     assert jobs.load_results(found.wait(on_log=None)).results == (ITS_SCHEMA,)
     assert ask(tmp_path, job_id="new").wait(on_log=None).attempt == 1
-    assert jobs.load_results(jobs.attach("new").wait(on_log=None)).results == (SCHEMA_VERSION,)
+    assert jobs.load_results(jobs.attach("new").wait(on_log=None)).results == (ITS_SCHEMA,)  # in the head's environment
     assert pool.scale(2)
     assert [node.state for node in node_rows()] == [NodeState.READY] * 2
     assert pool.release()
@@ -179,7 +169,7 @@ def test_the_fingerprint_of_a_spec_survives_an_upgrade(installation):
     before = json.loads(installation.run("-c", FINGERPRINTS, *map(json.dumps, SPECS)))
     of_todays_documents = installation.run("-c", FINGERPRINTS, *[json.dumps(spec.document()) for spec in today])
 
-    assert [staging.question(spec) for spec in today] == before
+    assert [staging.fingerprint(spec) for spec in today] == before
     assert json.loads(of_todays_documents) == before  # a driver of the version before reads what is submitted today
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Resolved on first use: `import shoal` costs a DAG file nothing.
+# These names are imported on first use, so that `import shoal` does not slow down the parsing of DAG files.
 _HOMES = {
     "ComputePool": "shoal.pool.api",
     "PoolSpec": "shoal.pool.spec",

@@ -1,4 +1,4 @@
-"""Every exception that shoal raises on purpose. All derive from :class:`ShoalError`."""
+"""All exceptions that shoal raises. They derive from :class:`ShoalError`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MOST_SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """A value as a message repeats it: short, whatever it is."""
+    """Return the repr of a value for an error message, shortened to 80 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more than 4300 digits; nested without end
+    except (ValueError, RecursionError):  # an integer of more than 4300 digits, or a value that is nested too deeply
         return f"a value of type {type(value).__name__} that is too long to show"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
@@ -23,9 +23,10 @@ def _printable(text: str) -> str:
 
 
 class ShoalError(Exception):
-    """Base of all of shoal's errors: catch this to catch them all.
+    """Base class of all errors of shoal.
 
-    Credentials in its message are hidden, and what UTF-8 cannot encode is escaped: it can be printed and stored.
+    Credentials in the message are hidden, and characters that UTF-8 cannot encode are escaped, so that the message can
+    be printed and stored.
     """
 
     def __init__(self, *args: object) -> None:
@@ -33,15 +34,15 @@ class ShoalError(Exception):
 
 
 class InvalidArgumentError(ShoalError, ValueError):
-    """An argument, option or spec is wrong; nothing was started."""
+    """An argument, option or spec is invalid. Nothing was started."""
 
 
 class MissingExtraError(ShoalError, ImportError):
-    """A package that an optional part needs is not installed.
+    """A package that an optional feature needs is not installed.
 
     Args:
-        package: The import name that was not found.
-        extra: The extra of shoal that brings it; None: it is installed by its own name.
+        package: Import name of the missing package.
+        extra: Extra of shoal that installs the package; None if no extra does.
     """
 
     def __init__(self, package: str, extra: str | None) -> None:
@@ -56,36 +57,40 @@ class StoreError(ShoalError):
 
 
 class StoreUnreachableError(StoreError):
-    """It does not answer now; asked again later it may."""
+    """The state store does not answer now. A later try may succeed."""
 
 
 class FencedError(ShoalError):
-    """A write came from a holder whose epoch is no longer the newest; nothing was changed."""
+    """A write was rejected because the holder's lease is gone, or its epoch is no longer the newest."""
 
 
 class PoolNotFoundError(ShoalError, LookupError):
-    """No pool of that name in this store."""
+    """The store has no pool with this name."""
 
     def __init__(self, name: str, known: list[str]) -> None:
-        hint = f"; pools here: {', '.join(known)}" if known else "; there is no pool here: `shoal pool up` makes one"
+        hint = (
+            f"; existing pools: {', '.join(known)}"
+            if known
+            else "; there are no pools: create one with `shoal pool up`"
+        )
         super().__init__(f'pool "{name}" does not exist or is not authorized{hint}')
         self.name = name
 
 
 class NoPoolError(InvalidArgumentError):
-    """No pool was named, and there is none to be meant."""
+    """No pool was named, and the store contains none."""
 
 
 class PoolDownError(ShoalError):
-    """The pool exists but is down, or its host is another one; only ``up()`` starts it."""
+    """The pool is not up (start it with ``up()``), or it is bound to another host."""
 
 
 class PoolElsewhereError(PoolDownError):
-    """The pool is bound to another host, and what was asked can only be done there.
+    """The pool is bound to another host, and the request is only possible there.
 
     Args:
-        message: What was refused.
-        host: Name of that host.
+        message: The error message.
+        host: Name of the host to which the pool is bound.
     """
 
     def __init__(self, message: str, host: str) -> None:
@@ -94,19 +99,19 @@ class PoolElsewhereError(PoolDownError):
 
 
 class PoolUnreachableError(ShoalError):
-    """What runs the pool's nodes does not answer, or refuses us: a wrong address, a wrong token, or it is down."""
+    """The Ray cluster does not answer, or rejects the request: wrong address, wrong token, or the cluster is down."""
 
 
 class PoolStoppingError(PoolDownError):
-    """The pool is on its way down, which takes seconds; it can be brought up again after."""
+    """The pool is still going down, which takes seconds. It can be started again afterwards."""
 
 
 class ScaleError(ShoalError):
     """A scale operation did not reach its size and was rolled back.
 
     Args:
-        message: What happened, in one sentence.
-        nodes: Node name -> what went wrong on it.
+        message: The reason, in one sentence.
+        nodes: Error of each failed node, by node name.
     """
 
     def __init__(self, message: str, nodes: Mapping[str, str] | None = None) -> None:
@@ -116,19 +121,19 @@ class ScaleError(ShoalError):
 
 
 class CapacityError(ShoalError):
-    """The training asks for more nodes, CPUs or GPUs than the pool has or frees in time."""
+    """The training requests more nodes, CPUs or GPUs than the pool has, or than become free in time."""
 
 
 class DataError(ShoalError, ValueError):
-    """The dataset cannot be used: missing column, null label, wrong dtype, corrupt, vanished or empty file."""
+    """The dataset cannot be used: missing column, null label, wrong dtype, or a corrupt, missing or empty file."""
 
 
 class TrainingError(ShoalError):
-    """Training failed; the message is the first cause and names its rank."""
+    """Training failed. The message contains the first error and the rank on which it occurred."""
 
 
 class WorkerLostError(TrainingError):
-    """A worker or its node died while training."""
+    """A worker or its node died during training."""
 
 
 class JobError(ShoalError):
@@ -136,11 +141,11 @@ class JobError(ShoalError):
 
 
 class JobNotFoundError(JobError, LookupError):
-    """No job of that id in this store."""
+    """The store has no job with this id."""
 
 
 class JobFailedError(JobError):
-    """The job ended without a result; the message ends with the cause."""
+    """The job ended without a result. The message ends with the cause."""
 
 
 class JobCancelledError(JobError):

@@ -1,12 +1,12 @@
-"""Take credentials out of text: whatever shoal stores, returns, logs or raises goes through here.
+"""Remove credentials from text before shoal stores, returns, logs or raises it.
 
 Credentials are the user and password of a URI, parameters and settings with a secret name (``?sig=``, ``password=``,
-``PWD=``, ``"api_key": "…"``) and what an ``Authorization`` header carries. A well-formed URI is read as RFC 3986 says.
-Where a password was not percent-encoded (``/ # ? @``) everything up to the last ``@`` is taken for it: more may be
-hidden than necessary, never less.
+``PWD=``, ``"api_key": "…"``), and the value of an ``Authorization`` header. A well-formed URI is parsed according to
+RFC 3986. If a password is not percent-encoded (``/ # ? @``), everything up to the last ``@`` counts as the password. So
+the result may hide more than necessary, but never less.
 
-One form cannot be told from a host and port: an http URI whose raw password is a number followed by ``/``
-(``http://me:12/34@host``). No client can log in with it either.
+One form cannot be distinguished from a host and port: an http URI whose raw password is a number followed by ``/``
+(``http://me:12/34@host``). No client can log in with such a URI either.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ HIDDEN = "***"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
 _SCHEME_LENGTH = 40
-"""Characters looked at in front of ``://``: registered schemes are shorter."""
+"""Number of characters before ``://`` that are searched for a scheme. Registered schemes are shorter."""
 _URI = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.:-]*://[^\r\n]*\Z")
-"""A text that is one URI from its beginning to its end; a raw password may contain blanks."""
+"""A text that is a URI as a whole. A raw password may contain spaces."""
 
 _AUTHORITY = re.compile(r"[^/?#]*")
 _WORD = re.compile(r"[^\s\"'<>`]*")
 _PASSWORD_REACH = 256
-"""In running text, how far behind ``user:`` an ``@`` is looked for when the password has a blank or a quote in it."""
+"""Number of characters after ``user:`` in running text that are searched for an ``@``, if the password contains a space
+or a quote."""
 
 _HTTP = frozenset({"http", "https", "ws", "wss", "hdfs", "webhdfs", "mlflow-artifacts", "ray", "grpc", "tcp"})
 """Schemes with ``host:port/path``, whose path may contain an ``@``."""
@@ -53,13 +54,13 @@ _DATABASES = {
     *("clickhouse", "trino", "presto", "hive", "cockroachdb", "db2", "mongodb", "databricks"),
 }
 _USER_IS_NO_SECRET = frozenset(_STORAGE | _DATABASES)
-"""Schemes in which a user without a password is a name (of an Azure container, of a database's user), and no token."""
+"""Schemes in which a user without a password is not a token, but the name of an Azure container or a database user."""
 
 _SCHEMES = "|".join(map(re.escape, sorted(_HTTP | _STORAGE | _DATABASES | {"file", "s3", "s3a", "gs", "gcs"})))
 _FEW_SLASHES = re.compile(
     rf"(?:(?<![:\w/])//|\b(?:{_SCHEMES}):/?(?!/))(?P<user>[^/?#@\s\"':]*:(?P<value>[^@\s\"'<>]+)@)", re.IGNORECASE
 )
-"""A URI without its scheme, or with fewer than two slashes: as mistyped, or as a path with its slashes made one."""
+"""A URI without a scheme, or with fewer than two slashes: mistyped, or changed by code that merges slashes."""
 
 _STRONG = (
     r"(?:[\w.-]*[_.-])?(?:"
@@ -69,7 +70,7 @@ _STRONG = (
     r"(?:auth|access|api|bearer|session|security|refresh|hf|github|gitlab)[_.-]?token"
     r")|(?:client|app|shared)secret|credentials?|token|authorization"
 )
-"""Names of secrets wherever they stand. Not ``pad_token`` and the like, which are parameters of language models."""
+"""Names of secrets in any text. Names like ``pad_token`` are excluded, because they are language model parameters."""
 _WEAK = (
     rf"{_STRONG}|[\w.-]*(?:token|password|secret|signature|credentials?|access_?key(?:_?id)?|accessid)|"
     "sig|sas|pass|key|code|auth|jwt|odbc_connect"
@@ -97,12 +98,13 @@ _HEADER = re.compile(
 
 _LONG_WORD = re.compile(r"[^\s\"'<>`]{4096,}")
 _MOST_STEPS = 20_000_000
-"""Each colon of a word may begin credentials that reach to the word's end. Where looking for all of them would take
-more steps than this (colons times length), about half a second, the whole word is hidden."""
+"""Most search steps for one word. At each colon of a word, credentials may start that extend to the word's end, so a
+search takes as many steps as the number of colons times the length. If that is more than this limit (about 0.5 s), the
+whole word is hidden."""
 
 
 class _Span(NamedTuple):
-    """A part of a text to be replaced."""
+    """A part of a text that has to be replaced."""
 
     start: int
     end: int
@@ -111,22 +113,22 @@ class _Span(NamedTuple):
 
 
 def redact(text: str) -> str:
-    """Take the credentials out of a text; a text without any is returned as it is."""
+    """Remove the credentials from a text. A text without credentials is returned unchanged."""
     return _replaced(text, _spans(text, whole=False))
 
 
 def redact_value(value: str) -> str:
-    """Take the credentials out of a field's value, which may be one URI from beginning to end."""
+    """Remove the credentials from a field's value, which may be a URI as a whole."""
     return _replaced(value, _spans(value, whole=_URI.match(value) is not None))
 
 
 def has_credentials(value: str) -> bool:
-    """Whether :func:`redact_value` would change a value."""
+    """Return whether a value contains credentials that :func:`redact_value` would remove."""
     return redact_value(value) != value
 
 
 def secrets_in(value: str) -> set[str]:
-    """The passwords, tokens and signatures in a field's value, as they stand there and percent-decoded and encoded."""
+    """Return the secrets in a field's value, each as written, percent-decoded and percent-encoded."""
     found = {
         secret
         for span in _spans(value, whole=_URI.match(value) is not None)
@@ -136,24 +138,27 @@ def secrets_in(value: str) -> set[str]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a setting of this name holds a secret, such as ``password`` or ``api_key``."""
+    """Return whether a setting with this name contains a secret, such as ``password`` or ``api_key``."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
 @contextmanager
 def redacted_errors(uri: str) -> Iterator[None]:
-    """Take the credentials of a URI out of an error that leaves the block, and hide its causes, which may have them."""
+    """Remove a URI's credentials from an error raised in the block.
+
+    The error's cause and context are hidden, because they may contain the credentials too.
+    """
 
     def shown(part: object) -> object:
         if not isinstance(part, str):
             return part
-        for secret in secrets_in(uri):  # a filesystem names paths without their scheme
+        for secret in secrets_in(uri):  # a filesystem's error may contain the path without its scheme
             part = part.replace(secret, HIDDEN)
         return redact_value(part)
 
     try:
         yield
-    except Exception as error:  # every filesystem has exceptions of its own
+    except Exception as error:  # each filesystem library raises its own exception types
         if not has_credentials(uri):
             raise
         error.args = tuple(map(shown, error.args))
@@ -163,7 +168,7 @@ def redacted_errors(uri: str) -> Iterator[None]:
 
 
 class RedactedRepr:
-    """Mixin: `repr` and `str` of an object, without credentials. It goes before the base that makes them."""
+    """Mixin that removes credentials from `repr` and `str`. List it before the base that defines these methods."""
 
     def __repr__(self) -> str:
         return redact(super().__repr__())
@@ -173,7 +178,7 @@ class RedactedRepr:
 
 
 def redact_all(document: Any) -> Any:
-    """A JSON document without the credentials in its values, and without the values that have a secret name."""
+    """Return a copy of a JSON document, without the credentials in its values and the values with a secret name."""
     if isinstance(document, dict):
         return {
             key: HIDDEN if isinstance(item, str) and item and is_secret_name(key) else redact_all(item)
@@ -187,7 +192,7 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        if span.start < at:  # inside the one before
+        if span.start < at:  # the span overlaps the previous one
             at = max(at, span.end)
             continue
         parts += [text[at : span.start], span.replacement]
@@ -213,7 +218,7 @@ def _spans(text: str, *, whole: bool) -> list[_Span]:
 
 
 def _users(text: str, *, whole: bool) -> Iterator[_Span]:
-    """User and password of each URI in a text."""
+    """Yield the span of user and password of each URI in a text."""
     at = text.find("://")
     while at >= 0:
         start = at + 3
@@ -227,7 +232,10 @@ def _users(text: str, *, whole: bool) -> Iterator[_Span]:
 
 
 def _reach(text: str, start: int) -> str:
-    """What may belong to a URI in running text: a word, or more where a raw password seems to go on behind it."""
+    """Return the text after ``://`` that may belong to the URI.
+
+    It is a word, or more words if a password that is not percent-encoded seems to contain spaces.
+    """
     match = _WORD.match(text, start)
     word = match[0] if match else ""
     authority = _authority(word)
@@ -240,7 +248,7 @@ def _reach(text: str, start: int) -> str:
 
 
 def _user_length(scheme: str, rest: str) -> int:
-    """Length of ``user:password@`` at the start of what follows ``://``; 0 where there is no secret in it."""
+    """Return the length of ``user:password@`` at the start of the text after ``://``, or 0 if it contains no secret."""
     authority = _authority(rest)
     user, at, _ = authority.rpartition("@")
     kinds = scheme.split("+")

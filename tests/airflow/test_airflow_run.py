@@ -13,10 +13,10 @@ from shoal.state.schema import JOB_ENDED
 from tests.support.pool_processes import nothing_left, processes_of_home
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.ray]
+pytestmark = [pytest.mark.server, pytest.mark.ray, pytest.mark.long]
 
 
-@pytest.mark.parametrize("end", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_it_leaves_nothing(fresh_home, end):
     command = [sys.executable, "-u", "-m", "shoal.examples.airflow_run", "--month", "2", "--rounds", "1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -42,7 +42,10 @@ def test_a_connection_is_a_pool(connect, connection, uri):
         ("compute-pool://retrain?max_node=8", "did you mean max_nodes"),
         ("compute-pool://retrain/moon", "unknown backend"),
         (as_json(max_nodes="many"), "max_nodes"),
-        (json.dumps({"conn_type": "compute_pool", "host": "retrain", "extra": '{"max_nodes": 8'}), "is no JSON object"),
+        (
+            json.dumps({"conn_type": "compute_pool", "host": "retrain", "extra": '{"max_nodes": 8'}),
+            "is not a JSON object",
+        ),
     ],
 )
 def test_a_wrong_connection_is_refused_by_name(connect, connection, said, fresh_home):
@@ -54,7 +57,7 @@ def test_a_wrong_connection_is_refused_by_name(connect, connection, said, fresh_
 
 
 def test_either_name_or_connection():
-    with pytest.raises(InvalidArgumentError, match="give one of them"):
+    with pytest.raises(InvalidArgumentError, match="pass only one of them"):
         ComputePoolHook("a_pool", "retrain")
 
 
@@ -69,7 +72,10 @@ def test_only_a_name_defines_no_pool(fresh_home):
 
 def test_the_test_of_a_connection_says_how_the_pool_is(connect, tiny):
     hook = connect("compute-pool://tiny?max_nodes=2")
-    assert hook.test_connection() == (True, "local://tiny?max_nodes=2 is not there yet: the first run makes it")
+    assert hook.test_connection() == (
+        True,
+        "local://tiny?max_nodes=2 does not exist yet: the first run that leases nodes creates it",
+    )
     ComputePool("local://tiny?max_nodes=2").up()
     assert hook.test_connection() == (True, "local://tiny?max_nodes=2 is up, 1 of 2 nodes active")
     assert hook.get_conn().name == "tiny"

@@ -24,15 +24,16 @@ from shoal.airflow.operators import (
     SweepPoolsOperator,
 )
 from shoal.errors import InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
-from shoal.jobs import JobHandle, JobResult, attempts
-from shoal.jobs.attempts import Key
+from shoal.jobs import JobHandle, JobResult
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
 from tests.airflow.conftest import RUN
 from tests.support.job_store import POOL
-from tests.support.pool_processes import rows
+from tests.support.pool_processes import node_rows
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
 
@@ -137,11 +138,11 @@ def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
     assert clean.execute(context)["released"] is False
     assert [one.holder for one in up.describe().leases] == ["airflow:a_dag/other"]
     CleanupPoolOperator(task_id="clean", pool_name="tiny", holder="airflow:a_dag/other").execute(context)
-    wait_until(lambda: up.sweep() is not None and len(rows()) == 1, "the head alone")
+    wait_until(lambda: up.sweep() is not None and len(node_rows()) == 1, "the head alone")
 
 
 def test_sweep_clears_what_is_left_of_a_dead_node(up, context):
-    (node,) = rows()
+    (node,) = node_rows()
     ProcessId.from_json(node.supervisor).signal(signal.SIGKILL)
     did = wait_until(lambda: SweepPoolsOperator(task_id="sweep").execute(context), "the leftovers")
     assert any(f"ended {node.name}" in line for line in did)
@@ -322,14 +323,17 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "task train does not say what to train"),
-        ({"train_func": 3}, "must be a function, its name or a script's path"),
-        ({"train_func": len, "framework": "xgboost"}, 'framework="xgboost" runs no train_func'),
-        ({"train_func": len, "spec": {"args": [1]}}, "beside train_func, spec cannot say args, too"),
-        ({"train_func": len, "op_args": "abc"}, "arguments are a list"),
-        ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script takes a command line"),
-        ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts the spec, which says "pytorch"'),
-        ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "no train_func that takes them"),
+        ({}, "task train has neither a spec nor a train_func"),
+        ({"train_func": 3}, "must be a function, the name of a function"),
+        (
+            {"train_func": len, "framework": "xgboost"},
+            'train_func requires framework="pytorch", not framework="xgboost"',
+        ),
+        ({"train_func": len, "spec": {"args": [1]}}, "if train_func is given, spec must not contain args"),
+        ({"train_func": len, "op_args": "abc"}, "arguments must be a list"),
+        ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script accepts only command line arguments"),
+        ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts framework="pytorch" in the spec'),
+        ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "without a train_func"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_dag(given, says):
@@ -355,8 +359,8 @@ def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"spec": "{{ params.spec }}"}, "spec of @task.distributed is a dict"),
-        ({"spec": {"scaling_config": {}}}, "instead of scaling_config"),
+        ({"spec": "{{ params.spec }}"}, "spec of @task.distributed must be a dict"),
+        ({"spec": {"scaling_config": {}}}, "must not contain scaling_config"),
         ({"gpus": 3, "num_workers": 2}, "gpus=3 cannot be divided"),
         ({"multiple_outputs": True}, "returns a list"),
     ],

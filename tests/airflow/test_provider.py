@@ -52,6 +52,7 @@ def test_the_form_has_every_option_of_a_pool(info):
     )
 
 
+@pytest.mark.processes
 def test_operators_add_nothing_heavy_to_airflow():
     check = (
         "import sys, airflow.sdk; from airflow.providers.standard.operators import python; before = set(sys.modules);"

@@ -44,13 +44,13 @@ def test_it_fails_at_once_when_what_it_waits_for_was_rolled_back(mine, context, 
     (tiny / FAIL_FILE).write_text("quota")
     with pytest.raises(ScaleError):
         mine.lease(2)
-    with pytest.raises(AirflowFailException, match=r"is to have 1: .*3 nodes failed to start\n.*quota"):
+    with pytest.raises(AirflowFailException, match=r"its target is 1: .*3 nodes failed to start\n.*quota"):
         sensor().poke(context)
 
 
 def test_it_fails_at_once_when_the_pool_is_down(mine, context):
     mine.down()
-    with pytest.raises(AirflowFailException, match="it is down"):
+    with pytest.raises(AirflowFailException, match="the pool is down"):
         sensor().poke(context)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shoal.training.request import WorkerStats
+from shoal.training.boosting.request import WorkerStats
 from tests.benchmarks.datasets import Data
 
 # Before Ray is imported: without these it may listen beyond loopback and report home.

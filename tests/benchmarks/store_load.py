@@ -107,9 +107,9 @@ def _wait_for_pool(_: int) -> None:
 
 
 def _wait_for_job(number: int) -> None:
-    from shoal.jobs import attempts
-    from shoal.jobs.attempts import Key
     from shoal.jobs.handle import JobHandle
+    from shoal.jobs.journal import attempts
+    from shoal.jobs.journal.attempts import Key
     from shoal.state import Store
 
     store = Store()
@@ -119,13 +119,13 @@ def _wait_for_job(number: int) -> None:
 
 def _fill(waiters: int) -> None:
     """A pool whose one node is being started, an operation that waits for it, and running jobs."""
-    from shoal.jobs import attempts
-    from shoal.jobs.attempts import Key, Order
-    from shoal.jobs.logs import log_path
-    from shoal.pool.processes import ProcessId
+    from shoal.jobs.files.logs import log_path
+    from shoal.jobs.journal import attempts
+    from shoal.jobs.journal.attempts import Key, Order
     from shoal.pool.spec import PoolSpec
     from shoal.state import Store
     from shoal.state.host import hostname
+    from shoal.state.process import ProcessId
     from shoal.state.schema import (
         Demand,
         Node,

@@ -103,7 +103,7 @@ def some_jobs(fresh_home: Path) -> list[str]:
         "holder": "cli:me@here",
         "spec": {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"},
         "endpoint": {},
-        "asked_at": 1.0,
+        "last_polled_at": 1.0,
         "created_at": 1.0,
     }
     with Store().transaction() as session:

@@ -35,7 +35,7 @@ def test_a_healthy_machine(shoal, a_pool):
     ):
         assert found[name]["status"] == "ok"
     assert found[f"pool {a_pool}"]["status"] == "ok"
-    assert "local pools can work here" in shoal("doctor").stdout
+    assert "local pools can work on this machine" in shoal("doctor").stdout
 
 
 def test_without_ray_local_pools_are_broken(shoal, monkeypatch):
@@ -53,7 +53,7 @@ def test_without_ray_local_pools_are_broken(shoal, monkeypatch):
         "name": "ray",
         "status": "broken",
         "found": "not installed",
-        "advice": 'pip install "shoal[ray]"; not needed where only remote pools are used',
+        "advice": 'pip install "shoal[ray]"; not needed if you only use remote pools',
     }
     assert by_name(result)["mlflow"]["status"] == "note"
     assert "shoal[mlflow]" in shoal("doctor").stdout
@@ -122,9 +122,9 @@ def test_a_reconciler_that_is_stopped_is_mentioned(shoal, fresh_home, a_pool):
             found = by_name(shoal("doctor", "--json"))["reconciler"]
 
             assert found["status"] == "note"
-            assert found["found"].startswith(f"is stopped (SIGSTOP), pid {process.pid}: ")
+            assert found["found"].startswith(f"is suspended (SIGSTOP), pid {process.pid}: ")
             assert f"kill -CONT {process.pid}" in found["advice"]
-            assert f"the reconciler is stopped (SIGSTOP), pid {process.pid}: " in shoal("pool", "describe").stderr
+            assert f"the reconciler is suspended (SIGSTOP), pid {process.pid}: " in shoal("pool", "describe").stderr
         finally:
             process.kill()
 

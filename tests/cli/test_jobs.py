@@ -7,7 +7,7 @@ import pytest
 
 from shoal.cli.jobs import _parse
 from shoal.errors import JobFailedError
-from shoal.jobs.logs import log_path
+from shoal.jobs.files.logs import log_path
 from tests.cli.conftest import document
 
 SPEC = {
@@ -66,7 +66,7 @@ def test_the_log_of_a_job(shoal, some_jobs):
 def test_cancelling_what_has_ended_changes_nothing(shoal, some_jobs):
     result = shoal("jobs", "cancel", "good")
     assert result.exit_code == 0
-    assert "had ended already: succeeded" in result.stdout
+    assert "had already ended: succeeded" in result.stdout
 
 
 def test_cancelling_a_job(shoal, some_jobs):
@@ -77,8 +77,8 @@ def test_cancelling_a_job(shoal, some_jobs):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no JSON"),
-        ("[]", "is no JSON object"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
         ("{}", "dataset"),
         (json.dumps({**SPEC, "label": "x"}), "label"),
         (json.dumps({**SPEC, "run_config": 1}), "run_config"),
@@ -142,6 +142,6 @@ def test_a_detached_training(shoal, spec_file, monkeypatch):
 
 
 def _key(job_id):
-    from shoal.jobs.attempts import Key
+    from shoal.jobs.journal.attempts import Key
 
     return Key(job_id, 1)

@@ -26,7 +26,7 @@ def test_the_life_of_a_pool(shoal_process, clean_end):
     up, progress = ask("pool", "up", "local://cli?max_nodes=3")
     assert (up["state"], len(up["active"])) == ("up", 1)
     assert up["last_operation"]["holder"] == cli_holder()
-    assert progress.startswith("bringing cli up")
+    assert progress.startswith("starting cli")
     described, _ = ask("pool", "describe")
     assert described["max_nodes"] == 3
     scaled, progress = ask("pool", "scale", "2")

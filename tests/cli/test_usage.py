@@ -63,7 +63,7 @@ WRONG = [
     (["pool", "up", "loca://x"], 'unknown backend "loca"'),
     (["pool", "up", "local://x?mx_nodes=3"], "did you mean max_nodes?"),
     (["pool", "alter", "x"], "--min-nodes, --max-nodes"),
-    (["pool", "describe"], "there is no pool here"),
+    (["pool", "describe"], "the store contains no pool"),
     (["train", "/no/such/spec.json"], "cannot be read"),
 ]
 
@@ -91,7 +91,7 @@ def test_wrong_usage_with_json_is_a_document_on_stdout(shoal, args, said):
 def test_json_stands_after_the_command(shoal):
     result = shoal("--json", "pool", "list")
     assert result.exit_code == 2
-    assert "after the command" in document(result.stdout)["error"]["message"]
+    assert "must follow a command" in document(result.stdout)["error"]["message"]
 
 
 UNKNOWN = [
@@ -155,6 +155,7 @@ def test_an_error_is_a_line_and_its_code(shoal, monkeypatch, error, code):
     assert said.get("nodes") == getattr(error, "nodes", None)
 
 
+@pytest.mark.processes
 def test_a_bug_keeps_its_traceback(fresh_home):
     program = (
         "import shoal.pool.api as api, sys\n"
@@ -188,6 +189,6 @@ def test_an_interrupt_while_undoing_says_that_it_is_not_through(capfd):
         finally:
             interrupts._interrupt(signal.SIGINT, None)
 
-    with pytest.raises(InterruptedCommandError, match="before all was undone"), on_interrupt("undoing", "undone"):
+    with pytest.raises(InterruptedCommandError, match="everything was undone"), on_interrupt("undoing", "undone"):
         interrupted_twice()
     assert capfd.readouterr().err.count("undoing") == 1

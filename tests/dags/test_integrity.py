@@ -36,6 +36,7 @@ def test_ids_are_not_used_twice(bag):
 
 
 @pytest.mark.parametrize("file", DAGS, ids=lambda file: file.stem)
+@pytest.mark.processes
 def test_loading_imports_nothing_heavy(file):
     check = (
         f"import runpy, sys; runpy.run_path({str(file)!r}); print([name for name in {HEAVY} if name in sys.modules])"
@@ -87,7 +88,7 @@ def test_the_month_is_the_runs_own(date, month):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if date is None:
-        with pytest.raises(ValueError, match="give it a month"):
+        with pytest.raises(ValueError, match='set the parameter "month"'):
             module.month_of(None)
     else:
         assert module.month_of(datetime(*date, tzinfo=UTC)) == month

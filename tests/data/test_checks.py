@@ -19,7 +19,7 @@ from shoal.data.checks import (
     check_same_schema,
     validate_columns,
 )
-from shoal.data.plan import RowRange
+from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, InvalidArgumentError
 
 from .conftest import Write
@@ -36,19 +36,19 @@ def test_good_columns_pass(write: Write) -> None:
         w=[1.0, 2.0],
     )
     connector = DataConnector.from_parquet(path)
-    validate_columns(connector, ["i", "u", "f", "b", "m"], "y", ["w"])
-    check_label(connector, "y")
+    validate_columns(connector.source, ["i", "u", "f", "b", "m"], "y", ["w"])
+    check_label(connector.source, "y")
 
 
 def test_missing_column_suggests_near_names(write: Write) -> None:
     path = write("a.parquet", dep_delay=[1], arr_delay=[2], Month=[1])
     connector = DataConnector.from_parquet(path)
     with pytest.raises(DataError, match=rf'{path} has no column "dep_dely"; did you mean "dep_delay"'):
-        validate_columns(connector, ["dep_dely"])
+        validate_columns(connector.source, ["dep_dely"])
     with pytest.raises(DataError, match='did you mean "Month"'):
-        validate_columns(connector, ["month"])
-    with pytest.raises(DataError, match="it has dep_delay, arr_delay, Month"):
-        validate_columns(connector, ["zzzz"])
+        validate_columns(connector.source, ["month"])
+    with pytest.raises(DataError, match="its columns are dep_delay, arr_delay, Month"):
+        validate_columns(connector.source, ["zzzz"])
 
 
 BAD_TYPES = {
@@ -58,8 +58,8 @@ BAD_TYPES = {
     "date": ([datetime.date(2026, 1, 1)], "day of the year"),
     "timestamp": ([datetime.datetime(2026, 1, 1)], "day of the year"),
     "decimal": ([decimal.Decimal("1.5")], "float64"),
-    "list": ([[1, 2]], "column of its own"),
-    "struct": ([{"a": 1}], "column of its own"),
+    "list": ([[1, 2]], "separate column"),
+    "struct": ([{"a": 1}], "separate column"),
     "binary": ([b"a"], "leave it out"),
 }
 
@@ -71,9 +71,9 @@ def test_types_that_cannot_be_trained_on(write: Write, kind: str) -> None:
     with pytest.raises(
         DataError, match=rf'a\.parquet: column "x" is of type .*{kind}.* cannot be trained on.*{advice}'
     ):
-        validate_columns(connector, ["x"], "y")
+        validate_columns(connector.source, ["x"], "y")
     with pytest.raises(DataError, match='label "x" is of type'):
-        validate_columns(connector, ["y"], "x")
+        validate_columns(connector.source, ["y"], "x")
 
 
 GOOD_CATEGORIES = {
@@ -90,14 +90,14 @@ GOOD_CATEGORIES = {
 @pytest.mark.parametrize("kind", GOOD_CATEGORIES)
 def test_types_of_categories(write: Write, kind: str) -> None:
     connector = DataConnector.from_parquet(write("a.parquet", x=GOOD_CATEGORIES[kind], y=[1, 2]))
-    validate_columns(connector, ["x"], "y", categorical_cols=["x"])
+    validate_columns(connector.source, ["x"], "y", categorical_cols=["x"])
 
 
 BAD_CATEGORIES = {
     "double": ([1.0], "leave it out of categorical_cols"),
     "date": ([datetime.date(2026, 1, 1)], "the month or the weekday"),
     "decimal": ([decimal.Decimal("1.5")], "leave it out of categorical_cols"),
-    "list": ([[1, 2]], "column of its own"),
+    "list": ([[1, 2]], "separate column"),
     "binary": ([b"a"], "as text"),
 }
 
@@ -107,28 +107,28 @@ def test_types_that_cannot_be_categories(write: Write, kind: str) -> None:
     values, advice = BAD_CATEGORIES[kind]
     connector = DataConnector.from_parquet(write("a.parquet", x=values, y=[1]))
     with pytest.raises(
-        DataError, match=rf'a\.parquet: column "x" is of type .*{kind}.* cannot be categories: .*{advice}'
+        DataError, match=rf'a\.parquet: column "x" is of type .*{kind}.* cannot be categorical: .*{advice}'
     ):
-        validate_columns(connector, ["x"], "y", categorical_cols=["x"])
+        validate_columns(connector.source, ["x"], "y", categorical_cols=["x"])
 
 
 def test_categories_may_be_stored_differently_from_file_to_file(write: Write, tmp_path: Path) -> None:
     write("d/a.parquet", x=pa.array(["a"]).dictionary_encode(), n=pa.array([1], pa.int8()))
     write("d/b.parquet", x=pa.array(["a"]), n=pa.array([1], pa.int64()))
     connector = DataConnector.from_parquet(tmp_path / "d")
-    validate_columns(connector, ["x", "n"], categorical_cols=["x", "n"])
-    with pytest.raises(DataError, match=r'd/b\.parquet: column "n" is of type int64, but int8'):
-        validate_columns(connector, ["x", "n"], categorical_cols=["x"])
+    validate_columns(connector.source, ["x", "n"], categorical_cols=["x", "n"])
+    with pytest.raises(DataError, match=r'd/b\.parquet: column "n" is of type int64, but of type int8'):
+        validate_columns(connector.source, ["x", "n"], categorical_cols=["x"])
     write("d/b.parquet", x=[1], n=[1])
     with pytest.raises(DataError, match=r'd/b\.parquet: column "x" is of type int64'):
-        validate_columns(DataConnector.from_parquet(tmp_path / "d"), ["x", "n"], categorical_cols=["x", "n"])
+        validate_columns(DataConnector.from_parquet(tmp_path / "d").source, ["x", "n"], categorical_cols=["x", "n"])
 
 
 def test_other_rows_have_categories_of_the_same_kind(write: Write) -> None:
     connector = DataConnector.from_parquet(write("a.parquet", x=["1"], n=pa.array([1], pa.int8()), e=pa.nulls(1)))
-    check_categories(connector, {"x": pa.large_string(), "n": pa.int64(), "e": pa.string()})
+    check_categories(connector.source, {"x": pa.large_string(), "n": pa.int64(), "e": pa.string()})
     with pytest.raises(DataError, match=r'a\.parquet: column "x" is of type string, but its categories are of .*int64'):
-        check_categories(connector, {"x": pa.int64()})
+        check_categories(connector.source, {"x": pa.int64()})
 
 
 def test_columns_without_a_value(write: Write) -> None:
@@ -136,8 +136,8 @@ def test_columns_without_a_value(write: Write) -> None:
     connector = DataConnector.from_parquet(path)
     for name in ("x", "n"):
         with pytest.raises(DataError, match=f'column "{name}" is null in every row'):
-            validate_columns(connector, [name], "y")
-    validate_columns(connector, ["x", "n"], allow_all_null=True)
+            validate_columns(connector.source, [name], "y")
+    validate_columns(connector.source, ["x", "n"], allow_all_null=True)
 
 
 def test_files_with_differing_schemas(write: Write, tmp_path: Path) -> None:
@@ -145,14 +145,16 @@ def test_files_with_differing_schemas(write: Write, tmp_path: Path) -> None:
     write("d/b.parquet", x=[1])
     connector = DataConnector.from_parquet(tmp_path / "d")
     with pytest.raises(DataError, match=r'd/b\.parquet has no column "y"'):
-        validate_columns(connector, ["x"], "y")
+        validate_columns(connector.source, ["x"], "y")
     with pytest.raises(DataError, match=r'd/b\.parquet has no column "y"'):
         connector.to_arrow()
-    validate_columns(connector, ["x"])  # what is not used may differ
+    validate_columns(connector.source, ["x"])  # what is not used may differ
     write("d/b.parquet", x=[1.5], y=[1])
     connector = DataConnector.from_parquet(tmp_path / "d")
-    with pytest.raises(DataError, match=r'd/b\.parquet: column "x" is of type double, but int64 in .*d/a\.parquet'):
-        validate_columns(connector, ["x"], "y")
+    with pytest.raises(
+        DataError, match=r'd/b\.parquet: column "x" is of type double, but of type int64 in .*d/a\.parquet'
+    ):
+        validate_columns(connector.source, ["x"], "y")
     with pytest.raises(DataError, match=r"d/b\.parquet"):
         check_same_schema(connector.source, ["x"])
 
@@ -161,21 +163,21 @@ def test_partition_column_in_some_paths_only(write: Write, tmp_path: Path) -> No
     write("d/m=1/a.parquet", x=[1])
     write("d/z.parquet", x=[1])
     with pytest.raises(DataError, match=r'd/z\.parquet has no column "m"'):
-        validate_columns(DataConnector.from_parquet(tmp_path / "d"), ["x", "m"])
+        validate_columns(DataConnector.from_parquet(tmp_path / "d").source, ["x", "m"])
     write("d/z/m=2/b.parquet", x=[1], m=[2])
     (tmp_path / "d/z.parquet").unlink()
     with pytest.raises(DataError, match="stores the column"):
-        validate_columns(DataConnector.from_parquet(tmp_path / "d"), ["x", "m"])
+        validate_columns(DataConnector.from_parquet(tmp_path / "d").source, ["x", "m"])
 
 
 def test_empty_files(write: Write, tmp_path: Path) -> None:
     empty = write("d/a.parquet", x=pa.array([], pa.int64()))
     with pytest.raises(DataError, match=f"the dataset has no rows: {empty}"):
-        validate_columns(DataConnector.from_parquet(empty), ["x"])
+        validate_columns(DataConnector.from_parquet(empty).source, ["x"])
     # An empty frame's types are guesses: among files with rows they do not count.
     write("d/a.parquet", other=pa.array([], pa.string()))
     write("d/b.parquet", x=[1])
-    validate_columns(DataConnector.from_parquet(tmp_path / "d"), ["x"])
+    validate_columns(DataConnector.from_parquet(tmp_path / "d").source, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -183,8 +185,8 @@ def test_empty_files(write: Write, tmp_path: Path) -> None:
     [
         (([], "y"), "input_cols is empty"),
         (("x", "y"), "must be a list"),
-        ((["x", "x"], "y"), "twice"),
-        ((["x", "y"], "y"), "among input_cols"),
+        ((["x", "x"], "y"), "more than once in input_cols"),
+        ((["x", "y"], "y"), "also in input_cols"),
         (([1], "y"), "must be a str"),
         ((["x"], "y", "w"), "extra_cols must be a list"),
     ],
@@ -192,7 +194,7 @@ def test_empty_files(write: Write, tmp_path: Path) -> None:
 def test_contradictory_arguments(write: Write, arguments: tuple[object, ...], message: str) -> None:
     connector = DataConnector.from_parquet(write("a.parquet", x=[1], y=[1]))
     with pytest.raises(InvalidArgumentError, match=message):
-        validate_columns(connector, *arguments)  # type: ignore[arg-type]
+        validate_columns(connector.source, *arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -201,23 +203,23 @@ def test_contradictory_arguments(write: Write, arguments: tuple[object, ...], me
 def test_categorical_columns_are_input_columns(write: Write, named: object, message: str) -> None:
     connector = DataConnector.from_parquet(write("a.parquet", x=[1], y=[1]))
     with pytest.raises(InvalidArgumentError, match=message):
-        validate_columns(connector, ["x"], "y", categorical_cols=named)  # type: ignore[arg-type]
+        validate_columns(connector.source, ["x"], "y", categorical_cols=named)  # type: ignore[arg-type]
 
 
 def test_null_label_is_found_in_the_footer(write: Write) -> None:
     path = write("a.parquet", 2, x=[1, 2, 3, 4], y=[1, 2, None, 4])
     connector = DataConnector.from_parquet(path)
     with pytest.raises(DataError, match=rf'{path}, row group 1: the label "y" is null in 1 of 2 rows'):
-        check_label(connector, "y")
-    check_label(connector, "x")
+        check_label(connector.source, "y")
+    check_label(connector.source, "x")
 
 
 def test_null_label_without_statistics_is_found_at_reading(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"y": [1.0, None]}), path, write_statistics=False)
     connector = DataConnector.from_parquet(path)
-    validate_columns(connector, ["y"])
-    check_label(connector, "y")
+    validate_columns(connector.source, ["y"])
+    check_label(connector.source, "y")
     with pytest.raises(
         DataError, match=r'a\.parquet, row group 3: the label "y" is null.* 1 of 2 rows, first at row 11'
     ):
@@ -228,4 +230,4 @@ def test_null_label_without_statistics_is_found_at_reading(tmp_path: Path) -> No
 def test_null_partition_label(write: Write) -> None:
     path = write("y=__HIVE_DEFAULT_PARTITION__/a.parquet", x=[1])
     with pytest.raises(DataError, match="is null in 1 of 1"):
-        check_label(DataConnector.from_parquet(path), "y")
+        check_label(DataConnector.from_parquet(path).source, "y")

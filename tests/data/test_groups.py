@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector
-from shoal.data.groups import find_groups, plan_groups
-from shoal.data.plan import RowGroup
+from shoal.data.parquet.groups import find_groups
+from shoal.data.planning.groups import plan_groups
+from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import DataError
 
 
@@ -77,7 +78,9 @@ def test_groups_go_on_over_row_groups_and_files(tmp_path: Path) -> None:
 
 def test_a_group_in_two_places_is_refused(tmp_path: Path) -> None:
     connector = write(tmp_path, [7, 8, 8], [7, 9, 8])
-    with pytest.raises(DataError, match=r'group 7 of "q" stand in 2 places, and 1 groups more: sort'):
+    with pytest.raises(
+        DataError, match=r'group 7 of "q" are in 2 separate places, and so are the rows of 1 other group: sort'
+    ):
         connector.plan(2, 0, "q")
 
 

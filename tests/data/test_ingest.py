@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector
-from shoal.data.plan import RowRange, Shard
+from shoal.data.planning.row_groups import RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.waiting import wait_until
 
@@ -32,7 +32,7 @@ def test_shards_hold_every_row_once_one_table_per_range(write: Write, tmp_path: 
 
 
 def test_part_of_a_big_row_group(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.data.reading._BATCH_ROWS", 64)
+    monkeypatch.setattr("shoal.data.parquet.reading._BATCH_ROWS", 64)
     path = write("m=5/a.parquet", x=list(range(1000)))
     source = DataConnector.from_parquet(path).source
     for start, stop in [(0, 10), (60, 70), (64, 128), (500, 1000), (999, 1000)]:
@@ -94,7 +94,7 @@ def test_file_written_anew_since_the_plan(write: Write) -> None:
     connector = DataConnector.from_parquet(path)
     [shard] = connector.plan(1, 0)
     write("a.parquet", x=[1, 2, 3])
-    with pytest.raises(DataError, match=r"a\.parquet was changed since .* \(2 rows then, 3 now\)"):
+    with pytest.raises(DataError, match=r"a\.parquet was changed after .* \(2 rows then, 3 now\)"):
         list(connector.ingester().iter_batches(shard, ["x"]))
 
 
@@ -117,7 +117,7 @@ def test_corrupt_pages_name_file_and_row_group(write: Write) -> None:
 def test_what_is_no_parquet(write: Write, tmp_path: Path, content: bytes) -> None:
     write("d/a.parquet", x=[1])
     (tmp_path / "d/b.parquet").write_bytes(content)
-    with pytest.raises(DataError, match=r"d/b\.parquet is corrupt or no Parquet file"):
+    with pytest.raises(DataError, match=r"d/b\.parquet is corrupt or not a Parquet file"):
         DataConnector.from_parquet(tmp_path / "d").plan(1, 0)
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.plan import TOLERANCE, RowGroup, RowRange, Shard, plan_shards
-from shoal.data.sizes import largest_row_group_bytes, matrix_bytes, row_groups_bytes, shard_matrix_bytes
+from shoal.data.planning.row_groups import TOLERANCE, RowGroup, RowRange, Shard, plan_shards
+from shoal.data.planning.sizes import largest_row_group_bytes, matrix_bytes, row_groups_bytes, shard_matrix_bytes
 from shoal.errors import DataError, InvalidArgumentError
 
 

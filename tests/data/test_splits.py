@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector
-from shoal.data.splits import Split, select
+from shoal.data.planning.splits import Split, select
 from shoal.errors import DataError, InvalidArgumentError
 
 from .conftest import Write
@@ -95,6 +95,6 @@ def test_a_split_of_a_split_and_its_shards(write: Write) -> None:
 def test_an_empty_part_says_so(write: Write) -> None:
     part = DataConnector.from_parquet(write("a.parquet", x=[1, 2])).random_split([0.01, 0.99])[0]
     with pytest.raises(
-        DataError, match=r"part 0 of random_split\(\[0.01, 0.99\]\) has no rows: the dataset has only 2"
+        DataError, match=r"part 0 of random_split\(\[0.01, 0.99\]\) has no rows: the whole dataset has only 2 rows"
     ):
         part.num_rows()

@@ -41,9 +41,9 @@ def test_wrong_arguments_are_refused_by_name(wrong: dict[str, int], says: str) -
 
 
 def test_parentheses_are_asked_for() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"@distributed\(\) with parentheses"):
+    with pytest.raises(InvalidArgumentError, match=r"write @distributed\(\)"):
         distributed(len)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"@ray_launch\(\) with parentheses"):
+    with pytest.raises(InvalidArgumentError, match=r"write @ray_launch\(\)"):
         ray_launch(len)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from shoal import RunConfig
 from shoal.data import DataConnector
-from shoal.distributors import distributed, elsewhere
+from shoal.distributors import as_job, distributed
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import list_jobs
@@ -29,17 +29,17 @@ def frame():
 @pytest.fixture
 def outside(monkeypatch):
     """Other tests of the session may have connected this process to a Ray cluster of their own."""
-    monkeypatch.setattr("shoal.distributors.where.is_connected", lambda: False)
+    monkeypatch.setattr("shoal.distributors.dispatch.is_connected", lambda: False)
 
 
 def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(elsewhere, "_pool_for", lambda _: pytest.fail("a pool was asked for"))
+    monkeypatch.setattr(as_job, "_pool_for", lambda _: pytest.fail("a pool was asked for"))
     with pytest.raises(DataError, match='no column "aa"'):
         XGBEstimator().fit(frame, ["aa", "b"], "y")
 
 
 def test_a_callback_that_cannot_travel_is_refused_before_a_job_is_made(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(elsewhere, "_pool_for", lambda _: nullcontext("nowhere"))
+    monkeypatch.setattr(as_job, "_pool_for", lambda _: nullcontext("nowhere"))
     with pytest.raises(
         InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent to the pool: .*lock"
     ):
@@ -93,6 +93,7 @@ def share_below(predictions, matrix):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_an_objective_and_a_metric_travel_with_the_job(outside, pool, frame):
     estimator = XGBEstimator(
         n_estimators=60,

@@ -33,7 +33,7 @@ print([name for name in {HEAVY} if name in sys.modules])
         ({"n_estimators": True}, "n_estimators"),
         ({"objective": "regression", "params": {"app": "binary"}}, "binary"),
         ({"params": {"num_trees": 7}}, "num_trees"),
-        ({"objective": softmax, "params": {"app": "multiclass"}}, "objective is a function, and params hold app="),
+        ({"objective": softmax, "params": {"app": "multiclass"}}, "objective is a function, but params contain app="),
         ({"params": {"device": "cpu"}, "scaling_config": LightGBMScalingConfig(use_gpu=True)}, "use_gpu"),
     ],
 )

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.distributors import where
+from shoal.distributors import dispatch
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.request import TrainRequest
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.run_config import RunConfig
-from shoal.training.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes
 from tests.training.custom import mean_error, squared_error
 
@@ -45,7 +45,7 @@ print([name for name in {HEAVY} if name in sys.modules])
         ({"params": {"device": "cuda:0"}}, "cuda:0"),
         ({"params": {"max_depth": object()}}, "max_depth"),
         ({"objective": squared_error, "params": {"objective": "reg:squarederror"}}, "objective is a function"),
-        ({"params": {"eval_metric": mean_error}}, "as objective or as custom_metric"),
+        ({"params": {"eval_metric": mean_error}}, "as objective or custom_metric"),
         ({"custom_metric": "rmse"}, "custom_metric must be a function"),
     ],
 )
@@ -59,7 +59,7 @@ def test_contradictions_are_refused_when_it_is_made(arguments: dict, named: str)
     [
         ({"input_cols": "a"}, "input_cols"),
         ({"input_cols": []}, "input_cols"),
-        ({"categorical_cols": "a"}, r'categorical_cols must be a list of column names: \["a"\]'),
+        ({"categorical_cols": "a"}, r"categorical_cols='a': a list of column names is needed: \[\"a\"\]"),
         ({"early_stopping_rounds": 3}, "eval_set"),
         ({"early_stopping_rounds": 0, "eval_set": True}, "early_stopping_rounds"),
         ({"verbose_eval": -1}, "verbose_eval"),
@@ -95,8 +95,8 @@ def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.Monkey
         asked.append(request)
         raise InvalidArgumentError("stopped here")
 
-    monkeypatch.setattr(where, "is_connected", lambda: False)
-    monkeypatch.setattr("shoal.distributors.elsewhere.run_as_job", elsewhere)
+    monkeypatch.setattr(dispatch, "is_connected", lambda: False)
+    monkeypatch.setattr("shoal.distributors.as_job.run_as_job", elsewhere)
     estimator = XGBEstimator(
         7, "reg:squarederror", {"max_depth": np.int64(3)}, run_config=RunConfig(pool_name="p", seed=5)
     )
@@ -105,7 +105,7 @@ def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.Monkey
     request = TrainRequest.model_validate_json(asked[0].model_dump_json())
     assert request.params == {"objective": "reg:squarederror", "max_depth": 3}
     assert (request.n_estimators, request.run_config.pool_name, request.run_config.seed) == (7, "p", 5)
-    assert list(request.eval_sets) == ["eval"]
+    assert list(request.eval_set) == ["eval"]
 
 
 @pytest.mark.ray

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from shoal import ComputePool, PoolSpec, alter_pool, describe_pool, get_nodes, scale_cluster
-from shoal.pool.options import ScaleOptions, checked_size
+from shoal.pool.spec import ScaleOptions, checked_size
 from tests.entrances.conftest import refusals
 from tests.entrances.odd import SECRET, many, names, number_texts, numbers, texts, urls
 
@@ -86,4 +86,4 @@ def test_sizes(nothing_left, size: Any, name: str | None):
 )
 def test_options(options: dict[str, Any] | None, size: int):
     with refusals():
-        ScaleOptions.parse(options, size)
+        ScaleOptions.for_size(options, size)

@@ -14,7 +14,8 @@ from shoal.distributors.lightgbm import LightGBMScalingConfig
 from shoal.distributors.pytorch import PyTorchScalingConfig, WorkerResourceConfig
 from shoal.distributors.xgboost import XGBScalingConfig
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of, staging
+from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
+from shoal.jobs.files import staging
 from tests.entrances.conftest import refusals
 from tests.entrances.odd import SECRET, documents, many, nested, numbers, texts, urls
 
@@ -78,7 +79,7 @@ def test_specs(fields: dict[str, Any]):
         document = spec.document()
         written = json.dumps(document)
         assert json.dumps(parse_spec(json.loads(written)).document()) == written
-        assert staging.question(spec)
+        assert staging.fingerprint(spec)
 
 
 @many
@@ -126,7 +127,7 @@ def test_the_error_of_a_config_repeats_no_password():
 
 @pytest.mark.parametrize("field", ["n_estimators", "early_stopping_rounds"])
 def test_a_number_of_rounds_is_no_truth_value(field: str):
-    with pytest.raises(InvalidArgumentError, match=f"{field}: a number is needed, not true"):
+    with pytest.raises(InvalidArgumentError, match=f"{field}=True: a number is needed, not a truth value"):
         JobSpec.parse({**BOOSTING, field: True})
 
 

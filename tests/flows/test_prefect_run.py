@@ -50,7 +50,7 @@ def test_it_trains_and_leaves_nothing(fresh_home):
     nothing_runs()
 
 
-@pytest.mark.parametrize("stage", ["a Prefect server comes up", pytest.param("nodes ", marks=pytest.mark.long)])
+@pytest.mark.parametrize("stage", ["starting a Prefect server", pytest.param("nodes ", marks=pytest.mark.long)])
 def test_an_interrupt_leaves_nothing(fresh_home, stage):
     process = start("--rounds", "100000")
     said = []

@@ -111,7 +111,7 @@ def test_the_flows_process_is_ended(retrain, restored, real_pool, how):
         assert list_jobs("tests")[0].error == "its Prefect run was cancelled"
         return
     wait_until(lambda: list_jobs("tests")[0].state == "cancelled", "the job to end itself")
-    assert "nobody has asked about it" in list_jobs("tests")[0].error
+    assert "no process has polled the job" in list_jobs("tests")[0].error
     assert clean_up_ended_runs() == []  # nobody has told the server yet
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run_id, Crashed(), force=True)  # as the automation does when the heartbeat stops

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import attempts
-from shoal.jobs.attempts import Key, Order
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
@@ -33,7 +33,7 @@ def test_asking_again_attaches_while_it_is_pending_or_runs(store):
 
     again = asked(store, 3.0)
 
-    assert (again.attempt, again.state, again.asked_at) == (1, JobState.RUNNING, 3.0)
+    assert (again.attempt, again.state, again.last_polled_at) == (1, JobState.RUNNING, 3.0)
 
 
 def test_a_result_is_handed_out_until_it_was_collected(store):
@@ -54,14 +54,14 @@ def test_what_ended_badly_is_tried_anew(store, state):
     assert attempts.latest(store, "job").attempt == 2
 
 
-def test_another_question_under_the_id_of_a_job_that_runs_is_refused(store):
+def test_another_spec_under_the_id_of_a_job_that_runs_is_refused(store):
     asked(store)
 
     with pytest.raises(InvalidArgumentError, match='"job" is pending with another spec'):
         asked(store, spec={"question": "other"})
 
 
-def test_another_question_is_not_answered_with_an_old_result(store):
+def test_another_spec_is_not_answered_with_an_old_result(store):
     asked(store)
     attempts.end(store, FIRST, JobState.SUCCEEDED, 1.0, result={})
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from shoal import RunConfig
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, attempts, credentials, load_results
-from shoal.jobs.attempts import Key, Order
+from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, credentials, load_results
+from shoal.jobs.files.artifacts import folder, save_results
+from shoal.jobs.files.staging import fingerprint
 from shoal.jobs.handle import JobStatus
-from shoal.jobs.model_files import folder, save_results
-from shoal.jobs.staging import question
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.claims import Claim
@@ -62,7 +62,7 @@ def test_the_store_has_none_and_the_driver_has_all(
     kind: type[JobSpec | FunctionJobSpec], fields: dict[str, Any], either_store: Path
 ) -> None:
     spec = kind.parse(fields)
-    hidden, uris = credentials.hide(spec.model_copy(update={"question": question(spec)}).document())
+    hidden, uris = credentials.hide(spec.model_copy(update={"fingerprint": fingerprint(spec)}).document())
     store, key = Store(), Key("job", 1)
 
     order = Order("job", "retrain", "cli:me@here", hidden, {"gcs": "g"}, None)
@@ -81,13 +81,13 @@ def test_the_store_has_none_and_the_driver_has_all(
     }
 
 
-def test_the_same_question_with_other_credentials() -> None:
+def test_the_same_fingerprint_with_other_credentials() -> None:
     rotated = json.loads(json.dumps(BOOSTING).replace(CANARY, "another"))
 
-    assert question(JobSpec.parse(rotated)) == question(JobSpec.parse(BOOSTING))
+    assert fingerprint(JobSpec.parse(rotated)) == fingerprint(JobSpec.parse(BOOSTING))
 
 
-def test_a_question_without_credentials_is_the_one_of_the_version_before() -> None:
+def test_a_fingerprint_without_credentials_is_the_one_of_the_version_before() -> None:
     spec = JobSpec(
         dataset=DatasetSpec(paths=("/data/train",)),
         input_cols=("a", "b"),
@@ -96,7 +96,7 @@ def test_a_question_without_credentials_is_the_one_of_the_version_before() -> No
         params={"eta": 0.1, "note": "k=v; a@b"},
     )
 
-    assert question(spec) == "7a5912fbb02e648da7a2512f55fc7991e1f0f7a7efbfa2038cfadb9e58556813"
+    assert fingerprint(spec) == "7a5912fbb02e648da7a2512f55fc7991e1f0f7a7efbfa2038cfadb9e58556813"
 
 
 def test_repr_shows_none() -> None:
@@ -117,10 +117,10 @@ def test_errors_of_a_spec_show_none() -> None:
         with pytest.raises(InvalidArgumentError) as caught:
             JobSpec.parse(fields)
         assert CANARY not in str(caught.value)
-    with pytest.raises(ValidationError) as wrong:
+    with pytest.raises(InvalidArgumentError) as wrong:
         JobSpec(dataset=[URI], input_cols=URI, label_col=[URI])
     assert CANARY not in str(wrong.value)
-    with pytest.raises(ValidationError) as illegal:
+    with pytest.raises(InvalidArgumentError) as illegal:
         Register(model=URI, metric="rmse", holdout=DatasetSpec(paths=(URI,)))
     assert CANARY not in str(illegal.value)
     with pytest.raises(InvalidArgumentError) as limits:

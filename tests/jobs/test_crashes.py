@@ -20,10 +20,10 @@ from sqlalchemy import select, update
 import shoal.jobs
 from shoal.data import DataConnector
 from shoal.jobs import load_training, parse_spec
-from shoal.jobs.attempts import Key
-from shoal.jobs.leftovers import discard_leftovers
+from shoal.jobs.files.leftovers import discard_leftovers
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.steps import JobStep
 from shoal.jobs.spec import JobResult
-from shoal.jobs.steps import JobStep
 from shoal.state import Store, home
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lock, Promotion, PromotionState
 from shoal.training.claims import MARKER
@@ -99,7 +99,7 @@ class Stage:
         """A driver has begun, and nobody has asked for as long as a waiter leaves between two notes."""
         self.running()
         with Store().transaction() as session:
-            session.execute(update(Job).values(asked_at=Job.asked_at - 60, asked_clock=None))
+            session.execute(update(Job).values(last_polled_at=Job.last_polled_at - 60, last_polled_clock=None))
 
     def lost(self) -> None:
         """A driver has begun and was killed."""
@@ -205,6 +205,15 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tracking")
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def either_store(request: pytest.FixtureRequest) -> Path:
+    """A fresh home with its own store: on SQLite in `make test`, on both in `make soak`."""
+    if request.param == "postgresql":
+        request.getfixturevalue("on_postgresql")
+    home: Path = request.getfixturevalue("fresh_home")
+    return home
+
+
 @pytest.fixture
 def stage(either_store: Path, head: FakeHead, tracking: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")  # so that there is something to hand over
@@ -292,7 +301,7 @@ def test_every_step_is_tried():
 
 
 def test_every_transaction_is_a_step():
-    """What changes a job goes through `shoal.jobs.steps`."""
+    """What changes a job goes through `shoal.jobs.journal.steps`."""
     modules = Path(shoal.jobs.__file__).parent.rglob("*.py")
     assert [path.name for path in modules if re.search(r"tore\.transaction\(", path.read_text())] == []
 

@@ -13,33 +13,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shoal.data import DataConnector, staging
+from shoal.data import DataConnector
 from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
+from shoal.data.staging import staged_data
 from shoal.errors import StoreError, StoreUnreachableError, TrainingError
-from shoal.jobs import (
-    JobResult,
-    JobSpec,
-    Register,
-    Tracking,
-    attempts,
-    boosting_work,
-    credentials,
-    driver,
-    load_training,
-    scoring,
-    watchdog,
-)
-from shoal.jobs import staging as jobs_staging
-from shoal.jobs.attempts import Key, Order
+from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.logs import log_path
-from shoal.jobs.workplace import Workplace
+from shoal.jobs.driver import boosting, watchdog
+from shoal.jobs.driver import main as driver
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.files import staging as jobs_staging
+from shoal.jobs.files.logs import log_path
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.mlflow import scoring
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.run_config import RunConfig
-from shoal.training.user_code import UserCode
 from tests.support.waiting import wait_until
 
 KEY = Key("job", 1)
@@ -144,7 +137,7 @@ def spec(tmp_path: Path, mlflow_uri: str) -> JobSpec:
 def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signal handlers and variables are the test process's own: put back what a driver changes."""
     monkeypatch.setattr(driver, "connect", lambda gcs: None)
-    monkeypatch.setattr("shoal.training.boosting.train", plain_xgboost)
+    monkeypatch.setattr("shoal.training.boosting.engine.train", plain_xgboost)
     monkeypatch.setattr(sys, "argv", ["driver", KEY.job_id, str(KEY.attempt)])
     before = signal.getsignal(signal.SIGTERM)
     variables = dict(os.environ)
@@ -155,7 +148,7 @@ def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None) -> tuple[int, Job]:
-    document, uris = credentials.hide(spec.model_copy(update={"question": "q"}).document())
+    document, uris = credentials.hide(spec.model_copy(update={"fingerprint": "q"}).document())
     attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
     credentials.hand_over(KEY.submission_id, Secrets((secrets or Secrets()).environment, uris))
     code = driver.main()
@@ -200,7 +193,7 @@ class TestDriver:
         assert trained.booster().num_boosted_rounds() == 3
 
     def test_lightgbm_from_spec_to_result(self, store, spec, tmp_path, monkeypatch):
-        monkeypatch.setattr("shoal.training.boosting.train", plain_lightgbm)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", plain_lightgbm)
         register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset)
         run_config = RunConfig(artifact_location=str(tmp_path / "models"))
         changes = {"framework": "lightgbm", "register_as": register, "run_config": run_config}
@@ -217,7 +210,7 @@ class TestDriver:
     def test_categories_are_logged_registered_and_scored(self, store, spec, tmp_path, monkeypatch, framework):
         import mlflow
 
-        monkeypatch.setattr("shoal.training.boosting.train", with_categories)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", with_categories)
         random = np.random.default_rng(0)
         carrier, day = random.choice(["é", "b", "a", "d"], 400), random.integers(1, 8, 400)
         data = pd.DataFrame({"carrier": carrier, "day": pd.array(day, "Int64"), "x": random.random(400)})
@@ -250,7 +243,7 @@ class TestDriver:
         assert params["categorical_cols"] == "carrier, day"
 
     def test_without_mlflow_it_runs_untracked(self, store, spec, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.tracking.available", lambda: False)
+        monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
 
         code, job = drive(store, spec.model_copy(update={"tracking": Tracking()}))
 
@@ -260,7 +253,7 @@ class TestDriver:
         assert "not tracked" in log()
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.tracking.available", lambda: False)
+        monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
         spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
 
         code, job = drive(store, spec)
@@ -274,7 +267,7 @@ class TestDriver:
         def fail(*_: object, **__: object) -> None:
             raise TrainingError("rank 1: out of memory")
 
-        monkeypatch.setattr("shoal.training.boosting.train", fail)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", fail)
 
         code, job = drive(store, spec)
 
@@ -290,7 +283,7 @@ class TestDriver:
             print(f"trying {password}")
             raise ValueError(f"{password} was refused")
 
-        monkeypatch.setattr("shoal.training.boosting.train", fail)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", fail)
 
         code, job = drive(store, spec, Secrets({"MLFLOW_TRACKING_PASSWORD": password}))
 
@@ -312,7 +305,7 @@ class TestDriver:
                     raise SystemError("returned a result with an exception set") from ended
                 raise
 
-        monkeypatch.setattr("shoal.training.boosting.train", stopped)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", stopped)
 
         code, job = drive(store, spec)
 
@@ -327,7 +320,7 @@ class TestDriver:
             attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
             threading.Event().wait(60)
 
-        monkeypatch.setattr("shoal.training.boosting.train", cancelled)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", cancelled)
 
         code, job = drive(store, spec)
 
@@ -339,7 +332,7 @@ class TestDriver:
         first = log()
 
         assert driver.main() == 0
-        assert log().removeprefix(first).startswith("attempt 1 of job job is not wanted any more")
+        assert log().removeprefix(first).startswith("nothing to do: attempt 1 of job job has ended")
 
     def test_staged_data_go_with_the_job(self, store, spec):
         staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
@@ -353,7 +346,7 @@ class TestDriver:
             credentials.hand_over(KEY.submission_id, Secrets({"AWS_SECRET_ACCESS_KEY": "of another sender"}))
             return plain_xgboost(request, **more)
 
-        monkeypatch.setattr("shoal.training.boosting.train", train)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train)
 
         drive(store, spec)
 
@@ -364,7 +357,7 @@ class TestDriver:
 
         client = mlflow.MlflowClient(spec.tracking.uri)
         killed = client.create_run(client.create_experiment("of a killed driver")).info.run_id
-        document, _ = credentials.hide(spec.model_copy(update={"question": "q"}).document())
+        document, _ = credentials.hide(spec.model_copy(update={"fingerprint": "q"}).document())
         attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
         attempts.start(store, KEY, {}, 1.0)
         attempts.note_run(store, KEY, killed)
@@ -386,10 +379,10 @@ class TestResultComesFirst:
 
         def train(request: TrainRequest, **more: object) -> TrainResult:
             trained = plain_xgboost(request, **more)
-            (Path(str(staged.staging)) / staging.MARKER).unlink()
+            (Path(str(staged.staging)) / staged_data.MARKER).unlink()
             return trained
 
-        monkeypatch.setattr("shoal.training.boosting.train", train)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train)
 
         code, job = drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
 
@@ -400,14 +393,14 @@ class TestResultComesFirst:
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow
 
-        work = boosting_work.work
+        work = boosting.work
 
         def then_deleted(spec: JobSpec, place: Workplace) -> JobResult:
             result = work(spec, place)
             mlflow.MlflowClient(spec.tracking.uri).delete_run(result.mlflow_run_id)
             return result
 
-        monkeypatch.setattr(boosting_work, "work", then_deleted)
+        monkeypatch.setattr(boosting, "work", then_deleted)
 
         code, job = drive(store, spec)
 
@@ -442,7 +435,7 @@ class TestResultComesFirst:
             attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
             return plain_xgboost(request, **more)
 
-        monkeypatch.setattr("shoal.training.boosting.train", train)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train)
 
         code, job = drive(store, spec)
 
@@ -460,8 +453,8 @@ class TestResultComesFirst:
             assert end(*arguments, **more)
             raise StoreUnreachableError("the server closed the connection")
 
-        monkeypatch.setattr("shoal.training.boosting.train", train)
-        monkeypatch.setattr("shoal.jobs.patience.STORE_PERIOD", 0.05)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train)
+        monkeypatch.setattr("shoal.jobs.journal.retries.STORE_PERIOD", 0.05)
         monkeypatch.setattr(attempts, "end", unanswered)
 
         code, job = drive(store, spec.model_copy(update={"tracking": None}))
@@ -502,7 +495,7 @@ def test_a_result_waits_for_a_store_that_is_away(on_postgresql, store, spec, mon
         finally:
             on_postgresql.run(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
 
-    monkeypatch.setattr("shoal.training.boosting.train", train)
+    monkeypatch.setattr("shoal.training.boosting.engine.train", train)
     administrator = threading.Thread(target=back_when_missed)
     administrator.start()
     try:

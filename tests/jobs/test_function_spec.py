@@ -8,9 +8,11 @@ import pytest
 
 from shoal.data import DataConnector, ShardedDataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
-from shoal.jobs import FunctionJobSpec, JobSpec, function_work, parse_spec, spec_of, staging
+from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
+from shoal.jobs.driver import function as function_work
+from shoal.jobs.driver.function import _program
+from shoal.jobs.files import staging
 from shoal.jobs.function_spec import FunctionRegister
-from shoal.jobs.function_work import _program
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
 
 FUNCTION = "shoal.training.pytorch.context:get_context"
@@ -44,9 +46,9 @@ def test_it_survives_its_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({}, "train_func names the function"),
+        ({}, "give either train_func"),
         ({"train_func": "train"}, 'train_func must look like pkg.module:name, not "train"'),
-        ({"train_func": FUNCTION, "program": "/x"}, "train_func names the function"),
+        ({"train_func": FUNCTION, "program": "/x"}, "give either train_func"),
         ({"program": "/x", "args": [1]}, "args and kwargs are of a function that is named"),
         (
             {"train_func": FUNCTION, "register": {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}}},
@@ -63,16 +65,16 @@ def test_what_is_wrong_is_named(fields: dict[str, object], says: str) -> None:
         parse_spec({"framework": "pytorch", **fields})
 
 
-def test_the_same_function_is_the_same_question_however_it_was_pickled() -> None:
+def test_the_same_function_is_the_same_fingerprint_however_it_was_pickled() -> None:
     one, other = (FunctionJobSpec(name="train", program=f"/_code/{digest}") for digest in ("aa", "bb"))
-    assert staging.question(one) == staging.question(other)
-    assert staging.question(one) != staging.question(one.model_copy(update={"hyper_params": {"rate": 1}}))
+    assert staging.fingerprint(one) == staging.fingerprint(other)
+    assert staging.fingerprint(one) != staging.fingerprint(one.model_copy(update={"hyper_params": {"rate": 1}}))
 
 
-def test_other_arguments_are_another_question(tmp_path: Path) -> None:
+def test_other_arguments_are_another_fingerprint(tmp_path: Path) -> None:
     others = {"run_config": {"artifact_location": str(tmp_path)}}
     one, same, other = (spec_of(others, train_func=pow, args=[base, 2]) for base in (3, 3, 4))
-    assert staging.question(one) == staging.question(same) != staging.question(other)
+    assert staging.fingerprint(one) == staging.fingerprint(same) != staging.fingerprint(other)
     assert spec_of(others, train_func=print, args=[object()]).arguments is None
 
 
@@ -81,9 +83,9 @@ def test_a_function_is_found_by_its_name_or_its_program(tmp_path: Path) -> None:
 
     program = cloudpickle.loads(_program(FunctionJobSpec(train_func=FUNCTION)))
     assert program().get_rank() == 0
-    with pytest.raises(InvalidArgumentError, match=r"train_func no_such_package:x: No module named"):
+    with pytest.raises(InvalidArgumentError, match=r"train_func no_such_package:x cannot be imported: No module named"):
         _program(FunctionJobSpec(train_func="no_such_package:x"))
-    with pytest.raises(InvalidArgumentError, match=r"train_func shoal.training.pytorch.context:x: .*no attribute"):
+    with pytest.raises(InvalidArgumentError, match=r"pytorch.context:x cannot be imported: .*no attribute"):
         _program(FunctionJobSpec(train_func="shoal.training.pytorch.context:x"))
     with pytest.raises(JobError, match="cannot be read"):
         _program(FunctionJobSpec(program=str(tmp_path / "aa")))
@@ -94,12 +96,13 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     entered: list[tuple[tuple[object, ...], dict[str, object]]] = []
     monkeypatch.setattr(function_work.scoring, "load", lambda uri: f"model of {uri}")
     monkeypatch.setattr(
-        function_work.gate, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
+        function_work.promotion, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
     )
-    place, run = object(), SimpleNamespace(logged_model=lambda: "models:/m-1")
+    place = SimpleNamespace(store="store", key="key", tags={"job": "j"})
+    run = SimpleNamespace(logged_model=lambda: "models:/m-1")
     assert function_work._register(register, place, run) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
     given = {"model_uri": "models:/m-1", "model": "model of models:/m-1", "label_col": "y", "input_cols": ("a",)}
-    assert entered == [((place, run, register), given)]
+    assert entered == [(("store", "key", run, register), {**given, "tags": {"job": "j"}})]
     nothing = SimpleNamespace(logged_model=lambda: None)
     with pytest.raises(JobError, match='the function logged no model, and register wants one for "net"'):
         function_work._register(register, place, nothing)  # type: ignore[arg-type]

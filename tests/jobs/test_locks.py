@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.locks import store_lock
+from shoal.jobs.journal.locks import store_lock
 from shoal.state import Store
 from shoal.state.schema import Lock
 
@@ -75,7 +75,7 @@ def test_a_lock_that_its_holder_renews_is_not_taken(store):
             session.get_one(Lock, "promote").expires_at = 3600.0 + clock.now
 
     with (
-        pytest.raises(JobError, match='"promote" was held by others'),
+        pytest.raises(JobError, match='held the lock "promote" for'),
         store_lock(store, "promote", 2.0, patience=5.0, clock=clock, monotonic=clock, sleep=renew_and_sleep),
     ):
         pytest.fail("not reached")
@@ -99,7 +99,7 @@ def test_patience_ends(store):
         session.add(Lock(name="promote", holder="other", expires_at=1e9))
 
     with (
-        pytest.raises(JobError, match='"promote" was held by others'),
+        pytest.raises(JobError, match='held the lock "promote" for'),
         store_lock(store, "promote", 60.0, patience=5.0, clock=clock, monotonic=clock, sleep=clock.sleep),
     ):
         pytest.fail("not reached")

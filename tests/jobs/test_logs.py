@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.jobs.logs import teed
+from shoal.jobs.files.logs import teed
 
 
 def test_a_log_on_a_full_disk_keeps_nothing_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:

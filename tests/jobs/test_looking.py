@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from shoal import jobs
 from shoal.cli.checks import leftovers
-from shoal.jobs import attempts
-from shoal.jobs.attempts import Key
 from shoal.jobs.handle import JobHandle
-from shoal.jobs.truth import Silence, address, look
-from shoal.pool import journal
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.liveness import Silence, address, look
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import Seen
+from shoal.pool.journal import rows
+from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.reconcile import Changes, reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, engines
@@ -71,7 +72,7 @@ def test_a_pool_that_is_as_it_should_be_is_reconciled_without_a_lock(either_stor
 def test_a_job_that_has_ended_is_not_asked_about(store, head):
     attempts.end(store, Key(attempts.ask(store, ORDER, 0.0).id, 1), JobState.FAILED, 1.0, error="why")
     JobHandle(store, attempts.load(store, FIRST), endpoint_of=lambda _: head.endpoint).status()
-    assert attempts.load(store, FIRST).asked_at == 0.0
+    assert attempts.load(store, FIRST).last_polled_at == 0.0
 
 
 def node(state: NodeState, **fields) -> Node:
@@ -85,7 +86,7 @@ def node(state: NodeState, **fields) -> Node:
 
 
 @st.composite
-def rows(draw) -> list[object]:
+def pool_rows(draw) -> list[object]:
     """A pool with some demand, lease, operation and nodes, of any age and in any state."""
     spec = PoolSpec(name=POOL)
     pool = Pool(
@@ -105,7 +106,7 @@ def rows(draw) -> list[object]:
             Operation(
                 id="o", pool=POOL, kind=draw(st.sampled_from(OperationKind)), lease_id="l", holder="h", size=2,
                 state=draw(st.sampled_from(OperationState)), deadline=draw(TIMES), failures=draw(st.integers(0, 3)),
-                node_errors={}, created_at=0.0, min_size=draw(st.none() | st.just(1)),
+                node_errors={}, created_at=0.0, block_until_min_cluster_size=draw(st.none() | st.just(1)),
             )
         )  # fmt: skip
     found += [
@@ -128,7 +129,7 @@ def empty(store: Store) -> Store:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(found=rows())
+@given(found=pool_rows())
 def test_where_nothing_is_due_reconciling_changes_nothing(empty, found):
     """The look without a lock leaves nothing undone that a reconciliation would do."""
 
@@ -140,10 +141,10 @@ def test_where_nothing_is_due_reconciling_changes_nothing(empty, found):
         session.flush()
         session.add_all(found)
         session.flush()
-        snapshot = journal.load(session, POOL)
-        due = journal.is_due(snapshot, [], Seen(), NOW, shared_now=NOW)
-        journal.record_seen(session, snapshot, [], Seen())
-        intents = journal.advance(session, snapshot, NOW)
+        snapshot = rows.load(session, POOL)
+        due = is_due(snapshot, [], Seen(), NOW, shared_now=NOW)
+        record_seen(session, snapshot, [], Seen())
+        intents = advance(session, snapshot, NOW)
         changed = bool(session.new or session.deleted or any(session.is_modified(row) for row in session.dirty))
         assert due or not (changed or intents.start or intents.end or intents.decided)
         raise Undone

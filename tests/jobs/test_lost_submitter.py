@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from shoal import jobs
-from shoal.jobs import attempts, submission
-from shoal.jobs.attempts import Key
-from shoal.pool import journal, reconciler, silent_jobs
-from shoal.pool.backends.local import token_path
-from shoal.pool.processes import ProcessId
+from shoal.jobs import submission
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.pool import reconciler, silent_jobs
+from shoal.pool.backends.local.backend import token_path
+from shoal.pool.journal import rows
 from shoal.pool.silent_jobs import SilentJobs
 from shoal.state import Store, stamps
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import TOKEN, FakeHead
 from tests.support.job_store import POOL
@@ -62,7 +64,7 @@ def pending(store: Store, head: FakeHead, spec: Any, *, submitter: Any, asked_ag
     with store.transaction() as session:
         job = session.get_one(Job, (handle.job_id, handle.attempt))
         job.submitter = submitter
-        job.asked_clock = stamps.stamp(job.asked_at) | {"at": stamps.monotonic() - asked_ago}
+        job.last_polled_clock = stamps.stamp(job.last_polled_at) | {"at": stamps.monotonic() - asked_ago}
     return Key(handle.job_id, handle.attempt)
 
 
@@ -80,9 +82,9 @@ def test_a_job_that_was_never_sent_fails_and_keeps_no_pool_up(headed, head, spec
 
     did = jobs.sweep()
 
-    why = f"its submitter (pid {dead['pid']}) ended before the job was sent to the pool's head: submit it again"
+    why = f"the submitter (pid {dead['pid']}) died before it sent the job to the pool's head: submit it again"
     assert did[0] == f"job {key.job_id}, attempt 1: failed, {why}"
-    assert f"{POOL}: it goes down, because its last lease ended and nobody set a base demand" in did
+    assert f"{POOL}: the pool goes down because its last lease ended and it has no base demand" in did
     assert attempts.load(headed, key).error == why
     assert pool_state(headed) is PoolState.DOWN
 
@@ -129,6 +131,7 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
     assert job.submitter["host"]
 
 
+@pytest.mark.processes
 def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec, dead, monkeypatch):
     monkeypatch.setattr(silent_jobs, "_PATIENCE_S", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)
@@ -155,12 +158,12 @@ def test_a_dead_driver_of_this_host_keeps_no_pool_up(headed, head, spec, dead):
     key = pending(headed, head, spec, submitter=None, asked_ago=0.0, sent=True)
     attempts.start(headed, key, dead, 1.0)
     with headed.reading() as session:
-        assert journal.load(session, POOL, lock=False).works is False
+        assert rows.load(session, POOL, lock=False).works is False
 
 
 class TestSilentJobs:
     def job(self, **fields: Any) -> Job:
-        return Job(**({"id": "j", "attempt": 1, "state": JobState.RUNNING, "asked_at": 1.0} | fields))
+        return Job(**({"id": "j", "attempt": 1, "state": JobState.RUNNING, "last_polled_at": 1.0} | fields))
 
     def silent(self, *looks: Job) -> list[bool]:
         """Whether the job was found silent, at looks 20 s apart."""
@@ -192,7 +195,7 @@ class TestSilentJobs:
     def test_a_pending_job_whose_submitter_died_is_noticed_unless_somebody_asks(self, dead):
         forgotten = self.job(state=JobState.PENDING, submitter=dead)
         assert self.silent(forgotten, forgotten, forgotten) == [False, False, True]
-        asked = [self.job(state=JobState.PENDING, submitter=dead, asked_at=at) for at in (1.0, 21.0, 41.0)]
+        asked = [self.job(state=JobState.PENDING, submitter=dead, last_polled_at=at) for at in (1.0, 21.0, 41.0)]
         assert self.silent(*asked) == [False] * 3
 
     def test_a_pending_job_of_0_1_or_of_a_living_submitter_is_left_alone(self):

@@ -39,7 +39,7 @@ def test_one_wrong_certainty_is_not_infinite():
     [
         ("logloss", BINARY, SCORES * 5, "needs probabilities"),
         ("error", BINARY, SCORES - 3, "needs probabilities"),
-        ("auc", np.ones(5), np.ones(5), "one only"),
+        ("auc", np.ones(5), np.ones(5), "one class only"),
         ("rmse", CLASSES, ONE_PER_CLASS, "one prediction per row"),
         ("accuracy", CLASSES, SCORES, "class numbers 0 to 1"),
         ("rmse", np.array([]), np.array([]), "0 labels"),
@@ -52,5 +52,5 @@ def test_what_does_not_suit_a_metric_is_said(metric, labels, predictions, said):
 
 def test_every_metric_has_a_direction():
     assert {best_mode(metric) for metric in METRICS} == {"min", "max"}
-    with pytest.raises(InvalidArgumentError, match="known are"):
+    with pytest.raises(InvalidArgumentError, match="is unknown; use one of"):
         best_mode("nonsense")

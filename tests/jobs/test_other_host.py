@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from shoal.jobs import attempts, submission
-from shoal.jobs.attempts import Key
-from shoal.pool.processes import ProcessId
+from shoal.jobs import submission
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.state.host import host_id, hostname
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lease, Pool
 from tests.support import another_host
 from tests.support.job_store import POOL
@@ -33,6 +34,7 @@ def row(store, key: Key) -> Job:
     return attempts.load(store, key)
 
 
+@pytest.mark.processes
 def test_cancel_from_another_host_cancels_and_says_what_is_left(store, running):
     done = another_host.shoal("jobs", "cancel", running.job_id, "--json")
 
@@ -42,11 +44,12 @@ def test_cancel_from_another_host_cancels_and_says_what_is_left(store, running):
         "attempt": 1,
         "cancelled": True,
         "state": "cancelled",
-        "left": f"the driver of job {running.job_id} ends itself on host {hostname()} within seconds",
+        "left": f"the driver of job {running.job_id} ends by itself on host {hostname()} within seconds",
     }
     assert row(store, running).state is JobState.CANCELLED
 
 
+@pytest.mark.processes
 def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store, running):
     with store.transaction() as session:
         session.add(Lease(id="l", pool=POOL, holder=HOLDER, size=2, epoch=1, ttl=900.0, expires_at=9e9, created_at=0.0))
@@ -58,10 +61,10 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
     assert report == {
         "cancelled": [running.job_id],
         "released": True,
-        "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver took"],
+        "swept": [f"job {running.job_id}, attempt 1: removed credentials that no driver had read"],
         "left": [
-            f"the driver of job {running.job_id} ends itself on host {hostname()} within seconds",
-            f'host {hostname()} ends the nodes of pool "{POOL}" that no other demand needs',
+            f"the driver of job {running.job_id} ends by itself on host {hostname()} within seconds",
+            f'host {hostname()} ends the nodes of pool "{POOL}" that nothing else needs',
         ],
     }
     assert row(store, running).state is JobState.CANCELLED
@@ -70,8 +73,9 @@ def test_clean_up_from_another_host_cancels_releases_and_says_what_is_left(store
 
 
 def test_a_job_that_another_host_cancelled_before_it_began_leaves_no_credentials(store, running, monkeypatch):
-    from shoal.jobs import credentials, driver
+    from shoal.jobs import credentials
     from shoal.jobs.credentials import Secrets
+    from shoal.jobs.driver import main as driver
 
     credentials.hand_over(running.submission_id, Secrets({"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI"}))
     attempts.end(store, running, JobState.CANCELLED, 2.0, error="on request")

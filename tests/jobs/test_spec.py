@@ -10,9 +10,10 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
+from shoal.jobs.files.staging import fingerprint
 from shoal.jobs.function_spec import FunctionJobSpec
 from shoal.jobs.ids import checked, is_interactive, job_id
-from shoal.jobs.staging import question
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.run_config import RunConfig
 
 TRAIN = {"dataset": {"paths": ["/data/train"]}, "input_cols": ["a", "b"], "label_col": "y"}
@@ -24,7 +25,7 @@ HOLDOUT = {"paths": ["/data/holdout"]}
     [
         ({"input_cols": []}, "input_cols"),
         ({"input_cols": ["a", "y"]}, "y is named for two"),
-        ({"categorical_cols": ["a", "c"]}, "categorical_cols names c, which is not among input_cols"),
+        ({"categorical_cols": ["a", "c"]}, 'categorical_cols names "c", which is not among input_cols'),
         ({"weight_col": "a"}, "a is named for two"),
         ({"n_estimators": 0}, "n_estimators"),
         ({"early_stopping_rounds": 5}, "early_stopping_rounds needs an eval_set"),
@@ -33,7 +34,7 @@ HOLDOUT = {"paths": ["/data/holdout"]}
         ({"run_config": {"job_id": "../../etc"}}, 'job_id "../../etc" is not legal'),
         (
             {"register": {"model": "m", "metric": "rmsle", "holdout": HOLDOUT}},
-            '"rmsle" is not known; known are: accuracy',
+            '"rmsle" is unknown; use one of: accuracy',
         ),
         ({"register": {"model": "m", "metric": "auc", "mode": "min", "holdout": HOLDOUT}}, "best at its maximum"),
         ({"register": {"model": "a/b", "metric": "auc", "holdout": HOLDOUT}}, "no legal name"),
@@ -62,10 +63,10 @@ def test_the_json_of_a_spec_is_the_spec():
 def test_an_estimators_request_and_back():
     spec = JobSpec.parse(TRAIN | {"categorical_cols": ["b"], "eval_set": {"eval": {"paths": ["/data/valid"]}}})
 
-    request = spec.to_request()
+    request = TrainRequest(**{name: getattr(spec, name) for name in TrainRequest.model_fields})
 
     assert request.categorical_cols == ("b",)
-    assert JobSpec.of_request(request, pool_name="p", tracked=True).to_request().columns == request.columns
+    assert JobSpec(**dict(request)) == spec
 
 
 def test_fingerprints_are_those_of_the_versions_before():
@@ -74,15 +75,15 @@ def test_fingerprints_are_those_of_the_versions_before():
         "params": {"objective": "reg:squarederror", "eta": 0.1, "names": ["ä", None, True]},
         "eval_set": {"eval": {"paths": ["/data/eval"]}},
     }
-    asked = question(JobSpec.parse(fields).completed("retrain", {}))
+    asked = fingerprint(JobSpec.parse(fields).completed("retrain", {}))
     assert asked == "32671c0ca63003309e6b01b4638bb688c3b042d58e705560ccf5a129576f2f9a"
     assert job_id("xgboost", "airflow:d/r", asked, "task/-1") == "xgboost-44426d8f76ec"
 
-    odd = question(JobSpec.parse(TRAIN | {"params": {"missing": float("nan")}}).completed("retrain", {}))
+    odd = fingerprint(JobSpec.parse(TRAIN | {"params": {"missing": float("nan")}}).completed("retrain", {}))
     assert job_id("xgboost", "airflow:d/r", odd, "task/-1") == "xgboost-cfe0294bbc39"
 
     function = FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3}).completed("retrain", {})
-    assert job_id("pytorch", "airflow:d/r", question(function), "task/-1") == "pytorch-9e696d35c9c4"
+    assert job_id("pytorch", "airflow:d/r", fingerprint(function), "task/-1") == "pytorch-9e696d35c9c4"
 
 
 def test_a_spec_does_not_change():
@@ -151,13 +152,13 @@ class TestIds:
 
 
 class TestQuestion:
-    def test_equal_data_staged_twice_are_one_question(self, fresh_home: Path):
+    def test_equal_data_staged_twice_are_one_fingerprint(self, fresh_home: Path):
         frame = pd.DataFrame({"a": [1.0, 2.0], "b": [0.0, 1.0], "y": [0.0, 1.0]})
         first, second = DataConnector.from_dataframe(frame), DataConnector.from_dataframe(frame)
         other = DataConnector.from_dataframe(frame * 2)
 
         def ask(connector: DataConnector) -> str:
-            return question(JobSpec(dataset=connector, input_cols=("a", "b"), label_col="y"))
+            return fingerprint(JobSpec(dataset=connector, input_cols=("a", "b"), label_col="y"))
 
         assert first.staging != second.staging
         assert ask(first) == ask(second)
@@ -165,9 +166,9 @@ class TestQuestion:
 
     def test_rotated_credentials_do_not_change_it(self):
         def ask(password: str) -> str:
-            return question(JobSpec(**TRAIN, tracking=Tracking(uri=f"http://me:{password}@tracking")))
+            return fingerprint(JobSpec(**TRAIN, tracking=Tracking(uri=f"http://me:{password}@tracking")))
 
         assert ask("first") == ask("second")
 
     def test_another_seed_does(self):
-        assert question(JobSpec(**TRAIN)) != question(JobSpec(**TRAIN, run_config=RunConfig(seed=1)))
+        assert fingerprint(JobSpec(**TRAIN)) != fingerprint(JobSpec(**TRAIN, run_config=RunConfig(seed=1)))

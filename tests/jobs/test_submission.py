@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from shoal import jobs
 from shoal.data import DataConnector
-from shoal.data.staging import MARKER
+from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
     JobCancelledError,
     JobError,
@@ -24,16 +24,18 @@ from shoal.errors import (
     PoolElsewhereError,
     PoolNotFoundError,
 )
-from shoal.jobs import JobHandle, JobSpec, Tracking, attempts, credentials, model_files, submission
-from shoal.jobs.attempts import Key
+from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import artifacts
+from shoal.jobs.files.logs import LogFollower, log_path
 from shoal.jobs.handle import JobTimeoutError
-from shoal.jobs.logs import LogFollower, log_path
-from shoal.jobs.truth import HEAD_PATIENCE_S
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.liveness import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.processes import ProcessId
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.run_config import RunConfig
 from tests.support.fake_ray_head import FakeHead
@@ -375,10 +377,10 @@ class TestWait:
         handle = held(submit(spec))
         run(store, head, handle)
 
-        with pytest.raises(JobTimeoutError, match="is still running after 60 s; it goes on"):
+        with pytest.raises(JobTimeoutError, match=r"is still running after 60 s\. The job goes on"):
             handle.wait(timeout=60.0, on_log=None)
 
-        assert row(store, handle).asked_at >= 1030.0
+        assert row(store, handle).last_polled_at >= 1030.0
         assert row(store, handle).state is JobState.RUNNING
 
     def test_a_driver_that_lives_here_costs_its_head_no_question(self, store, head, submit, held, spec, monkeypatch):
@@ -476,7 +478,7 @@ class TestWait:
         run(store, head, handle)
         with store.transaction() as session:
             row = session.get_one(Job, (handle.job_id, 1))
-            row.asked_at = asked = row.asked_at - 60.0
+            row.last_polled_at = asked = row.last_polled_at - 60.0
             session.get_one(Pool, POOL).state = PoolState.DOWN
 
         assert jobs.sweep() == [
@@ -484,7 +486,7 @@ class TestWait:
         ]
         assert jobs.sweep() == []
         with store.transaction() as session:
-            assert session.get_one(Job, (handle.job_id, 1)).asked_at == asked
+            assert session.get_one(Job, (handle.job_id, 1)).last_polled_at == asked
 
     def test_a_job_that_started_while_it_was_judged_is_not_failed(self, store, head, submit, held, spec):
         first = submit(spec)
@@ -532,7 +534,7 @@ class TestWait:
         )
 
         assert handle.wait(on_log=None) == RESULT
-        assert row(store, handle).asked_at > 1060.0  # its driver knows that it is still wanted
+        assert row(store, handle).last_polled_at > 1060.0  # its driver knows that it is still wanted
 
     @pytest.mark.parametrize(
         ("owner", "state"), [(True, JobState.CANCELLED), (False, JobState.RUNNING)], ids=["its own", "another's"]
@@ -628,7 +630,7 @@ class TestCancel:
 
         assert row(store, handle).state is JobState.CANCELLED
         assert handle.left is not None
-        assert re.fullmatch(r"the driver of job \S+ ends itself within seconds; .* refused the token.*", handle.left)
+        assert re.fullmatch(r"the driver of job \S+ ends by itself within seconds; .* refused the token.*", handle.left)
 
     def test_staged_data_that_cannot_be_removed(self, submit, held, caplog):
         connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
@@ -650,7 +652,7 @@ class TestCancel:
         folder = tmp_path / handle.job_id / "1"
         folder.mkdir(parents=True)
         if mine:
-            model_files.claim_of(store, key(handle)).mark(str(folder))
+            artifacts.claim_of(store, key(handle)).mark(str(folder))
         half = folder / f"data.{'0' * 32}"
         half.write_text("half")
 

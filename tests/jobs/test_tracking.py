@@ -12,13 +12,14 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
-from shoal.jobs import Register, Tracking, attempts, gate, scoring
-from shoal.jobs import tracking as tracking_module
-from shoal.jobs.attempts import Key, Order
-from shoal.jobs.gate import Outcome, is_better
+from shoal.jobs import Register, Tracking
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.mlflow import promotion, scoring
+from shoal.jobs.mlflow import tracking as tracking_module
+from shoal.jobs.mlflow.promotion import Outcome, is_better
+from shoal.jobs.mlflow.tracking import Run, metric_name
 from shoal.jobs.spec import ChampionResult
-from shoal.jobs.tracking import Run, metric_name
-from shoal.jobs.workplace import Workplace
 from shoal.state import Store
 from shoal.state.schema import JobState
 from tests.support.job_store import POOL
@@ -176,7 +177,7 @@ class TestGate:
     def challenge(self, run: Run, store: Store, name: str, rounds: int, holdout: DataConnector) -> Outcome:
         register = Register(model=name, metric="rmse", holdout=holdout)
         model = booster(rounds)
-        return gate.challenge(
+        return promotion.challenge(
             run.client,
             store,
             register,
@@ -219,7 +220,7 @@ class TestGate:
             )  # another is promoted while this one is scored
             return scoring.score(scoring.load(uri), holdout, "y", "rmse")
 
-        outcome = gate.challenge(
+        outcome = promotion.challenge(
             run.client,
             store,
             register,
@@ -243,7 +244,7 @@ class TestGate:
         data = frame()
         model = lightgbm.train({"verbosity": -1}, lightgbm.Dataset(data[COLUMNS], data["y"]), 50)
         uri = run.log_model("lightgbm", model, data[COLUMNS])
-        outcome = gate.challenge(
+        outcome = promotion.challenge(
             run.client,
             store,
             Register(model="either", metric="rmse", holdout=holdout),
@@ -278,7 +279,7 @@ class TestGate:
             assert scoring.score(model, holdout, "y", "rmse", input_cols=columns) < 1e-6 < champion.value
         with pytest.raises(DataError, match=r"register\.input_cols"):
             scoring.score(model, holdout, "y", "rmse")
-        with pytest.raises(DataError, match="the model does not predict the holdout's rows"):
+        with pytest.raises(DataError, match="the model cannot predict the holdout's rows"):
             scoring.score(model, holdout, "y", "rmse", input_cols=["a"])
 
     def test_a_champion_that_names_no_columns_is_judged_by_its_own(self, run, store, holdout):
@@ -297,27 +298,35 @@ class TestGate:
         attempts.start(store, Key("job", 1), {}, 0.0)
 
         def entered(times: Times, columns: list[str]) -> Outcome:
-            gate.check_holdout(register, "y", columns)
+            promotion.check_holdout(register, "y", columns)
             inputs = frame()[columns].to_numpy()
             signature = infer_signature(inputs, inputs[:, 0])
             uri = mlflow.pyfunc.log_model(
                 name="times", python_model=times, signature=signature, pip_requirements=[]
             ).model_uri
-            place = Workplace(store, Key("job", 1), run, {}, {})
-            model = scoring.load(uri)
-            return gate.enter(place, run, register, model_uri=uri, model=model, label_col="y", input_cols=columns)
+            return promotion.enter(
+                store,
+                Key("job", 1),
+                run,
+                register,
+                tags={},
+                model_uri=uri,
+                model=scoring.load(uri),
+                label_col="y",
+                input_cols=columns,
+            )
 
         assert entered(Times(3, 1), ["a", "b"]).value < 1e-6
         other = entered(Times(1), ["a"])
         assert other.champion is not None
         assert (other.promoted, other.champion.version) == (False, "1")
         assert other.champion.value < 1e-6 < other.value
-        with pytest.raises(DataError, match="the holdout lacks what the model needs: c"):
+        with pytest.raises(DataError, match="the holdout lacks columns that the model needs: c"):
             entered(Times(1), ["c"])
 
         attempts.end(store, Key("job", 1), JobState.CANCELLED, 1.0, error="on request")
         versions = len(run.client.search_model_versions("name='tensors'"))
-        with pytest.raises(JobError, match='attempt 1 of job "job" has been ended or replaced by a newer one'):
+        with pytest.raises(JobError, match='attempt 1 of job "job" is not registered, because the attempt has ended'):
             entered(Times(3, 1), ["a", "b"])
         assert len(run.client.search_model_versions("name='tensors'")) == versions
 
@@ -330,7 +339,7 @@ class TestGate:
         against = ChampionResult(version="1", value=0.5)
 
         def said(*, promoted: bool, champion: ChampionResult | None) -> str:
-            return gate.describe(Outcome("2", 0.75, promoted, champion), register)
+            return promotion.describe(Outcome("2", 0.75, promoted, champion), register)
 
         assert said(promoted=True, champion=None) == "m version 2 (auc=0.75) is the first champion"
         assert said(promoted=True, champion=against) == "m version 2 (auc=0.75) replaces champion version 1 (auc=0.5)"
@@ -344,7 +353,7 @@ class TestScore:
         assert scoring.score(model, holdout, "y", "rmse") < 0.2
 
     def test_a_column_that_the_holdout_lacks(self, holdout):
-        with pytest.raises(DataError, match="lacks what the model needs: target"):
+        with pytest.raises(DataError, match="lacks columns that the model needs: target"):
             scoring.score(booster(1), holdout, "target", "rmse")
 
     def test_a_null_label(self, tmp_path):

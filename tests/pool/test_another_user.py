@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.local import node_folder
+from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.reconcile import sweep
 from shoal.state import Store, home
-from tests.support.pool_processes import nothing_left, rows
+from tests.support.pool_processes import node_rows, nothing_left
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, who then tries")
 
@@ -73,7 +73,7 @@ sys.stdin.read()
 def test_nothing_of_a_live_pool_is_open_to_another_user(real_pool):
     """Files and sockets, by their paths: finding them out is the smallest of obstacles."""
     tree = [str(home()), *below(home())]
-    for node in rows():
+    for node in node_rows():
         folder = node_folder(node.id)
         tree += [str(folder.parent), str(folder), *below(folder)]
     sockets = [path for path in tree if Path(path).is_socket()]
@@ -122,7 +122,7 @@ def test_planted_folders_and_symlinks_delete_nothing_and_block_nobody(temp, tiny
     with squatting(turns, {root: documents, temp / "shoal-00000000": documents}):
         pool = ComputePool("local://hostile?max_nodes=2").up()
         assert pool.scale(2) is True
-        (node, _) = rows()
+        (node, _) = node_rows()
         assert node_folder(node.id).parent.stat().st_mode & 0o777 == 0o700
         assert sweep(Store()) == []
         pool.down()
@@ -135,7 +135,7 @@ _LOOK_AT_PROCESSES = (
     """
 import psutil
 from pathlib import Path
-from shoal.pool import processes
+from shoal.pool.backends.local import processes
 """
     + _BECOME_NOBODY
     + """

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from shoal.errors import ScaleError
-from shoal.pool import journal, requests
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, Seen
-from shoal.pool.processes import ProcessId
+from shoal.pool.journal import commands, rows
+from shoal.pool.journal.advance import record_seen
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import (
@@ -26,9 +26,10 @@ from shoal.pool.tunables import (
 )
 from shoal.state import Store
 from shoal.state.host import host_id
+from shoal.state.process import ProcessId
 from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool
 from tests.support import clocks
-from tests.support.pool_processes import node_processes, nothing_left, rows
+from tests.support.pool_processes import node_processes, node_rows, nothing_left
 from tests.support.tiny_node import FAIL_FILE, SLOW_FILE
 from tests.support.waiting import wait_until
 
@@ -49,7 +50,7 @@ def test_a_forgotten_pool_goes_down_after_its_idle_timeout(up, clock):
     clock.pass_to(DAY - 60)
     assert sweep(Store(), clock=clock) == []
     clock.pass_to(DAY + 60)
-    assert "tiny: it goes down, because nobody wanted anything of it for 86400 s" in sweep(Store(), clock=clock)
+    assert "tiny: the pool goes down because it was idle for 86400 s (idle_timeout)" in sweep(Store(), clock=clock)
     assert up.describe().state == "down"
     nothing_left()
 
@@ -102,13 +103,13 @@ def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, c
     did = sweep(Store(), clock=clock)
     assert f"tiny: scale to 3 of {up.holder}: rolled back, 1 of 3 nodes were ready at the deadline" in did
     assert up.describe().target == 1
-    assert len(rows()) == 1
+    assert len(node_rows()) == 1
 
 
 def test_replacements_that_fail_in_a_row_cool_down_and_the_reason_is_told(up, clock, tiny):
     up.scale(2)
     (tiny / FAIL_FILE).write_text("quota exceeded")
-    ProcessId.from_json(rows()[1].supervisor).signal(signal.SIGKILL)
+    ProcessId.from_json(node_rows()[1].supervisor).signal(signal.SIGKILL)
 
     def failed(times: int) -> bool:
         reconcile(Store(), "tiny", clock=clock)
@@ -117,9 +118,9 @@ def test_replacements_that_fail_in_a_row_cool_down_and_the_reason_is_told(up, cl
     # The killed node was young and counts as one; its replacement comes at once.
     wait_until(lambda: failed(2), "the failure of its replacement")
     assert "quota exceeded" in up.describe().reason
-    names = [node.name for node in rows()]
+    names = [node.name for node in node_rows()]
     reconcile(Store(), "tiny", clock=clock)
-    assert [node.name for node in rows()] == names  # it waits
+    assert [node.name for node in node_rows()] == names  # it waits
     clock.pass_to(REPLACE_COOLDOWN + 1)
     wait_until(lambda: failed(3), "the next one's failure")
     (tiny / FAIL_FILE).unlink()
@@ -134,7 +135,9 @@ def slow_node(up, clock, tiny):
     (tiny / SLOW_FILE).touch()
     up.scale(2, is_async=True)
     reconcile(Store(), "tiny", clock=clock)
-    return wait_until(lambda: rows()[1] if rows()[1].state is NodeState.STARTING else None, "a node that starts")
+    return wait_until(
+        lambda: node_rows()[1] if node_rows()[1].state is NodeState.STARTING else None, "a node that starts"
+    )
 
 
 def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
@@ -144,14 +147,14 @@ def test_a_node_that_comes_up_after_its_deadline_is_ended(up, clock, tiny):
         session.get_one(Node, late.id).start_deadline = late.created_at
     (tiny / SLOW_FILE).unlink()
     wait_until(lambda: node_processes(late) == [], "its end")
-    assert rows()[1].state is NodeState.STARTING  # it never counted
+    assert node_rows()[1].state is NodeState.STARTING  # it never counted
     clock.pass_to(ROLLBACK_AFTER + 1)
     sweep(Store(), clock=clock)
-    assert [node.is_head for node in rows()] == [True]
+    assert [node.is_head for node in node_rows()] == [True]
 
 
 def test_a_failure_long_ago_is_history(up, clock):
-    dead = rows()[0]
+    dead = node_rows()[0]
     ProcessId.from_json(dead.supervisor).signal(signal.SIGKILL)  # which takes the kernel a moment to carry out
 
     def replaced() -> bool:
@@ -160,11 +163,11 @@ def test_a_failure_long_ago_is_history(up, clock):
 
     wait_until(replaced, "the replacement")
     with Store().reading() as session:
-        assert journal.load(session, "tiny", lock=False).pool.start_failures == 1
+        assert rows.load(session, "tiny", lock=False).pool.start_failures == 1
     clock.pass_to(3600.0)
     reconcile(Store(), "tiny", clock=clock)
     with Store().reading() as session:
-        assert journal.load(session, "tiny", lock=False).pool.start_failures == 0
+        assert rows.load(session, "tiny", lock=False).pool.start_failures == 0
 
 
 def test_old_logs_and_operations_are_removed_and_nothing_else(up, clock, tiny):
@@ -201,7 +204,7 @@ def test_a_paused_holder_is_refused_when_it_wakes(up, clock):
     clock.pass_to(LEASE_TTL + 1)
     sweep(Store(), clock=clock)
     assert up.renew() is False
-    with pytest.raises(ScaleError, match="is to have 1"):
+    with pytest.raises(ScaleError, match="its target is 1"):
         up.wait_for_nodes(2)
     lease.release()  # nothing happens
     assert up.describe().target == 1
@@ -222,7 +225,7 @@ class Rows:
         self._clock = clock
         with Store().transaction() as session:
             spec = PoolSpec.parse("local://tiny?max_nodes=4")
-            requests.up(session, spec, holder="test", rollback_after=ROLLBACK_AFTER, owner=None, now=clock())
+            commands.up(session, spec, holder="test", rollback_after=ROLLBACK_AFTER, owner=None, now=clock())
         self.reconcile()
         self.arrive()
         self.reconcile()
@@ -243,7 +246,7 @@ class Rows:
                     setattr(node, name, value)
 
     def states(self) -> list[NodeState]:
-        return [node.state for node in rows()]
+        return [node.state for node in node_rows()]
 
     def change(self, **fields: object) -> None:
         """Write into the pool's row."""
@@ -316,11 +319,11 @@ def test_an_operation_that_settles_leaves_the_demand_of_a_later_one_alone(only, 
 
 def test_what_was_seen_of_a_node_says_nothing_of_its_next_owner(only):
     """The look at the processes is without a lock: another supervisor may have claimed the row since."""
-    looked_at = [NodeRef.of(node) for node in rows()]
+    looked_at = [NodeRef.of(node) for node in node_rows()]
     lost = Seen(lost={node.id: "its supervisor ended" for node in looked_at})
     only.all_are(NodeState.STARTING, supervisor=ProcessId("another boot", 1, 1).to_json())
     with Store().transaction() as session:
-        journal.record_seen(session, journal.load(session, "tiny"), looked_at, lost)
+        record_seen(session, rows.load(session, "tiny"), looked_at, lost)
     assert only.states() == [NodeState.STARTING]
 
 
@@ -348,14 +351,14 @@ def test_a_starting_node_survives_a_suspend_and_not_its_deadline(only, clock):
     only.pool.scale(2, is_async=True, options={"rollback_after_seconds": 10 * DAY})
     only.reconcile()
     with Store().transaction() as session:
-        session.get_one(Node, rows()[1].id).state = NodeState.STARTING
+        session.get_one(Node, node_rows()[1].id).state = NodeState.STARTING
     clock.set_ahead(SUSPEND)
     only.reconcile()
     assert only.states() == [NodeState.READY, NodeState.STARTING]
-    [_, starting] = rows()
+    [_, starting] = node_rows()
     clock.pass_to(2 * START_TIMEOUT)
     only.reconcile()
-    assert starting.id not in [node.id for node in rows()]
+    assert starting.id not in [node.id for node in node_rows()]
 
 
 def test_a_busy_node_drains_for_its_grace_whatever_the_clock_says(only, clock):
@@ -381,7 +384,7 @@ def test_a_pool_is_not_idle_while_its_host_is_suspended(only_on_either, clock):
     assert only.reconcile() == []
     assert only.row().state == "up"
     clock.pass_to(DAY + 60)
-    assert only.reconcile() == ["it goes down, because nobody wanted anything of it for 86400 s"]
+    assert only.reconcile() == ["the pool goes down because it was idle for 86400 s (idle_timeout)"]
 
 
 def test_a_suspend_does_not_shorten_a_cooldown(only, clock):
@@ -439,4 +442,4 @@ def test_a_supervisor_brings_its_node_up_after_a_suspend(up, clock, tiny):
         node = session.get_one(Node, starting.id)
         node.created_at, node.start_deadline = node.created_at - SUSPEND, node.start_deadline - SUSPEND
     (tiny / SLOW_FILE).unlink()
-    wait_until(lambda: {node.id: node.state for node in rows()}[starting.id] is NodeState.READY, "the node")
+    wait_until(lambda: {node.id: node.state for node in node_rows()}[starting.id] is NodeState.READY, "the node")

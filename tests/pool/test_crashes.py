@@ -12,15 +12,15 @@ import pytest
 
 import shoal.pool
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.backends.local import node_folder, token_path
-from shoal.pool.processes import NODE_TAG, spawn_detached
+from shoal.pool.backends.local.backend import node_folder, token_path
+from shoal.pool.backends.local.processes import NODE_TAG, spawn_detached
+from shoal.pool.journal.steps import JournalStep
 from shoal.pool.reconcile import sweep
-from shoal.pool.steps import JournalStep
 from shoal.state import Store, home
 from shoal.state.schema import NodeState
 from tests.support.killed_pool_operations import HOLDER, fork, points
 from tests.support.node_leftovers import Watch
-from tests.support.pool_processes import kill_supervisor, rows
+from tests.support.pool_processes import kill_supervisor, node_rows
 from tests.support.tiny_node import DIE_FILE, FAIL_FILE
 from tests.support.waiting import wait_until
 
@@ -68,7 +68,7 @@ def without_capacity() -> None:
 def with_leftovers() -> None:
     """A node whose supervisor is dead, and one that has no row."""
     up().scale(2)
-    kill_supervisor(next(node for node in rows() if not node.is_head))
+    kill_supervisor(next(node for node in node_rows() if not node.is_head))
     spawn_detached(
         ["/bin/sleep", "1000"],
         env={NODE_TAG: STRAY, "SHOAL_HOME": str(home())},
@@ -105,7 +105,7 @@ def settle(size: int, watch: Watch) -> None:
     def unsettled() -> list[str]:
         sweep(Store())
         watch.look()
-        states = [node.state for node in rows()]
+        states = [node.state for node in node_rows()]
         return watch.left_over() if states == [NodeState.READY] * size else [f"nodes are {states}"]
 
     wait_until(lambda: not unsettled(), f"{size} nodes and nothing else", seconds=60)
@@ -174,6 +174,6 @@ def test_every_step_is_tried():
 
 
 def test_every_transaction_is_a_step():
-    """What changes a pool goes through `shoal.pool.steps`; removing old logs and operations changes none."""
+    """What changes a pool goes through `shoal.pool.journal.steps`; removing old logs and operations changes none."""
     modules = [path for path in Path(shoal.pool.__file__).parent.rglob("*.py") if path.name != "retention.py"]
     assert [path.name for path in modules if re.search(r"tore\.transaction\(", path.read_text())] == []

@@ -6,22 +6,22 @@ import subprocess
 import sys
 
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
-from tests.support.pool_processes import nothing_left, rows
+from shoal.state.process import ProcessId
+from tests.support.pool_processes import node_rows, nothing_left
 from tests.support.waiting import wait_until
 
 
 def test_it_goes_when_its_process_goes(tiny):
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ComputePool("local://mine").up(owner=ProcessId.of(owner.pid))
-    assert len(rows()) == 1
+    assert len(node_rows()) == 1
     assert sweep(Store()) == []
     assert list_pools() == []  # nobody else means it when only one pool is there
     owner.kill()
     owner.wait()
-    wait_until(lambda: sweep(Store()) == [] and not rows(), "its end")
+    wait_until(lambda: sweep(Store()) == [] and not node_rows(), "its end")
     nothing_left()
 
 

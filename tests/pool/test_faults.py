@@ -13,12 +13,12 @@ from sqlalchemy import text
 
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Operation, OperationState
 from tests.support import ROOT
-from tests.support.pool_processes import folders, rows
+from tests.support.pool_processes import folders, node_rows
 from tests.support.waiting import wait_until
 
 SCALE = """
@@ -62,7 +62,7 @@ def unchanged(pool: ComputePool, before: set[ProcessId]) -> None:
 
 def standing() -> set[ProcessId]:
     """The supervisors of the nodes there are."""
-    return {ProcessId.from_json(node.supervisor) for node in rows() if node.supervisor}
+    return {ProcessId.from_json(node.supervisor) for node in node_rows() if node.supervisor}
 
 
 def still(supervisors: set[ProcessId]) -> bool:
@@ -114,9 +114,9 @@ def test_a_full_disk(small_home, tiny):
     pool = ComputePool("local://tiny?max_nodes=4").up()
     before = standing()
     filler = fill(small_home)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         pool.scale(3)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         ComputePool("local://other").up()
     assert still(before)  # their supervisors cannot ask, and keep their nodes
     filler.unlink()
@@ -128,7 +128,7 @@ def test_a_full_disk_with_the_store_elsewhere(on_postgresql, small_home, tiny):
     pool = ComputePool("local://tiny?max_nodes=4").up()
     before = standing()
     filler = fill(small_home)
-    with pytest.raises(StoreError, match=r"token.*No space left.*Free some room"):
+    with pytest.raises(StoreError, match=r"token.*No space left.*Free some disk space"):
         ComputePool("local://other").up()
     filler.unlink()
     unchanged(pool, before)
@@ -139,14 +139,14 @@ def test_a_disk_that_fills_up_in_the_middle(small_home, tiny):
     pool = ComputePool("local://tiny?max_nodes=4").up()
     pool.scale(3, is_async=True)
     reconcile(Store(), "tiny")
-    wait_until(lambda: any(node.supervisor for node in rows() if not node.is_head), "a node on its way")
+    wait_until(lambda: any(node.supervisor for node in node_rows() if not node.is_head), "a node on its way")
     filler = fill(small_home)
-    with pytest.raises(StoreError, match="free some room"):
+    with pytest.raises(StoreError, match="free some disk space"):
         pool.scale(4, is_async=True)
     filler.unlink()
     wait_until(lambda: reconcile(Store(), "tiny") and len(pool.get_nodes()) == 3, "3 nodes")
     wait_until(lambda: (sweep(Store()), open_operations() == 0)[1], "the operation's end")
-    assert folders() == sorted(node.id for node in rows())
+    assert folders() == sorted(node.id for node in node_rows())
 
 
 def test_a_corrupt_database(up, tiny):
@@ -202,10 +202,10 @@ def test_the_server_goes_in_the_middle_of_everything(on_postgresql, tiny, monkey
 
     waiting = threading.Thread(target=scale)
     waiting.start()
-    wait_until(lambda: len(rows()) == 3, "its intents")
+    wait_until(lambda: len(node_rows()) == 3, "its intents")
     on_postgresql.stop()
     try:
-        with pytest.raises(StoreError, match="no server listens there"):
+        with pytest.raises(StoreError, match="no server listens at this"):
             ComputePool("tiny").scale(1)
         (tiny / "busy-tiny-0").touch()
         log = tiny / "pools" / "tiny" / "logs"
@@ -219,9 +219,9 @@ def test_the_server_goes_in_the_middle_of_everything(on_postgresql, tiny, monkey
     assert outcome == [True]
     assert still(before)
     assert len(pool.get_nodes()) == 3
-    wait_until(lambda: any(node.busy for node in rows()), "the busy node's word")
+    wait_until(lambda: any(node.busy for node in node_rows()), "the busy node's word")
     assert open_operations() == 0
-    assert folders() == sorted(node.id for node in rows())
+    assert folders() == sorted(node.id for node in node_rows())
 
 
 def test_a_server_that_stays_away_is_named_at_the_deadline(on_postgresql, tiny, monkeypatch):
@@ -241,14 +241,14 @@ def test_a_server_that_stays_away_is_named_at_the_deadline(on_postgresql, tiny, 
 
     with monkeypatch.context() as patch:
         patch.setattr("shoal.pool.waiting.reconcile", then_gone)
-        with pytest.raises(StoreError, match="no server listens there") as caught:
+        with pytest.raises(StoreError, match="no server listens at this") as caught:
             pool.scale(3, options={"rollback_after_seconds": 3.0})
     assert any("shoal sweep" in note for note in caught.value.__notes__)
     on_postgresql.start()
 
     def rolled_back() -> bool:
         sweep(Store())
-        return open_operations() == 0 and len(rows()) == 1
+        return open_operations() == 0 and len(node_rows()) == 1
 
     wait_until(rolled_back, "the rollback")
     unchanged(pool, before)

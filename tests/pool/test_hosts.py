@@ -18,7 +18,7 @@ from shoal.data import DataConnector
 from shoal.errors import JobFailedError, ScaleError
 from shoal.jobs import JobSpec
 from shoal.pool.backends import BACKENDS
-from shoal.pool.backends.local import node_folder
+from shoal.pool.backends.local.backend import node_folder
 from shoal.state.schema import Node, NodeState
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
@@ -26,7 +26,7 @@ from tests.support import ROOT
 from tests.support import network_hosts_backend as hosts_backend
 from tests.support.homes import new_home
 from tests.support.network_hosts import Host, hosts, refusal
-from tests.support.pool_processes import node_processes, nothing_left, rows
+from tests.support.pool_processes import node_processes, node_rows, nothing_left
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -75,7 +75,9 @@ def seen_by_ray(pool: ComputePool) -> dict[str, str]:
 def gone(node: Node) -> bool:
     """No row, process or folder of it."""
     return (
-        node.id not in {row.id for row in rows()} and node_processes(node) == [] and not node_folder(node.id).exists()
+        node.id not in {row.id for row in node_rows()}
+        and node_processes(node) == []
+        and not node_folder(node.id).exists()
     )
 
 
@@ -111,7 +113,7 @@ def test_a_link_is_cut_in_the_middle_of_a_job(spread, cut, tmp_path):
     spread.scale(3)
     handle = jobs.submit(endless(tmp_path))
     wait_until(lambda: any("eval-rmse" in line for line in handle.logs()), "the first rounds", 120)
-    victim = rows()[-1]
+    victim = node_rows()[-1]
     cut.append(hosts_backend.host_of(victim.name))
     cut[0].cut()
 
@@ -128,11 +130,11 @@ def test_a_link_is_cut_in_the_middle_of_a_job(spread, cut, tmp_path):
 @pytest.mark.long
 def test_a_link_is_cut_in_the_middle_of_scaling(spread, cut):
     spread.scale(3)
-    before = {row.id for row in rows()}
+    before = {row.id for row in node_rows()}
     joining: list[Node] = []
 
     def starting() -> list[Node]:
-        return [row for row in rows() if row.id not in before and row.state is NodeState.STARTING]
+        return [row for row in node_rows() if row.id not in before and row.state is NodeState.STARTING]
 
     def cut_it() -> None:
         joining.extend(wait_until(starting, "a node that starts"))
@@ -147,7 +149,7 @@ def test_a_link_is_cut_in_the_middle_of_scaling(spread, cut):
 
     assert error.value.nodes == {joining[0].name: "starting still at the deadline"}
     assert gone(joining[0])
-    assert {row.id for row in rows()} == before
+    assert {row.id for row in node_rows()} == before
     assert (spread.describe().target, len(spread.get_nodes())) == (3, 3)
     assert set(seen_by_ray(spread)) == {node["name"] for node in spread.get_nodes()}
 

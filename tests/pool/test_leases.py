@@ -5,13 +5,14 @@ import time
 import pytest
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
-from shoal.pool import journal, requests
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.processes import ProcessId
+from shoal.pool.journal import commands
+from shoal.pool.journal.rollback import withdraw
 from shoal.pool.reconcile import reconcile
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lease
-from tests.support.pool_processes import rows
+from tests.support.pool_processes import node_rows
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
 
@@ -30,7 +31,7 @@ def other_of_uri():
 
 
 def nodes_are(count: int) -> None:
-    wait_until(lambda: reconcile(Store(), "tiny") and len(rows()) == count, f"{count} nodes")
+    wait_until(lambda: reconcile(Store(), "tiny") and len(node_rows()) == count, f"{count} nodes")
 
 
 def test_the_pool_grows_for_the_duration(up):
@@ -65,7 +66,7 @@ def test_asking_again_renews_under_a_new_epoch_and_fences_the_older_one(up):
     second = up.lease(3)
     assert (first.id, second.epoch) == (second.id, first.epoch + 1)
     second.renew()
-    with pytest.raises(FencedError, match="somebody took it over"):
+    with pytest.raises(FencedError, match="only the newest handle may renew it"):
         first.renew()
     assert up.renew() is True
 
@@ -97,7 +98,7 @@ def test_a_pool_that_a_lease_brought_up_goes_down_with_the_last(tiny):
     assert a.release() is True
     nodes_are(3)
     assert b.release() is True
-    assert (b.describe().state, rows()) == ("down", [])
+    assert (b.describe().state, node_rows()) == ("down", [])
     with b.lease(1, bring_up=True):
         assert len(b.get_nodes()) == 1
     assert b.describe().state == "down"
@@ -119,7 +120,7 @@ def test_it_stays_while_another_ones_job_runs(tiny):
     with Store().transaction() as session:
         job = Job(
             id="theirs", attempt=1, pool="tiny", holder="test:b", spec={}, state=JobState.RUNNING, endpoint={},
-            driver=ProcessId.mine().to_json(), asked_at=0.0, created_at=0.0,
+            driver=ProcessId.mine().to_json(), last_polled_at=0.0, created_at=0.0,
         )  # fmt: skip
         session.add(job)
     pool.release()
@@ -134,7 +135,7 @@ def test_brought_up_with_nodes_that_do_not_come_it_is_down_again(tiny):
     pool = ComputePool("local://tiny?max_nodes=4")
     with pytest.raises(ScaleError, match="quota"):
         pool.lease(2, bring_up=True)
-    assert (pool.describe().state, rows()) == ("down", [])
+    assert (pool.describe().state, node_rows()) == ("down", [])
 
 
 def test_a_lease_that_is_refused_brings_nothing_up(tiny):
@@ -146,7 +147,7 @@ def test_a_lease_that_is_refused_brings_nothing_up(tiny):
 def test_one_that_begins_while_the_last_one_ends(up):
     """The pool is on its way down: a lease that may bring it up waits for that."""
     with Store().transaction() as session:
-        requests.down(session, "tiny", 0.0)
+        commands.down(session, "tiny", 0.0)
     with other_of_uri().lease(2, bring_up=True):
         assert len(up.get_nodes()) == 2
 
@@ -162,14 +163,14 @@ def test_a_renewal_adds_its_own_time_to_live(up):
 
 def test_who_waits_for_nodes_hears_why_they_do_not_come(up, tiny):
     assert up.has_nodes(1) is True
-    with pytest.raises(ScaleError, match="ask for them with a lease or scale_cluster"):
+    with pytest.raises(ScaleError, match="request more with a lease or scale_cluster"):
         up.has_nodes(3)
     (tiny / FAIL_FILE).write_text("quota")
     with pytest.raises(ScaleError):
         up.lease(3)
     (tiny / FAIL_FILE).unlink()
     other().scale(2)  # somebody else's operation is not what is told
-    with pytest.raises(ScaleError, match=r"what test:a asked for was rolled back[^\n]*\n.*quota"):
+    with pytest.raises(ScaleError, match=r"the last request of test:a was rolled back[^\n]*\n.*quota"):
         up.wait_for_nodes(3)
     assert len(up.wait_for_nodes(2)) == 2
 
@@ -192,13 +193,13 @@ def test_a_lease_that_has_its_minimum_settles_at_what_it_has(up, tiny):
 
 
 def test_a_lease_that_is_taken_back_goes_whatever_others_have_asked_for_since(up):
-    asked = {"rollback_after": 60, "min_size": None}
+    asked = {"rollback_after": 60, "block_until_min_cluster_size": None}
     with Store().transaction() as session:
-        failing, _ = requests.lease(session, "tiny", 3, holder="test:a", ttl=900.0, now=1e9, **asked)
+        failing, _ = commands.lease(session, "tiny", 3, holder="test:a", ttl=900.0, now=1e9, **asked)
     with Store().transaction() as session:
-        requests.scale(session, "tiny", 2, holder="test:b", now=1e9 + 1, **asked)
+        commands.scale(session, "tiny", 2, holder="test:b", now=1e9 + 1, **asked)
     with Store().transaction() as session:
-        journal.withdraw(session, failing, "given up", 1e9 + 2)
+        withdraw(session, failing, "given up", 1e9 + 2)
     assert (up.describe().leases, up.describe().target) == ((), 2)
 
 

@@ -13,7 +13,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
 from shoal.state.schema import Demand, NodeState, Operation, OperationState
-from tests.support.pool_processes import folders, rows, tagged
+from tests.support.pool_processes import folders, node_rows, tagged
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.crash
@@ -74,7 +74,9 @@ def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(eithe
             assert out == "done" or "a newer operation set the demand" in out, out
 
     def settled() -> bool:
-        return sweep(Store()) == [] and [node.state for node in rows()] == [NodeState.READY] * pool.describe().target
+        return (
+            sweep(Store()) == [] and [node.state for node in node_rows()] == [NodeState.READY] * pool.describe().target
+        )
 
     wait_until(settled, "its demand", seconds=120)
     with Store().reading() as session:
@@ -84,6 +86,6 @@ def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(eithe
     assert [row.id for row in operations if row.state is OperationState.OPEN] == []
     assert len(operations) == 1 + sum(size <= MAX_NODES for _, size in WANTS)
     assert pool.describe().leases == ()
-    assert len(rows()) == demand.size
-    assert folders() == sorted(node.id for node in rows())
+    assert len(node_rows()) == demand.size
+    assert folders() == sorted(node.id for node in node_rows())
     wait_until(lambda: len(tagged()) == 3 * demand.size, "no process too many")  # one drops its tag as it starts

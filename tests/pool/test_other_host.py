@@ -13,7 +13,7 @@ from shoal.state import Store
 from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool, PoolState
 from tests.support import another_host
-from tests.support.pool_processes import folders, kill_supervisor, nothing_left, rows, tagged
+from tests.support.pool_processes import folders, kill_supervisor, node_rows, nothing_left, tagged
 from tests.support.waiting import wait_until
 
 
@@ -67,7 +67,7 @@ def test_a_container_of_the_same_name_is_another_host(up):
     done = another_host.shoal("pool", "down", "tiny")
 
     assert done.returncode == 1
-    assert f"local to host {hostname()} and cannot be changed from another of the same name" in done.stderr
+    assert f"local to host {hostname()} and cannot be changed from another host with the same name" in done.stderr
     assert "shoal pool delete tiny --abandon" in done.stderr
     assert len(up.get_nodes()) == 1
 
@@ -84,7 +84,7 @@ def test_a_lease_released_from_another_host_ends_the_nodes_on_this_one(tiny):
 
     assert did == [
         "tiny: released the lease of airflow:dag/run: its DAG run ended as failed",
-        f'host {hostname()} ends the nodes of pool "tiny" that no other demand needs',
+        f'host {hostname()} ends the nodes of pool "tiny" that nothing else needs',
     ]
     wait_until(lambda: reconcile(Store(), "tiny") and pool.describe().state == "down", "this host to end them")
 
@@ -126,7 +126,7 @@ def test_one_pool_that_raises_does_not_end_a_sweep(up):
             max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
         )  # fmt: skip
         session.add(broken)
-    dead = rows()[0]
+    dead = node_rows()[0]
     kill_supervisor(dead)
 
     did = sweep(Store())

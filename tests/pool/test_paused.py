@@ -14,7 +14,7 @@ from shoal.pool.reconcile import sweep
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
 from tests.support import ROOT, clocks
-from tests.support.pool_processes import folders, rows, tagged
+from tests.support.pool_processes import folders, node_rows, tagged
 from tests.support.waiting import wait_until
 
 _PREPARE = """
@@ -76,13 +76,13 @@ def only_the_head_is_there() -> bool:
         clock = clocks.installed(patch)
         clock.pass_to(LEASE_TTL)  # which is past the deadline of an operation, too
         sweep(Store(), clock=clock)
-    return [node.is_head for node in rows()] == [True]
+    return [node.is_head for node in node_rows()] == [True]
 
 
 def nothing_came_of_it() -> None:
     wait_until(lambda: len(tagged()) == 3, "supervisors with nothing to start to leave")
     assert only_the_head_is_there()
-    assert folders() == [node.id for node in rows()]
+    assert folders() == [node.id for node in node_rows()]
     assert sweep(Store()) == []
 
 
@@ -95,7 +95,7 @@ def test_a_holder_past_its_lease_is_refused_and_told_why(up):
     said, _ = process.communicate(timeout=60)
     renewed, waited = said.splitlines()
     assert renewed.startswith("FencedError: lease") and "has expired or was released" in renewed
-    assert waited.startswith('ScaleError: pool "tiny" has 1 of 3 nodes and is to have 1')
+    assert waited.startswith('ScaleError: pool "tiny" has 1 of 3 nodes, and its target is 1')
     nothing_came_of_it()
 
 

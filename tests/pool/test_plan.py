@@ -106,16 +106,16 @@ def test_a_draining_node_ends_when_idle_or_out_of_grace():
 def test_a_head_that_fails_takes_its_workers_along_and_is_replaced_once_gone():
     nodes = [head(NodeState.FAILED, error="killed"), node("a")]
     plan = plan_nodes(snapshot(*nodes, size=2), NOW)
-    assert dict(plan.end) == {"head": "killed", "a": "its head is gone"}
+    assert dict(plan.end) == {"head": "killed", "a": "the node's head is gone"}
     assert not plan.start_head
     assert plan_nodes(snapshot(size=2), NOW).start_head
 
 
 def test_what_was_not_up_at_its_deadline_is_ended_and_so_is_another_life():
     late = node("late", NodeState.STARTING, start_deadline=NOW)
-    assert dict(plan_nodes(snapshot(head(), late, size=2), NOW).end) == {"late": "it was not up at its deadline"}
+    assert dict(plan_nodes(snapshot(head(), late, size=2), NOW).end) == {"late": "the node was not up at its deadline"}
     stale = node("stale", epoch=0)
-    assert dict(plan_nodes(snapshot(head(), stale, size=2), NOW).end)["stale"].startswith("it belongs to an earlier")
+    assert dict(plan_nodes(snapshot(head(), stale, size=2), NOW).end)["stale"].startswith("the node was started before")
 
 
 def test_a_pool_going_down_ends_everything():
@@ -137,7 +137,7 @@ def test_a_cooldown_begins_with_the_second_failure_and_doubles_up_to_a_limit():
 
 def test_an_idle_pool_goes_down_and_one_that_works_does_not():
     idle = pool(spec={"name": "p", "idle_timeout": 60.0}, touched_at=NOW - 61)
-    assert why_down(snapshot(head(), of=idle), NOW) == "nobody wanted anything of it for 60 s"
+    assert why_down(snapshot(head(), of=idle), NOW) == "it was idle for 60 s (idle_timeout)"
     assert why_down(snapshot(head(), of=idle), NOW - 1) is None
     for used in (snapshot(head(busy=True), of=idle), replace(snapshot(head(), of=idle), works=True)):
         assert why_down(used, NOW) is None
@@ -165,9 +165,9 @@ def test_past_its_deadline_or_failures_it_rolls_back(fields, reason):
 
 
 def test_with_its_minimum_reached_it_settles_at_what_it_has():
-    [verdict] = verdicts(head(), node("a"), size=4, min_size=2, deadline=NOW)
+    [verdict] = verdicts(head(), node("a"), size=4, block_until_min_cluster_size=2, deadline=NOW)
     assert (verdict.state, verdict.settle_at) == (OperationState.SUCCEEDED, 2)
-    [verdict] = verdicts(head(), size=4, min_size=2, deadline=NOW)
+    [verdict] = verdicts(head(), size=4, block_until_min_cluster_size=2, deadline=NOW)
     assert verdict.state is OperationState.ROLLED_BACK
 
 

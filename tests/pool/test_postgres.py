@@ -8,12 +8,12 @@ import pytest
 
 from shoal.errors import PoolDownError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import sweep
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import NodeState, Pool
 from tests.support import killed_pool_operations as act
-from tests.support.pool_processes import folders, node_processes, nothing_left, rows, tagged
+from tests.support.pool_processes import folders, node_processes, node_rows, nothing_left, tagged
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
 
@@ -28,7 +28,7 @@ def test_up_scale_lease_rollback_and_down(up, tiny):
     assert up.scale(2)
     with up.lease(3):
         assert len(up.get_nodes()) == 3
-    wait_until(lambda: sweep(Store()) == [] and len(rows()) == 2, "the leased node's end")
+    wait_until(lambda: sweep(Store()) == [] and len(node_rows()) == 2, "the leased node's end")
     (tiny / FAIL_FILE).write_text("quota exceeded")
     with pytest.raises(ScaleError, match=r"rolled back to 2\n.*quota exceeded"):
         up.scale(4)
@@ -43,16 +43,16 @@ def test_what_a_killed_process_leaves_is_finished_by_one_sweep(up):
     assert act.fork("tiny", "growing", "after start") is None  # it was killed
 
     def settled() -> bool:
-        return sweep(Store()) == [] and [node.state for node in rows()] == [NodeState.READY] * 3
+        return sweep(Store()) == [] and [node.state for node in node_rows()] == [NodeState.READY] * 3
 
     wait_until(settled, "3 nodes", seconds=120)
-    assert folders() == sorted(node.id for node in rows())
+    assert folders() == sorted(node.id for node in node_rows())
     wait_until(lambda: len(tagged()) == 3 * 3, "no process too many")  # one drops its tag as it starts
 
 
 def test_a_killed_node_is_replaced(up):
     up.scale(2)
-    worker = next(node for node in rows() if not node.is_head)
+    worker = next(node for node in node_rows() if not node.is_head)
     ProcessId.from_json(worker.supervisor).signal(signal.SIGKILL)
     wait_until(lambda: (sweep(Store()), len(up.get_nodes()) == 2)[1] and worker.id not in folders(), "its replacement")
     assert node_processes(worker) == []
@@ -60,13 +60,13 @@ def test_a_killed_node_is_replaced(up):
 
 def test_a_sweep_leaves_the_pools_of_other_hosts_alone(up, monkeypatch):
     """They share the store, and each host ends what is its own."""
-    before = [node.supervisor for node in rows()]
+    before = [node.supervisor for node in node_rows()]
     with Store().transaction() as session:
         pool = session.get_one(Pool, "tiny")
         mine = pool.host, pool.host_id
         pool.host, pool.host_id = "elsewhere", "0" * 16
     assert sweep(Store()) == []
-    assert [node.supervisor for node in rows()] == before
+    assert [node.supervisor for node in node_rows()] == before
     assert ProcessId.from_json(before[0]).alive()
     assert len(up.get_nodes()) == 1  # seen from here all the same
     with pytest.raises(PoolDownError, match="local to host elsewhere"):
@@ -77,10 +77,10 @@ def test_a_sweep_leaves_the_pools_of_other_hosts_alone(up, monkeypatch):
 
 
 def test_a_shell_without_the_url_sweeps_nothing_of_it(up, monkeypatch):
-    before = [node.supervisor for node in rows()]
+    before = [node.supervisor for node in node_rows()]
     with monkeypatch.context() as patch:
         patch.delenv("SHOAL_STATE_URL")
         assert sweep(Store()) == []
-    assert [node.supervisor for node in rows()] == before
+    assert [node.supervisor for node in node_rows()] == before
     assert ProcessId.from_json(before[0]).alive()
     assert len(up.get_nodes()) == 1

@@ -3,8 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 
-from shoal.pool import processes
-from shoal.pool.processes import NODE_TAG, ProcessId
+from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.processes import NODE_TAG
+from shoal.state.process import ProcessId
 from tests.support.waiting import wait_until
 
 

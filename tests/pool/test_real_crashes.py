@@ -15,7 +15,7 @@ from shoal.state.schema import NodeState
 from tests.support.homes import new_home
 from tests.support.killed_pool_operations import HOLDER, run
 from tests.support.node_leftovers import Watch
-from tests.support.pool_processes import kill_supervisor, nothing_left, rows
+from tests.support.pool_processes import kill_supervisor, node_rows, nothing_left
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -51,14 +51,14 @@ def test_killed(alone, operation, before, point, after):
     watch = Watch()
     watch.look()
     if operation == "sweeping":
-        kill_supervisor(next(node for node in rows() if not node.is_head))
+        kill_supervisor(next(node for node in node_rows() if not node.is_head))
     assert run(URI, operation, point) is None
     watch.look()
 
     def settled() -> bool:
         sweep(Store())
         watch.look()
-        return [node.state for node in rows()] == [NodeState.READY] * after and not watch.left_over()
+        return [node.state for node in node_rows()] == [NodeState.READY] * after and not watch.left_over()
 
     wait_until(settled, f"{after} nodes and nothing else", seconds=120)
     assert len(alone.get_nodes()) == alone.describe().target == after

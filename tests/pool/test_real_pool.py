@@ -15,10 +15,10 @@ import pytest
 import ray
 
 from shoal.errors import InvalidArgumentError
-from shoal.pool import processes
-from shoal.pool.backends.local import node_folder
-from shoal.pool.processes import ProcessId
-from tests.support.pool_processes import node_processes, rows
+from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.backend import node_folder
+from shoal.state.process import ProcessId
+from tests.support.pool_processes import node_processes, node_rows
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -45,7 +45,7 @@ def test_grows_and_shrinks(real_pool):
         f"{endpoint.api}/api/v0/nodes", headers={"Authorization": f"Bearer {endpoint.token()}"}, timeout=30
     ).json()["data"]["result"]["result"]
     assert {node["node_name"] for node in seen if node["state"] == "ALIVE"} == {node["name"] for node in nodes}
-    leaving = [node for node in rows() if not node.is_head]
+    leaving = [node for node in node_rows() if not node.is_head]
     assert real_pool.scale(1) is True
     for node in leaving:
         assert processes.of_node(node.id, [node_folder(node.id)], ProcessId.from_json(node.supervisor)) == []
@@ -53,7 +53,7 @@ def test_grows_and_shrinks(real_pool):
 
 
 def test_every_listener_is_on_loopback_and_the_token_is_asked_for(pool):
-    pids = {process.pid for node in rows() for process in node_processes(node)}
+    pids = {process.pid for node in node_rows() for process in node_processes(node)}
     heard = listeners(pids)
     assert len(heard) > 5
     assert set().union(*heard.values()) <= {"127.0.0.1", "[::ffff:127.0.0.1]"}
@@ -66,7 +66,7 @@ def test_every_listener_is_on_loopback_and_the_token_is_asked_for(pool):
 
 
 def test_no_listener_gives_metrics_without_the_token(pool):
-    pids = {process.pid for node in rows() for process in node_processes(node)}
+    pids = {process.pid for node in node_rows() for process in node_processes(node)}
     ports = {
         listener.laddr.port
         for listener in psutil.net_connections("tcp")
@@ -110,14 +110,14 @@ sys.stdin.read()
     )
     try:
         assert driver.stdout.readline().strip() == "3"
-        wait_until(lambda: all(node.busy for node in rows()), "every node reported busy")
+        wait_until(lambda: all(node.busy for node in node_rows()), "every node reported busy")
     finally:
         driver.communicate(input="", timeout=60)
-    wait_until(lambda: not any(node.busy for node in rows()), "every node idle again")
+    wait_until(lambda: not any(node.busy for node in node_rows()), "every node idle again")
 
 
 def test_a_killed_node_is_replaced_by_the_detached_reconciler(pool):
-    victim = next(node for node in rows() if not node.is_head)
+    victim = next(node for node in node_rows() if not node.is_head)
     ProcessId.from_json(victim.supervisor).signal(signal.SIGKILL)
     wait_until(lambda: victim.name not in {node["name"] for node in pool.get_nodes()}, "the loss")
     wait_until(lambda: len(pool.get_nodes()) == 3, "the replacement", seconds=120)
@@ -173,7 +173,7 @@ class _SilentHeadsNode:
 
 @pytest.mark.parametrize("head", ["127.0.0.1:1", None], ids=["worker node", "head"])
 def test_a_node_whose_head_stays_silent_is_given_up_and_counts_as_busy_until_then(monkeypatch, tmp_path, head):
-    from shoal.pool.backends import raylet
+    from shoal.pool.backends.local import raylet
 
     now = 100.0
     monkeypatch.setattr(raylet, "Node", _SilentHeadsNode)
@@ -193,4 +193,4 @@ def test_a_node_whose_head_stays_silent_is_given_up_and_counts_as_busy_until_the
     now += raylet.HEAD_PATIENCE
     assert node.dead() is None  # the patience begins anew with each answer
     now += 1
-    assert node.dead() == (head and f"its head at {head} is out of reach")
+    assert node.dead() == (head and f"the head at {head} cannot be reached")

@@ -73,7 +73,7 @@ def test_it_holds_the_lock_that_supervisors_of_0_1_look_for(fresh_home, monkeypa
         with open_locked(fresh_home / f"reconciler-{hostname()}.lock", wait=False) as free:
             seen.append(free)
 
-    monkeypatch.setattr(reconciler, "_look_after_all", rounds)
+    monkeypatch.setattr(reconciler, "_reconcile_all", rounds)
     Store()
     reconciler.run()
     assert seen == [False]

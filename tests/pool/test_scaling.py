@@ -16,14 +16,14 @@ from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError,
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import LocalBackend
 from shoal.pool.backends.base import NodeRef, PoolRef
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import Demand, Node, NodeState, Operation, OperationState, Pool
 from tests.support import ROOT
-from tests.support.pool_processes import node_processes, nothing_left, rows, tagged
+from tests.support.pool_processes import node_processes, node_rows, nothing_left, tagged
 from tests.support.tiny_node import FAIL_FILE, SLOW_FILE
 from tests.support.tiny_pools import TinyBackend
 from tests.support.waiting import wait_until
@@ -76,7 +76,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(up):
 
 
 def test_a_local_pool_cannot_be_abandoned(up):
-    with pytest.raises(InvalidArgumentError, match="its nodes are ended, not forgotten"):
+    with pytest.raises(InvalidArgumentError, match="is local and cannot be abandoned"):
         up.down(abandon=True)
     assert len(up.get_nodes()) == 1
 
@@ -95,12 +95,12 @@ def test_an_unknown_pool_is_named_and_nothing_happens(up):
 
 
 def test_which_pool_is_meant(tiny, monkeypatch):
-    with pytest.raises(InvalidArgumentError, match="there is no pool here"):
+    with pytest.raises(InvalidArgumentError, match="the store contains no pool"):
         shoal.get_nodes()
     ComputePool("local://a").up()
     assert shoal.describe_pool().name == "a"
     ComputePool("local://b").up()
-    with pytest.raises(InvalidArgumentError, match="which pool"):
+    with pytest.raises(InvalidArgumentError, match="no pool was named"):
         shoal.get_nodes()
     monkeypatch.setenv("SHOAL_POOL", "b")
     assert shoal.describe_pool().name == "b"
@@ -131,14 +131,14 @@ def test_a_failure_rolls_back_to_the_demand_before_and_says_why_node_by_node(up,
     assert set(caught.value.nodes.values()) == {"RuntimeError: quota exceeded"}
     status = up.describe()
     assert (status.target, len(status.active), status.pending, status.failed) == (2, 2, (), ())
-    assert len(rows()) == 2
+    assert len(node_rows()) == 2
     assert "rolled back" in status.reason
 
 
 def test_a_deadline_that_is_too_short_rolls_back(up):
     with pytest.raises(ScaleError, match="at the deadline; rolled back to 1"):
         up.scale(3, options={"rollback_after_seconds": 0.01})
-    assert len(rows()) == 1
+    assert len(node_rows()) == 1
 
 
 def test_a_node_that_was_not_up_at_the_deadline_is_named(up, tiny):
@@ -151,7 +151,7 @@ def test_a_node_that_was_not_up_at_the_deadline_is_named(up, tiny):
 
 def test_a_pool_that_does_not_come_up_leaves_nothing(tiny):
     (tiny / FAIL_FILE).write_text("no Ray here")
-    with pytest.raises(ScaleError, match="everything it had started was ended"):
+    with pytest.raises(ScaleError, match="all nodes that it had started were ended"):
         ComputePool("local://tiny").up()
     nothing_left()
     assert ComputePool("tiny").describe().state == "down"
@@ -170,12 +170,12 @@ def test_block_until_min_cluster_size_settles_at_what_it_has(up, tiny):
     assert up.scale(4, options={"block_until_min_cluster_size": 2}) is True
     wait_until(lambda: reconcile(Store(), "tiny") and up.describe().last_operation.state == "succeeded", "its end")
     assert up.describe().target == 2
-    wait_until(lambda: reconcile(Store(), "tiny") and len(rows()) == 2, "leftovers gone")
+    wait_until(lambda: reconcile(Store(), "tiny") and len(node_rows()) == 2, "leftovers gone")
 
 
 def test_a_dead_node_is_noticed_at_once_and_replaced(up):
     up.scale(2)
-    worker = next(node for node in rows() if not node.is_head)
+    worker = next(node for node in node_rows() if not node.is_head)
     ProcessId.from_json(worker.supervisor).signal(signal.SIGKILL)
     wait_until(lambda: len(up.get_nodes()) == 1, "the loss noticed by reading alone")
     # Its children live on until somebody reconciles; itself may take the kernel a moment to end.
@@ -186,7 +186,7 @@ def test_a_dead_node_is_noticed_at_once_and_replaced(up):
 
 def test_a_node_whose_raylet_dies_is_ended_and_replaced(up):
     up.scale(2)
-    worker = next(node for node in rows() if not node.is_head)
+    worker = next(node for node in node_rows() if not node.is_head)
     # Another supervisor that was started for the same row takes its time on a busy machine to see that it has no right.
     wait_until(lambda: len(node_processes(worker)) == 4, "its supervisor and three children alone")
     children = [process for process in node_processes(worker) if process.pid != worker.supervisor["pid"]]
@@ -199,16 +199,16 @@ def test_a_node_whose_raylet_dies_is_ended_and_replaced(up):
 def test_a_busy_node_is_drained_before_it_goes(up, tiny):
     up.scale(3)
     (tiny / "busy-tiny-2").touch()
-    wait_until(lambda: any(node.busy for node in rows()), "the supervisor's report")
+    wait_until(lambda: any(node.busy for node in node_rows()), "the supervisor's report")
     up.scale(2)
     assert [node["name"] for node in up.get_nodes()] == ["tiny-0", "tiny-2"]  # the idle one went
     up.scale(1, is_async=True)
     reconcile(Store(), "tiny")
     assert [node.state for node in up.describe().leaving] == ["draining"]
     reconcile(Store(), "tiny")
-    assert len(rows()) == 2
+    assert len(node_rows()) == 2
     (tiny / "busy-tiny-2").unlink()
-    wait_until(lambda: reconcile(Store(), "tiny") and len(rows()) == 1, "the drained node's end")
+    wait_until(lambda: reconcile(Store(), "tiny") and len(node_rows()) == 1, "the drained node's end")
 
 
 def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
@@ -235,30 +235,33 @@ def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
 
 def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up, tiny):
     """2, 3 and 4 asked one on top of the other, then 3 is withdrawn: a failing 4 goes back to 2, and that to 1."""
-    from shoal.pool import journal, requests
+    from shoal.pool.journal import commands
+    from shoal.pool.journal.rollback import withdraw
 
     def request(size: int) -> str:
         with Store().transaction() as session:
-            return requests.scale(session, "tiny", size, holder="test", rollback_after=60, min_size=None, now=1e9)
+            return commands.scale(
+                session, "tiny", size, holder="test", rollback_after=60, block_until_min_cluster_size=None, now=1e9
+            )
 
-    def withdraw(operation_id: str) -> None:
+    def give_up(operation_id: str) -> None:
         with Store().transaction() as session:
-            journal.withdraw(session, operation_id, "given up", 1e9)
+            withdraw(session, operation_id, "given up", 1e9)
 
     two, three, four = request(2), request(3), request(4)
     for operation_id, target in ((three, 4), (four, 2), (two, 1)):
-        withdraw(operation_id)
+        give_up(operation_id)
         assert up.describe().target == target
 
 
 def test_what_has_succeeded_is_not_rolled_back(up):
     """Its caller is interrupted when the sizes are right already."""
-    from shoal.pool import journal
+    from shoal.pool.journal.rollback import withdraw
 
     assert up.scale(2)
     succeeded = up.describe().last_operation.id
     with Store().transaction() as session:
-        assert not journal.withdraw(session, succeeded, "given up", 1e9)
+        assert not withdraw(session, succeeded, "given up", 1e9)
     assert up.describe().target == 2
 
 
@@ -270,25 +273,25 @@ def test_an_interrupt_rolls_back(up):
         "BACKENDS['local'] = lambda: LocalBackend('tests.support.tiny_node')\n"
     )
     process = subprocess.Popen([sys.executable, "-c", prelude + script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: len(rows()) == 3, "its intents")
+    wait_until(lambda: len(node_rows()) == 3, "its intents")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in said
-    assert len(rows()) == 1
+    assert len(node_rows()) == 1
     assert up.describe().target == 1
 
 
 def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
-    from shoal.pool import requests
+    from shoal.pool.journal import commands
 
-    request = requests.scale
+    request = commands.scale
 
     def interrupted(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
         return request(*args, **kwargs)
 
-    monkeypatch.setattr(requests, "scale", interrupted)
+    monkeypatch.setattr(commands, "scale", interrupted)
     with pytest.raises(KeyboardInterrupt):
         up.scale(3)
     assert up.describe().target == 1
@@ -298,7 +301,7 @@ def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
 def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
     """A process paused between intent and act, that wakes up after its row was swept away."""
     LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
-    wait_until(lambda: "not mine to start" in (_log("ghost")), "its refusal")
+    wait_until(lambda: "is not started" in (_log("ghost")), "its refusal")
     assert len(tagged()) == 3
 
 
@@ -307,29 +310,29 @@ def test_a_supervisor_of_another_life_of_the_pool_starts_nothing(up, monkeypatch
         patch.setattr(TinyBackend, "start", lambda self, pool, nodes: None)
         up.scale(2, is_async=True)
         reconcile(Store(), "tiny")
-    planned = rows()[1]
+    planned = node_rows()[1]
     TinyBackend().start(TINY, [replace(NodeRef.of(planned), epoch=planned.epoch - 1)])
-    wait_until(lambda: "not mine to start" in _log(planned.name), "its refusal")
-    assert rows()[1].state is NodeState.PLANNED
+    wait_until(lambda: "is not started" in _log(planned.name), "its refusal")
+    assert node_rows()[1].state is NodeState.PLANNED
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("supervisor", ProcessId("another boot", 1, 1).to_json()), ("epoch", 7)], ids=["one", "life"]
 )
 def test_a_node_whose_row_was_given_to_another_ends_itself(up, field, value):
-    [node] = rows()
+    [node] = node_rows()
     with Store().transaction() as session:
         setattr(session.get_one(Node, node.id), field, value)
     wait_until(lambda: node_processes(node) == [], "its end")
-    assert rows()[0].state is NodeState.READY  # it wrote nothing into a row that is not its own
+    assert node_rows()[0].state is NodeState.READY  # it wrote nothing into a row that is not its own
 
 
 def test_two_supervisors_for_one_row_and_one_starts(up):
     """Two processes that both act on the same intent."""
     up.scale(2)
-    worker = next(node for node in rows() if not node.is_head)
+    worker = next(node for node in node_rows() if not node.is_head)
     LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef.of(worker)])
-    wait_until(lambda: "not mine to start" in _log(worker.name), "the second one's refusal")
+    wait_until(lambda: "is not started" in _log(worker.name), "the second one's refusal")
     with Store().transaction() as session:
         assert session.get_one(Node, worker.id).supervisor == worker.supervisor
 
@@ -368,7 +371,7 @@ def test_a_pool_of_another_host_is_refused_by_name(up, monkeypatch):
 
 
 def _log(name: str) -> str:
-    from shoal.pool.backends.local import log_path
+    from shoal.pool.backends.local.backend import log_path
 
     path = log_path("tiny", name)
     return path.read_text() if path.exists() else ""

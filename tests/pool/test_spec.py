@@ -16,18 +16,18 @@ def test_a_uri_and_its_spec_say_the_same():
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("retrain", "no pool URI"),
-        ("local://", "no legal pool name"),
-        ("local://Retrain_1", "no legal pool name"),
-        ("local://-x", "no legal pool name"),
-        ("local://" + "x" * 41, "no legal pool name"),
+        ("retrain", "not a pool URI"),
+        ("local://", "not a valid pool name"),
+        ("local://Retrain_1", "not a valid pool name"),
+        ("local://-x", "not a valid pool name"),
+        ("local://" + "x" * 41, "not a valid pool name"),
         ("local://x?max_node=3", "did you mean max_nodes"),
-        ("local://x?colour=red", "legal: "),
+        ("local://x?colour=red", 'unknown option "colour"; allowed options: name, backend, min_nodes'),
         ("local://x?max_nodes=0", "max_nodes"),
         ("local://x?max_nodes=two", "max_nodes"),
         ("local://x?min_nodes=5&max_nodes=3", "min_nodes=5 is above max_nodes=3"),
         ("local://x?max_nodes=3&max_nodes=4", "twice"),
-        ("local://x/y", "nothing else"),
+        ("local://x/y", "without user, port"),
         ("local://x?idle_timeout=-1", "idle_timeout"),
         ("slurm://x", 'unknown backend "slurm"'),
     ],
@@ -49,16 +49,16 @@ def test_a_foreign_cluster_has_an_address_and_never_a_token():
     ("uri", "said"),
     [
         ("ray://lab", "needs the URL of the cluster's Job API"),
-        ("ray://10.0.0.5:8265", "nothing else"),
+        ("ray://10.0.0.5:8265", "without user, port"),
         ("ray://lab?address=10.0.0.5:8265", "needs the URL"),
-        ("ray://lab?address=http://me:secret@10.0.0.5:8265", "no credentials"),
+        ("ray://lab?address=http://me:secret@10.0.0.5:8265", "must not contain credentials"),
         ("ray://lab?address=http://10.0.0.5:8265&token=x", "did you mean token_file"),
-        ("ray://lab?address=http://me:se%2Fcret@10.0.0.5:8265", "no credentials"),
-        ("ray://lab?address=https://secret@10.0.0.5:8265", "no credentials"),
+        ("ray://lab?address=http://me:se%2Fcret@10.0.0.5:8265", "must not contain credentials"),
+        ("ray://lab?address=https://secret@10.0.0.5:8265", "must not contain credentials"),
         ("ray://lab?address=http://[::1", "needs the URL"),
         ("ray://lab?address=http://10.0.0.5:notaport", "needs the URL"),
-        ("http://[::1", "no pool URI"),
-        ("local://x?address=http://10.0.0.5:8265", "only ray:// pools have it"),
+        ("http://[::1", "not a pool URI"),
+        ("local://x?address=http://10.0.0.5:8265", "allowed only for ray:// pools"),
     ],
 )
 def test_what_is_wrong_with_a_foreign_one_is_said(uri, said):
@@ -76,7 +76,7 @@ def test_an_infinite_idle_timeout_means_never(given):
 
 @pytest.mark.parametrize("option", ["max_nodes", "idle_timeout"])
 def test_a_truth_value_is_no_number(option):
-    with pytest.raises(InvalidArgumentError, match=f"{option}=True: true and false are no values"):
+    with pytest.raises(InvalidArgumentError, match=f"{option}=True: pool options do not take true or false"):
         PoolSpec.parse({"name": "x", option: True})
 
 

@@ -48,10 +48,10 @@ def test_it_is_the_pool_that_the_uri_means():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"max_node": 3}, "unknown pool option max_node: did you mean max_nodes?"),
+        ({"max_node": 3}, 'unknown option "max_node": did you mean max_nodes?'),
         ({"min_nodes": 5}, "min_nodes=5 is above max_nodes=4"),
         ({"max_nodes": 0}, "max_nodes=0"),
-        ({"name": "Flights"}, '"Flights" is no legal pool name'),
+        ({"name": "Flights"}, '"Flights" is not a valid pool name'),
     ],
 )
 def test_a_wrong_field_is_refused_in_the_words_of_the_parser(fields, said):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
+import pytest
+
 from tests.test_imports import HEAVY
 
 
@@ -14,6 +16,7 @@ def heavy_after(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.processes
 def test_nothing_heavy_is_added():
     assert heavy_after("import shoal.prefect") <= heavy_after("from prefect import flow, task")
 

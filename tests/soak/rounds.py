@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.pool.api import ComputePool, list_pools, sweep
-from shoal.pool.processes import ProcessId
 from shoal.state import Store, home
+from shoal.state.process import ProcessId
 from shoal.state.schema import Demand, NodeState
 from tests.soak.actor import HOLDER
 from tests.support.node_leftovers import Watch
-from tests.support.pool_processes import node_processes, rows
+from tests.support.pool_processes import node_processes, node_rows
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -198,7 +198,7 @@ def run(case: Case, dice: random.Random, watch: Watch) -> Outcome:
         problem = "; ".join([str(error), *_unsettled(watch, victim)])
     watch.forget_ended()
     kind, killed = (victim.kind, victim.name) if victim else ("nobody", "nobody: the pool was down")
-    return Outcome(case, kind, killed, ended, len(rows()), time.monotonic() - began, problem)
+    return Outcome(case, kind, killed, ended, len(node_rows()), time.monotonic() - began, problem)
 
 
 def _unsettled(watch: Watch, victim: _Victim | None) -> list[str]:
@@ -207,7 +207,7 @@ def _unsettled(watch: Watch, victim: _Victim | None) -> list[str]:
     watch.look()
     if not list_pools():
         return watch.left_over()
-    status, nodes = ComputePool("soak").describe(), rows()
+    status, nodes = ComputePool("soak").describe(), node_rows()
     ready = sum(node.state is NodeState.READY for node in nodes)
     said = []
     if victim and victim.node_id in {node.id for node in nodes}:  # its supervisor looks after it once a second
@@ -245,12 +245,12 @@ def _candidates(kind: str, actor: Actor | None) -> Iterator[_Victim]:
         for process in reconcilers():
             yield _Victim(kind, kind, process)
     elif kind == "a supervisor":
-        for node in rows():
+        for node in node_rows():
             if node.supervisor and (process := ProcessId.from_json(node.supervisor)).alive():
                 yield _Victim(kind, f"the supervisor of {node.name}", process, node.id)
     else:
         program = "raylet" if kind == "a raylet" else "gcs_server"
-        for node in rows():
+        for node in node_rows():
             for process in node_processes(node):
                 if _program(process.pid) == program:
                     yield _Victim(kind, f"{program} of {node.name}", process, node.id)

@@ -46,7 +46,7 @@ def attempt(**fields: Any) -> Job:
     return Job(
         **{
             "id": "job", "attempt": 1, "pool": "p", "holder": "h", "spec": {}, "state": JobState.FAILED, "endpoint": {},
-            "asked_at": 0.0, "created_at": 0.0,
+            "last_polled_at": 0.0, "created_at": 0.0,
         }
         | fields
     )  # fmt: skip

@@ -26,6 +26,7 @@ def said_by(*command: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.processes
 def test_the_identity_survives_a_change_of_hostname():
     if subprocess.run(["unshare", "--uts", "hostname", "renamed"], capture_output=True, check=False).returncode:
         pytest.skip("a host cannot be renamed here: `unshare --uts hostname renamed` is refused")
@@ -36,6 +37,7 @@ def test_the_identity_survives_a_change_of_hostname():
     assert identity == host.host_id()
 
 
+@pytest.mark.processes
 def test_containers_of_one_image_differ():
     otherhost.required()
 

@@ -24,6 +24,12 @@ NEWER = [script.revision for script in reversed(list(SCRIPTS.iterate_revisions("
 
 
 @pytest.fixture
+def fresh_home(empty_home):
+    """A home without a store: these tests are about how one is made."""
+    return empty_home
+
+
+@pytest.fixture
 def engine(either_store) -> sa.Engine:
     return engines.engine(default_url())
 

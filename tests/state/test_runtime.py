@@ -56,6 +56,7 @@ def test_two_homes_never_share_a_root(fresh_home, temp, monkeypatch, tmp_path):
     assert len(os.fsencode(longest)) == 107  # AF_UNIX
 
 
+@pytest.mark.processes
 def test_processes_that_ask_at_once_get_the_same_root(fresh_home, temp):
     ask = "from shoal.state.runtime import runtime_root; print(runtime_root())"
     askers = [subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -83,7 +84,7 @@ def given_to_another_user(root: Path) -> None:
         (lambda root: root.chmod(0o755), "other users can enter it"),
         (lambda root: root.chmod(0o777), "other users can write to it"),
         (lambda root: (shutil.rmtree(root), root.touch()), "is not a folder"),
-        (lambda root: (root / "shoal.json").unlink(), "does not carry the marker"),
+        (lambda root: (root / "shoal.json").unlink(), "lacks the marker file"),
     ],
     ids=["symlink", "foreign", "readable", "writable", "file", "unmarked"],
 )
@@ -231,11 +232,11 @@ def test_a_home_that_others_can_read_is_closed(fresh_home, caplog):
     assert "had mode 0755" in caplog.text
 
 
-def test_a_home_that_others_can_write_to_is_refused(fresh_home):
-    fresh_home.chmod(0o777)
+def test_a_home_that_others_can_write_to_is_refused(empty_home):
+    empty_home.chmod(0o777)
     with pytest.raises(StoreError, match=r"SHOAL_HOME .* has mode 0777: .* `chmod 700 "):
         Store()
-    assert list(fresh_home.iterdir()) == []
+    assert list(empty_home.iterdir()) == []
 
 
 def test_a_home_of_another_user_is_refused(fresh_home):

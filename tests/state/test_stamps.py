@@ -13,12 +13,12 @@ def written(store: Store) -> tuple[float, dict | None]:
         session.add(
             Job(
                 id="j", attempt=1, pool="p", holder="h", spec={}, state=JobState.PENDING, endpoint={}, created_at=0.0,
-                asked_at=now, asked_clock=stamps.stamp(now),
+                last_polled_at=now, last_polled_clock=stamps.stamp(now),
             )
         )  # fmt: skip
     with store.reading() as session:
         job = session.get_one(Job, ("j", 1))
-        return job.asked_at, job.asked_clock
+        return job.last_polled_at, job.last_polled_clock
 
 
 def test_a_stamp_counts_the_seconds_since_it_was_written(either_store, monkeypatch):

@@ -18,6 +18,12 @@ from shoal.state.schema import Lock
 from shoal.state.store import SCHEMA_VERSION
 
 
+@pytest.fixture
+def fresh_home(empty_home):
+    """A home without a store: these tests are about how one is made."""
+    return empty_home
+
+
 def in_processes(count: int, act: Callable[[], object]) -> None:
     """Do the same in many processes at once, none of which has opened the store before."""
     fork = multiprocessing.get_context("fork")
@@ -42,6 +48,7 @@ def add_twenty() -> None:
             session.get_one(Lock, "counter").expires_at += 1
 
 
+@pytest.mark.processes
 def test_no_update_of_many_processes_is_lost(either_store):
     """12 processes x 20 read-modify-writes: SQLAlchemy's default loses 220 of the 240 in silence."""
     with Store().transaction() as session:
@@ -51,6 +58,7 @@ def test_no_update_of_many_processes_is_lost(either_store):
         assert session.get_one(Lock, "counter").expires_at == 240
 
 
+@pytest.mark.processes
 def test_many_processes_make_one_database(either_store):
     in_processes(6, Store)
 
@@ -92,7 +100,7 @@ def test_a_newer_database_is_refused(either_store):
     store = Store()
     with store.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StoreError, match=r"newer shoal .schema 9999, this one knows"):
+    with pytest.raises(StoreError, match=r"newer shoal .its schema is 9999, this version knows"):
         Store()
     assert SCHEMA_VERSION < "9999"
 
@@ -106,7 +114,7 @@ def test_a_corrupt_database_is_named(fresh_home):
 def test_a_home_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(StoreError, match=r"SHOAL_HOME .* cannot be made"):
+    with pytest.raises(StoreError, match=r"SHOAL_HOME .* cannot be created"):
         Store()
 
 
@@ -166,8 +174,8 @@ def test_an_upgrade_that_fails_changes_nothing(either_store, monkeypatch):
     [
         ("postgresql://me:cAnArY@localhost:notaport/db", "port"),
         ("postgresql://me:cAnArY@cAnArY@localhost/db", "%40"),
-        ("postgresql://[::1/cAnArY", "no URL"),
-        ("http://[::1", "no URL"),
+        ("postgresql://[::1/cAnArY", "not a valid URL"),
+        ("http://[::1", "not a valid URL"),
         ("mysql://me:12/cAnArY@localhost/db", "mysql"),
         ("sqlite:///relative.db?password=cAnArY", "absolute"),
         ("postgresql://localhost:1/db?password=cAnArY", r"password=\*\*\*.*cannot be used"),

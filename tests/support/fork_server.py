@@ -48,7 +48,7 @@ def running() -> Iterator[str]:
 
 
 def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
-    """Have a supervisor forked, as `shoal.pool.processes.spawn_detached` would start it.
+    """Have a supervisor forked, as `shoal.pool.backends.local.processes.spawn_detached` would start it.
 
     Args:
         argv: Its arguments: the node and the epoch.

@@ -20,9 +20,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from shoal import jobs
-from shoal.jobs import attempts, submission
+from shoal.jobs import submission
 from shoal.jobs.handle import JobHandle
-from shoal.jobs.steps import At, JobStep
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.steps import At, JobStep
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, steps
 
@@ -63,12 +64,12 @@ class Scene:
 
 def drive(scene: Scene) -> None:
     """Be the driver of the newest attempt, with everything real but the gang."""
-    from shoal.jobs import driver
-    from shoal.training import boosting
+    from shoal.jobs.driver import main as driver
+    from shoal.training.boosting import engine
     from tests.jobs.test_driver import plain_xgboost
 
     driver.connect = lambda gcs: None
-    boosting.train = plain_xgboost
+    engine.train = plain_xgboost
     key = attempts.Key(JOB_ID, attempts.latest(Store(), JOB_ID).attempt)
     sys.argv = ["driver", key.job_id, str(key.attempt)]
     driver.main()
@@ -76,7 +77,7 @@ def drive(scene: Scene) -> None:
 
 def beat(_: Scene) -> None:
     """Be the watchdog of the newest attempt's driver, at its first look."""
-    from shoal.jobs.watchdog import Watchdog
+    from shoal.jobs.driver.watchdog import Watchdog
 
     store = Store()
     Watchdog(store, attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt), None).look()
@@ -87,9 +88,9 @@ MODEL = b"a model, as a library writes it"
 
 def publish(scene: Scene) -> None:
     """Write what a training returned."""
-    from shoal.jobs import model_files
+    from shoal.jobs.files import artifacts
+    from shoal.training.boosting.request import TrainResult
     from shoal.training.claims import Claim
-    from shoal.training.request import TrainResult
 
     trained = TrainResult(
         model=MODEL,
@@ -101,7 +102,7 @@ def publish(scene: Scene) -> None:
         seconds=0.5,
         workers=(),
     )
-    model_files.save(str(scene.spec["folder"]), Claim(JOB_ID, "the test"), trained)
+    artifacts.save(str(scene.spec["folder"]), Claim(JOB_ID, "the test"), trained)
 
 
 _CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}

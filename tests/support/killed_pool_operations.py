@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from shoal.errors import ScaleError
 from shoal.pool.api import ComputePool, sweep
-from shoal.pool.steps import At, JournalStep
+from shoal.pool.journal.steps import At, JournalStep
 from shoal.state import Store, steps
 
 ROOT = Path(__file__).parents[2]

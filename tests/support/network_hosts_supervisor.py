@@ -16,7 +16,7 @@ from shoal.state.schema import Node
 
 def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
     """A Ray node on this host's address."""
-    from shoal.pool.backends.raylet import Raylet, RayletSpec
+    from shoal.pool.backends.local.raylet import Raylet, RayletSpec
 
     store_bytes = spec.object_store_mb * 2**20
     return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, ip=sys.argv[3]))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from shoal.pool.processes import ProcessId
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.runtime import runtime_root
 from shoal.state.schema import Node, Operation, OperationState
-from tests.support.pool_processes import folders, living, node_processes, rows
+from tests.support.pool_processes import folders, living, node_processes, node_rows
 
 
 @dataclass
@@ -25,13 +25,13 @@ class Watch:
 
     def look(self) -> None:
         """Take note of what is there now."""
-        for node in rows():
+        for node in node_rows():
             self._nodes[node.id] = node
             self._processes.setdefault(node.id, set()).update(node_processes(node))
 
     def left_over(self) -> list[str]:
         """Everything that should not be there, a sentence each."""
-        standing = {node.id: node for node in rows()}
+        standing = {node.id: node for node in node_rows()}
         said = [f"folder {name} has no row" for name in folders() if name not in standing]
         said += [f"operation {operation.kind} {operation.id} is open" for operation in open_operations()]
         for node_id, node in self._nodes.items():
@@ -51,7 +51,7 @@ class Watch:
 
     def forget_ended(self) -> None:
         """Nodes that have ended and were seen to leave nothing."""
-        standing = {node.id for node in rows()}
+        standing = {node.id for node in node_rows()}
         self._nodes = {node_id: node for node_id, node in self._nodes.items() if node_id in standing}
         self._processes = {node_id: seen for node_id, seen in self._processes.items() if node_id in standing}
 

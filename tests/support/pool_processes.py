@@ -12,15 +12,16 @@ from typing import NamedTuple
 import psutil
 from sqlalchemy import select
 
-from shoal.pool import processes
-from shoal.pool.processes import NODE_TAG, ProcessId
+from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store, home
+from shoal.state.process import ProcessId
 from shoal.state.runtime import node_folders, node_ids, runtime_root
 from shoal.state.schema import Node
 from tests.support.waiting import wait_until
 
 
-def rows() -> list[Node]:
+def node_rows() -> list[Node]:
     with Store().transaction() as session:
         return list(session.scalars(select(Node).order_by(Node.created_at)))
 
@@ -95,6 +96,6 @@ def a_worker() -> psutil.Process | None:
 
 def nothing_left() -> None:
     """No row, process or folder of any node of this home."""
-    assert [(node.name, node.state) for node in rows()] == []
+    assert [(node.name, node.state) for node in node_rows()] == []
     assert tagged() == []
     assert folders() == []

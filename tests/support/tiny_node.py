@@ -13,8 +13,8 @@ import subprocess
 from pathlib import Path
 
 from shoal.pool import supervisor
+from shoal.pool.journal.steps import At, JournalStep
 from shoal.pool.spec import PoolSpec
-from shoal.pool.steps import At, JournalStep
 from shoal.state import steps
 from shoal.state.schema import Node
 from tests.support.waiting import wait_until

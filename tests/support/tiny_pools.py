@@ -9,7 +9,7 @@ import pytest
 
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
-from shoal.pool.backends.local import log_path, node_environment
+from shoal.pool.backends.local.backend import log_path, node_environment
 from tests.support import ROOT, fork_server
 from tests.support.homes import STORES
 from tests.support.pool_processes import nothing_left

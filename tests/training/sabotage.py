@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from shoal.training.boosting.request import Framework
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import get_context
-from shoal.training.request import Framework
-from shoal.training.user_code import UserCode
 
 FIRST = {"xgboost": "prepare", "lightgbm": "begin"}
 """What is called first on the workers, and reads their rows."""
@@ -39,7 +39,7 @@ class Sabotage:
         mine = get_context().rank == self.rank and name == FIRST[self.framework]
         if mine and self.stage == "import":
             self.act()
-        from shoal.training.rows import ShardRows
+        from shoal.training.boosting.rows import ShardRows
 
         worker = importlib.import_module(f"shoal.training.{self.framework}.worker")
         if mine and self.stage == "matrix":

@@ -17,12 +17,12 @@ from shoal.data import DataConnector, categories
 from shoal.data.categories import encoded, to_lists
 from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training import boosting
-from shoal.training.boosting import train
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.rows import Columns, Part
+from shoal.training.boosting.task import Segment, Task
 from shoal.training.context import get_context
-from shoal.training.request import TrainRequest, TrainResult
-from shoal.training.rows import Columns, Part
-from shoal.training.task import Segment, Task
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.categories import note
 from tests.support.two_node_cluster import TwoNodes
@@ -103,7 +103,7 @@ def test_two_workers_know_the_categories_of_both(
 ) -> None:
     held_out = changed(some_flights(0, 200), carrier=pa.array(["é0", "unseen"] * 100).dictionary_encode())
     pq.write_table(held_out, tmp_path / "held-out.parquet")
-    asked = request(framework, flights, eval_sets={"eval": {"paths": (str(tmp_path / "held-out.parquet"),)}})
+    asked = request(framework, flights, eval_set={"eval": {"paths": (str(tmp_path / "held-out.parquet"),)}})
     result = train(asked)
     assert [worker.rows for worker in result.workers] == [1500, 1500]
     assert result.model == train(asked).model
@@ -165,7 +165,7 @@ def lightgbm_trees(booster: Any) -> list[str]:
 def test_one_worker_grows_the_trees_of_the_plain_library(
     driver: TwoNodes, flights: Path, framework: str, plain: Callable[..., Any], trees: Callable[[Any], list[str]]
 ) -> None:
-    booster = train(request(framework, flights, scaling={"num_workers": 1})).booster()
+    booster = train(request(framework, flights, scaling_config={"num_workers": 1})).booster()
     table = DataConnector.from_parquet(flights).to_arrow()
     known = library(framework, "categories").categories_of(booster)
     alone = plain(to_matrix(encoded(table, known), FEATURES), table["y"].to_numpy())
@@ -195,17 +195,17 @@ def test_interrupted_and_resumed_it_is_the_same_model(
 def test_what_is_refused_before_anything_starts(
     driver: TwoNodes, flights: Path, framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boosting, "shared_gang", None)
+    monkeypatch.setattr(engine, "shared_gang", None)
     with pytest.raises(InvalidArgumentError, match='categorical_cols names "tail"'):
         train(request(framework, flights, categorical_cols=("carrier", "tail")))
-    with pytest.raises(DataError, match='"hour" is of type float, which cannot be categories'):
+    with pytest.raises(DataError, match='"hour" is of type float, which cannot be categorical'):
         train(request(framework, flights, categorical_cols=("carrier", "hour")))
     with pytest.raises(DataError, match=r'"carrier" is of type string, which cannot be .* in categorical_cols'):
         train(request(framework, flights, categorical_cols=("flight",)))
     pq.write_table(changed(some_flights(0), carrier=pa.array([3] * 1500)), tmp_path / "numbers.parquet")
     numbers = {"paths": (str(tmp_path / "numbers.parquet"),)}
     with pytest.raises(DataError, match=r'eval_set "eval": .*"carrier" is of type int64, but its .*string'):
-        train(request(framework, flights, eval_sets={"eval": numbers}))
+        train(request(framework, flights, eval_set={"eval": numbers}))
     monkeypatch.setattr(categories, "MOST_CATEGORIES", 11)
     with pytest.raises(DataError, match='"carrier" has more than 11 categories'):
         train(request(framework, flights))

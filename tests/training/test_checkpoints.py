@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, WorkerLostError
-from shoal.training import boosting, resilience
-from shoal.training.boosting import segment_length, train
+from shoal.training import restarts
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import segment_length, train
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.task import Segment
 from shoal.training.gang.gang import Gang
-from shoal.training.request import TrainRequest
-from shoal.training.task import Segment
 from tests.support.two_node_cluster import TwoNodes, assert_ended, write_rows
 from tests.training.test_xgboost import request, spec
 
@@ -36,7 +37,7 @@ class Losses:
         self.left = list(segments)
         self.seen: list[Segment] = []
         self.lost: list[int] = []
-        on_all = boosting._Training._on_all
+        on_all = engine._Training._on_all
 
         def act(training: Any, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
             if name == "boost":
@@ -47,7 +48,7 @@ class Losses:
                     (deed or (lambda: os.kill(gang.workers[1].pid, signal.SIGKILL)))()
             return on_all(training, gang, name, args)
 
-        monkeypatch.setattr(boosting._Training, "_on_all", act)
+        monkeypatch.setattr(engine._Training, "_on_all", act)
 
 
 def asked(rows: Path, max_restarts: int = 0, **changes: Any) -> TrainRequest:
@@ -60,7 +61,7 @@ def asked(rows: Path, max_restarts: int = 0, **changes: Any) -> TrainRequest:
 @pytest.mark.parametrize(
     "params",
     [
-        pytest.param(PLAIN, id="plain"),
+        pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
         pytest.param(SAMPLED, id="sampled"),
         pytest.param(DART, id="dart", marks=pytest.mark.long),
     ],
@@ -82,12 +83,12 @@ def test_early_stopping_knows_what_was_before_the_loss(
     driver: TwoNodes, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {
-        "eval_sets": {"eval": spec(write_rows(tmp_path / "noise", rows=300, seed=2)), "train": spec(rows)},
+        "eval_set": {"eval": spec(write_rows(tmp_path / "noise", rows=300, seed=2)), "train": spec(rows)},
         "early_stopping_rounds": 6,
         "n_estimators": 100,
         "params": {"max_depth": 8, "eta": 0.8, "eval_metric": ["mae", "rmse"]},
     }
-    changes["eval_sets"] = dict(reversed(changes["eval_sets"].items()))  # the last one decides
+    changes["eval_set"] = dict(reversed(changes["eval_set"].items()))  # the last one decides
     whole = train(asked(rows, **changes))
     best = whole.best_iteration
     assert best is not None
@@ -106,14 +107,14 @@ def test_one_loss_too_many(
     Losses(monkeypatch, 1, 1)  # before it is trained for the first time, and for the second
     with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
         train(asked(rows, 1))
-    assert "going on from round 4 of 10 (restart 1 of 1)" in capsys.readouterr().out
+    assert "continuing from round 4 of 10 (restart 1 of 1)" in capsys.readouterr().out
 
 
 @pytest.mark.ray
 def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(asked(rows, params=SAMPLED))
     Losses(monkeypatch, 1, deed=driver.kill_second)
-    attempt, attempts = boosting._Training._attempt, []
+    attempt, attempts = engine._Training._attempt, []
 
     def attempted(training: Any) -> Any:
         attempts.append(training)
@@ -121,7 +122,7 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
             driver.replace_second()
         return attempt(training)
 
-    monkeypatch.setattr(boosting._Training, "_attempt", attempted)
+    monkeypatch.setattr(engine._Training, "_attempt", attempted)
     resumed = train(asked(rows, 1, params=SAMPLED))
     assert (resumed.model, resumed.restarts, len(attempts)) == (whole.model, 1, 3)
 
@@ -131,8 +132,8 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
 def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resilience, "_REPLACE_SECONDS", 1.0)
-    for module in (boosting, resilience):
+    monkeypatch.setattr(restarts, "_REPLACE_SECONDS", 1.0)
+    for module in (engine, restarts):
         monkeypatch.setattr(module, "WAIT_SECONDS", 20.0)
     Losses(monkeypatch, 1, 1, deed=driver.kill_second)
     try:
@@ -145,4 +146,4 @@ def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     finally:
         driver.replace_second()
     assert (result.num_workers, result.restarts, result.rounds) == (1, 1, 10)
-    assert "going on with 1 workers" in capsys.readouterr().out
+    assert "continuing with 1 workers" in capsys.readouterr().out

@@ -10,11 +10,11 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training import boosting
-from shoal.training.boosting import train
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import get_context
-from shoal.training.request import TrainRequest
-from shoal.training.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training import test_lightgbm, test_xgboost
 from tests.training.custom import mean_error, squared_error, worst_error
@@ -34,7 +34,7 @@ def test_one_worker_grows_the_trees_of_plain_xgboost(driver: TwoNodes, rows: Pat
     import xgboost
 
     result = train(
-        request("xgboost", rows, scaling={"num_workers": 1}), user_code=UserCode(objective=squared_error)
+        request("xgboost", rows, scaling_config={"num_workers": 1}), user_code=UserCode(objective=squared_error)
     ).booster()
     table = DataConnector.from_parquet(rows).to_pandas()
     matrix = xgboost.QuantileDMatrix(table[COLUMNS], table["y"], nthread=1)
@@ -44,7 +44,7 @@ def test_one_worker_grows_the_trees_of_plain_xgboost(driver: TwoNodes, rows: Pat
 
 def test_one_worker_grows_the_trees_of_plain_lightgbm(driver: TwoNodes, rows: Path) -> None:
     result = train(
-        request("lightgbm", rows, scaling={"num_workers": 1}), user_code=UserCode(objective=squared_error)
+        request("lightgbm", rows, scaling_config={"num_workers": 1}), user_code=UserCode(objective=squared_error)
     ).booster()
     assert test_lightgbm.trees(result) == test_lightgbm.trees(test_lightgbm.alone(rows, 10, objective=squared_error))
 
@@ -71,7 +71,7 @@ def test_all_stop_at_the_same_round_interrupted_or_not(
     asked = request(
         framework,
         rows,
-        eval_sets={"train": spec(rows), "eval": spec(noise)},
+        eval_set={"train": spec(rows), "eval": spec(noise)},
         n_estimators=200,
         early_stopping_rounds=4,
         params=params,
@@ -108,23 +108,23 @@ def test_what_a_function_raises_on_one_rank_is_told(driver: TwoNodes, rows: Path
 
     user_code = UserCode(objective=fails) if part == "objective" else UserCode(metrics=(fails,))
     with pytest.raises(TrainingError, match=r"rank 1 .* failed: ZeroDivisionError: no rows of class 7") as caught:
-        train(request(framework, rows, n_estimators=1000, eval_sets={"eval": spec(rows)}), user_code=user_code)
+        train(request(framework, rows, n_estimators=1000, eval_set={"eval": spec(rows)}), user_code=user_code)
     assert "in fails" in "".join(caught.value.__notes__)
 
 
 def test_what_is_refused_before_anything_starts(
     driver: TwoNodes, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boosting, "shared_gang", None)
+    monkeypatch.setattr(engine, "shared_gang", None)
     one = spec(write_rows(tmp_path / "one", rows=1, files=1))
     with pytest.raises(DataError, match=r'eval_set "few" has 1 row, too few for 2 workers.*custom_metric'):
-        train(request("xgboost", rows, eval_sets={"few": one}), user_code=UserCode(metrics=(mean_error,)))
+        train(request("xgboost", rows, eval_set={"few": one}), user_code=UserCode(metrics=(mean_error,)))
     for framework in LIBRARIES:
         asked = request(framework, rows, params={"objective": "binary"})
-        with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold objective="binary"'):
+        with pytest.raises(InvalidArgumentError, match=r'is a function, but params contain objective="binary"'):
             train(asked, user_code=UserCode(objective=squared_error))
-    asked = request("lightgbm", rows, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2)
-    with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric to watch"):
+    asked = request("lightgbm", rows, eval_set={"eval": spec(rows)}, early_stopping_rounds=2)
+    with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric: name one"):
         train(asked, user_code=UserCode(objective=squared_error))
     forest = {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}
     with pytest.raises(InvalidArgumentError, match='boosting="rf"'):

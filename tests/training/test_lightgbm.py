@@ -15,12 +15,12 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training import boosting
-from shoal.training.boosting import train
-from shoal.training.inputs import REPLICATED_ROWS
-from shoal.training.request import TrainRequest, TrainResult
+from shoal.training.boosting import engine
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.inputs import REPLICATED_ROWS
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import ScalingConfig
-from shoal.training.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.test_checkpoints import Losses
 from tests.training.test_xgboost import spec, without_statistics
@@ -72,7 +72,7 @@ def test_two_trainings_are_byte_for_byte_the_same(driver: TwoNodes, rows: Path) 
 
 
 def test_one_worker_grows_the_trees_of_plain_lightgbm(driver: TwoNodes, rows: Path) -> None:
-    result = train(request(rows, scaling={"num_workers": 1}))
+    result = train(request(rows, scaling_config={"num_workers": 1}))
     assert trees(result.booster()) == trees(alone(rows, 10))
 
 
@@ -89,7 +89,7 @@ def test_two_learn_as_well_as_one_on_sorted_rows_too(driver: TwoNodes, rows: Pat
 @pytest.mark.parametrize(
     ("params", "margin"),
     [
-        pytest.param(PLAIN, None, id="plain"),
+        pytest.param(PLAIN, None, id="plain", marks=pytest.mark.long),
         pytest.param(PLAIN, "m", id="margin", marks=pytest.mark.long),
         pytest.param(SAMPLED, "m", id="sampled"),
         pytest.param(DART, None, id="dart", marks=pytest.mark.long),
@@ -103,7 +103,7 @@ def test_interrupted_and_resumed_it_is_the_same_model(
         rows,
         params=params,
         base_margin_col=margin,
-        eval_sets={"eval": spec(rows)},
+        eval_set={"eval": spec(rows)},
         run_config={"checkpoint_every": 4, "max_restarts": 1},
     )
     whole = train(asked)
@@ -120,7 +120,7 @@ def test_a_loss_after_the_last_round_changes_nothing(
 ) -> None:
     asked = request(rows, n_estimators=8, run_config={"checkpoint_every": 4, "max_restarts": 1})
     whole = train(asked)
-    on_all, killed = boosting._Training._on_all, []
+    on_all, killed = engine._Training._on_all, []
 
     def lose(training: Any, gang: Any, name: str, *args: Any) -> Any:
         if name == "finish" and not killed:
@@ -128,7 +128,7 @@ def test_a_loss_after_the_last_round_changes_nothing(
             os.kill(killed[0], signal.SIGKILL)
         return on_all(training, gang, name, *args)
 
-    monkeypatch.setattr(boosting._Training, "_on_all", lose)
+    monkeypatch.setattr(engine._Training, "_on_all", lose)
     resumed = train(asked)
     assert (resumed.restarts, resumed.rounds) == (1, 8)
     assert resumed.model == whole.model
@@ -139,7 +139,7 @@ def test_early_stopping_is_agreed_and_remembered(
 ) -> None:
     asked = request(
         rows,
-        eval_sets={"train": spec(rows), "eval": spec(write_rows(tmp_path / "noise", rows=300, seed=2))},
+        eval_set={"train": spec(rows), "eval": spec(write_rows(tmp_path / "noise", rows=300, seed=2))},
         n_estimators=200,
         early_stopping_rounds=4,
         params={"learning_rate": 0.9, "metric": ["l1", "rmse"]},
@@ -162,7 +162,7 @@ def test_early_stopping_is_agreed_and_remembered(
 def test_metrics_are_printed_once_and_callbacks_may_stop(
     driver: TwoNodes, rows: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    asked = request(rows, eval_sets={"eval": spec(rows)}, verbose_eval=4, run_config={"checkpoint_every": 4})
+    asked = request(rows, eval_set={"eval": spec(rows)}, verbose_eval=4, run_config={"checkpoint_every": 4})
     train(asked)
     printed = [line for line in capsys.readouterr().out.splitlines() if "eval-l2:" in line]
     assert [line.split("\t")[0] for line in printed] == ["[0]", "[4]", "[8]", "[9]"]
@@ -207,7 +207,7 @@ def test_ranking(driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         params=params,
         group_col="q",
         weight_col="w",
-        eval_sets={"train": spec(tmp_path)},
+        eval_set={"train": spec(tmp_path)},
         run_config={"checkpoint_every": 4, "max_restarts": 1},
     )
     result = train(asked)
@@ -220,12 +220,14 @@ def test_ranking(driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )  # fmt: skip
     assert result.eval_results["train"]["ndcg@5"][-1] == pytest.approx(alone["training"]["ndcg@5"][-1], abs=0.02)
     assert sum(worker.rows for worker in result.workers) == 4000
-    assert trees(train(asked.model_copy(update={"scaling": ScalingConfig(num_workers=1)})).booster()) == trees(theirs)
+    assert trees(train(asked.model_copy(update={"scaling_config": ScalingConfig(num_workers=1)})).booster()) == trees(
+        theirs
+    )
     Losses(monkeypatch, 1)
     resumed = train(asked)
     assert (resumed.restarts, resumed.model) == (1, result.model)
     assert resumed.eval_results == result.eval_results
-    with pytest.raises(InvalidArgumentError, match="name their column, group_col"):
+    with pytest.raises(InvalidArgumentError, match="set group_col to the column"):
         train(asked.model_copy(update={"group_col": None}))
 
 
@@ -236,16 +238,16 @@ def test_nulls_found_while_reading(driver: TwoNodes, tmp_path: Path) -> None:
 
 
 def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boosting, "shared_gang", None)
+    monkeypatch.setattr(engine, "shared_gang", None)
     with pytest.raises(InvalidArgumentError, match="did you mean num_leaves"):
         train(request(rows, params={"num_leavs": 3}))
     with pytest.raises(TrainingError, match="LightGBM refuses the parameters"):
         train(request(rows, params={"objective": "regresion"}))
     with pytest.raises(InvalidArgumentError, match="dart"):
-        train(request(rows, params=DART, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2))
+        train(request(rows, params=DART, eval_set={"eval": spec(rows)}, early_stopping_rounds=2))
     monkeypatch.setitem(REPLICATED_ROWS, "lightgbm", ROWS - 1)
     with pytest.raises(DataError, match=r'eval_set "eval" has 6,000 rows.*random_split'):
-        train(request(rows, eval_sets={"eval": spec(rows)}))
+        train(request(rows, eval_set={"eval": spec(rows)}))
 
 
 def test_what_lightgbm_says_itself(driver: TwoNodes, rows: Path) -> None:

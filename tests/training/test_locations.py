@@ -11,7 +11,7 @@ import pytest
 from shoal import RunConfig
 from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import files
+from shoal.jobs.files import storage
 from shoal.training import locations
 
 SECRET = "wJalrXUtnFEMI"
@@ -32,7 +32,7 @@ def test_an_absolute_location_stays_because_fingerprints_contain_it(location: st
 
 
 def test_a_file_uri_is_a_path() -> None:
-    assert files.root("file:///data/my%20models/") == "/data/my models"
+    assert storage.root("file:///data/my%20models/") == "/data/my models"
     with pytest.raises(InvalidArgumentError, match=r'names the host "relative": write file:///absolute/path'):
         RunConfig(artifact_location="file://relative/models")
 
@@ -49,7 +49,7 @@ def test_a_location_that_cannot_be_written_to_is_refused(location: str) -> None:
         locations.try_out(location)
 
 
-@pytest.mark.parametrize("use", [locations.try_out, lambda location: files.write(f"{location}/x", b"")])
+@pytest.mark.parametrize("use", [locations.try_out, lambda location: storage.write(f"{location}/x", b"")])
 def test_keys_in_a_location_are_neither_in_the_error_nor_in_its_traceback(
     use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from shoal.training.loopback import is_loopback, open_listeners, tie_to_loopback
+from shoal.training.host.loopback import is_loopback, open_listeners, tie_to_loopback
 
 
 def test_listeners_on_all_addresses_are_tied_to_loopback() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.training import cgroup, memory
+from shoal.training.host import cgroup, memory
 
 PEAK = """
-from shoal.training import memory
+from shoal.training.host import memory
 before = memory.peak_rss_bytes()
 held = bytearray(200 * 2**20)
 high = memory.peak_rss_bytes()
@@ -19,6 +19,7 @@ print(before, high, memory.peak_rss_bytes(), now)
 """
 
 
+@pytest.mark.processes
 def test_the_peak_can_be_started_anew() -> None:
     out = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True).stdout
     before, high, after, now = map(int, out.split())
@@ -76,8 +77,8 @@ def test_without_groups_the_machine_decides(groups: Path) -> None:
 
 SPARING = """
 import sys
-from shoal.training import memory
-if sys.argv[1] == "sparing":
+from shoal.training.host import memory
+if sys.argv[1] == "trim_memory":
     memory.spare()
 import numpy, psutil, pyarrow
 before = psutil.Process().memory_info().rss
@@ -91,8 +92,11 @@ print(pyarrow.default_memory_pool().backend_name, (psutil.Process().memory_info(
 """
 
 
+@pytest.mark.processes
 def test_a_sparing_process_keeps_little_of_what_it_frees() -> None:
-    out = subprocess.run([sys.executable, "-c", SPARING, "sparing"], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", SPARING, "trim_memory"], capture_output=True, text=True, check=True
+    ).stdout
     pool, kept = out.split()
     assert pool == "system"
     assert int(kept) < 20

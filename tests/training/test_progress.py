@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from shoal.training import progress
-from shoal.training.progress import Rounds
+from shoal.training.boosting import progress
+from shoal.training.boosting.progress import Rounds
 
 HISTORY = {"eval": {"rmse": [3.0, 2.5], "mae": [1.0, 0.123456]}}
 
 BAR = """
-from shoal.training.progress import Rounds
+from shoal.training.boosting.progress import Rounds
 with Rounds() as rounds:
     rounds.read("a line of the log")
     rounds.read("round 3 of 7, eval-rmse: 2.5")

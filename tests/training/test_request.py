@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from shoal.training.request import TrainResult
+from shoal.training.boosting.request import TrainResult
 
 
 def test_a_metric_that_is_no_number_survives_json() -> None:

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester
-from shoal.data.plan import Shard
-from shoal.training import memory
-from shoal.training.inputs import deal
-from shoal.training.rows import _CHEAP_BYTES as CHEAP
-from shoal.training.rows import Columns, Part, ShardRows, cache_budget
+from shoal.data.planning.row_groups import Shard
+from shoal.training.boosting.inputs import shard_datasets
+from shoal.training.boosting.rows import _CHEAP_BYTES as CHEAP
+from shoal.training.boosting.rows import Columns, Part, ShardRows, cache_budget
+from shoal.training.host import memory
 
 COLUMNS = Columns(("number", "half"), "label", weight="weight")
 PLENTY = 2**30
@@ -68,7 +68,9 @@ SHAPES = [many_small_files, one_huge_row_group, skewed, hive_partitions, fewer_g
 def test_each_row_once(shape: Callable[[Path], None], workers: int, budget: int, tmp_path: Path) -> None:
     shape(tmp_path / "rows")
     connector = DataConnector.from_parquet(tmp_path / "rows")
-    shards = [ShardRows(part, COLUMNS, budget) for part, _ in deal(connector, {}, workers, seed=3, group_col=None)]
+    shards = [
+        ShardRows(part, COLUMNS, budget) for part, _ in shard_datasets(connector, {}, workers, seed=3, group_col=None)
+    ]
     for _ in range(2):  # a second pass, from what is kept or decoded anew, gives the same
         batches = [batch for rows in shards for batch in rows]
         number, half = np.concatenate([batch.data for batch in batches]).T

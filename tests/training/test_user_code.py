@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.user_code import UserCode, refuse_namesakes
+from shoal.training.boosting.user_code import UserCode, refuse_namesakes
 
 
 def loss(*_: Any) -> tuple[float, float]:
@@ -32,11 +32,11 @@ def test_what_it_is_called() -> None:
 
 @pytest.mark.parametrize("metric", ["rmse", ["rmse"], [loss, None], 3])
 def test_a_metric_is_a_function(metric: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="custom_metric must be a function or a list of them"):
+    with pytest.raises(InvalidArgumentError, match="custom_metric must be a function or a list of functions"):
         UserCode.of(None, None, metric)
 
 
 def test_two_metrics_of_one_name() -> None:
     refuse_namesakes({"eval": {"rmse": [1.0, 2.0]}, "train": {"rmse": [1.0, 2.0]}}, 2)
-    with pytest.raises(InvalidArgumentError, match='two metrics are called "rmse"'):
+    with pytest.raises(InvalidArgumentError, match='two metrics have the name "rmse"'):
         refuse_namesakes({"eval": {"mae": [1.0], "rmse": [1.0, 2.0]}}, 1)

@@ -10,9 +10,9 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
-from shoal.training.boosting import train
-from shoal.training.request import TrainRequest, TrainResult
-from shoal.training.user_code import UserCode
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray
@@ -73,7 +73,7 @@ def test_what_it_took_is_told(driver: TwoNodes, rows: Path) -> None:
 
 
 def test_result_and_request_travel_as_json(driver: TwoNodes, rows: Path) -> None:
-    asked = request(rows, eval_sets={"eval": spec(rows)}, early_stopping_rounds=2, verbose_eval=True)
+    asked = request(rows, eval_set={"eval": spec(rows)}, early_stopping_rounds=2, verbose_eval=True)
     assert TrainRequest.model_validate_json(asked.model_dump_json()) == asked
     result = train(asked)
     assert TrainResult.model_validate_json(result.model_dump_json()) == result
@@ -83,7 +83,7 @@ def test_eval_sets_are_reported_by_name_whatever_their_size(driver: TwoNodes, ro
     tiny = write_rows(tmp_path / "tiny", rows=1, files=1)
     more = write_rows(tmp_path / "more", rows=500, seed=1)
     result = train(
-        request(rows, eval_sets={"train": spec(rows), "tiny": spec(tiny), "more": spec(more)}, n_estimators=3)
+        request(rows, eval_set={"train": spec(rows), "tiny": spec(tiny), "more": spec(more)}, n_estimators=3)
     )
     assert {name: len(metrics["rmse"]) for name, metrics in result.eval_results.items()} == {
         "train": 3,
@@ -100,7 +100,7 @@ def test_early_stopping_is_agreed_and_remembered(driver: TwoNodes, rows: Path, t
     result = train(
         request(
             rows,
-            eval_sets={"eval": spec(noise)},
+            eval_set={"eval": spec(noise)},
             n_estimators=200,
             early_stopping_rounds=2,
             params={"max_depth": 8, "eta": 0.8},
@@ -116,10 +116,10 @@ def test_early_stopping_is_agreed_and_remembered(driver: TwoNodes, rows: Path, t
 def test_metrics_are_printed_here_as_often_as_asked(
     driver: TwoNodes, rows: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    train(request(rows, eval_sets={"eval": spec(rows)}, verbose_eval=4))
+    train(request(rows, eval_set={"eval": spec(rows)}, verbose_eval=4))
     printed = [line for line in capsys.readouterr().out.splitlines() if "eval-rmse" in line]
     assert [line.split("\t")[0] for line in printed] == ["[0]", "[4]", "[8]", "[9]"]
-    train(request(rows, eval_sets={"eval": spec(rows)}))
+    train(request(rows, eval_set={"eval": spec(rows)}))
     assert "eval-rmse" not in capsys.readouterr().out
 
 
@@ -150,7 +150,7 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
         def before_training(self, model: Any) -> Any:
             import socket
 
-            from shoal.training.loopback import is_loopback, open_listeners
+            from shoal.training.host.loopback import is_loopback, open_listeners
 
             for listener in open_listeners():
                 host = listener.getsockname()[0].removeprefix("::ffff:")
@@ -171,7 +171,7 @@ def test_ranking(driver: TwoNodes, tmp_path: Path) -> None:
     relevance = np.clip(np.round(x[:, 0] + rng.normal(scale=0.3, size=4000) + 1), 0, 4).astype(np.float32)
     table = pa.table({**dict(zip(COLUMNS, x.T, strict=True)), "y": relevance, "q": ids})
     pq.write_table(table, tmp_path / "queries.parquet", row_group_size=700)
-    asked = {"dataset": spec(tmp_path), "group_col": "q", "eval_sets": {"train": spec(tmp_path)}}
+    asked = {"dataset": spec(tmp_path), "group_col": "q", "eval_set": {"train": spec(tmp_path)}}
     params = {"objective": "rank:ndcg", "max_depth": 3, "eval_metric": "ndcg@5"}
     result = train(request(tmp_path, **asked, params=params))
 
@@ -181,18 +181,18 @@ def test_ranking(driver: TwoNodes, tmp_path: Path) -> None:
     ours, theirs = (results["train"]["ndcg@5"][-1] for results in (result.eval_results, alone))
     assert ours == pytest.approx(theirs, abs=0.02)
     assert sum(worker.rows for worker in result.workers) == 4000
-    with pytest.raises(InvalidArgumentError, match="name their column, group_col"):
+    with pytest.raises(InvalidArgumentError, match="set group_col to the column"):
         train(request(tmp_path, dataset=spec(tmp_path), params=params))
 
 
 def test_one_worker(driver: TwoNodes, rows: Path) -> None:
-    result = train(request(rows, scaling={"num_workers": 1}))
+    result = train(request(rows, scaling_config={"num_workers": 1}))
     assert (result.num_workers, result.rows) == (1, ROWS)
 
 
 def test_objectives(driver: TwoNodes, rows: Path) -> None:
     params = {"objective": "multi:softprob", "num_class": 3, "eval_metric": ["mlogloss", "merror"]}
-    result = train(request(rows, label_col="k", params=params, eval_sets={"eval": spec(rows)}))
+    result = train(request(rows, label_col="k", params=params, eval_set={"eval": spec(rows)}))
     assert set(result.eval_results["eval"]) == {"mlogloss", "merror"}
     assert result.eval_results["eval"]["merror"][-1] < 0.2
 
@@ -210,10 +210,10 @@ def test_objectives(driver: TwoNodes, rows: Path) -> None:
         ({"params": {"maxdepth": 3}}, InvalidArgumentError, "max_depth"),
         ({"params": {"nthread": 7}}, InvalidArgumentError, "num_cpu_per_worker"),
         ({"params": {"num_boost_round": 7}}, InvalidArgumentError, "num_boost_round"),
-        ({"params": {"device": "cpu"}, "scaling": {"use_gpu": True}}, InvalidArgumentError, "use_gpu"),
-        ({"scaling": {"use_gpu": True}}, CapacityError, "scale_cluster"),
-        ({"scaling": {"num_workers": 3}}, CapacityError, "scale_cluster"),
-        ({"eval_sets": {"eval": {"paths": ("/nowhere",)}}}, DataError, "/nowhere"),
+        ({"params": {"device": "cpu"}, "scaling_config": {"use_gpu": True}}, InvalidArgumentError, "use_gpu"),
+        ({"scaling_config": {"use_gpu": True}}, CapacityError, "scale_cluster"),
+        ({"scaling_config": {"num_workers": 3}}, CapacityError, "scale_cluster"),
+        ({"eval_set": {"eval": {"paths": ("/nowhere",)}}}, DataError, "/nowhere"),
     ],
 )
 def test_refused_before_anything_starts(
@@ -228,7 +228,7 @@ def test_refused_before_anything_starts(
 
 def test_clamp(driver: TwoNodes, rows: Path) -> None:
     with pytest.warns(UserWarning, match="reduced to 2"):
-        result = train(request(rows, scaling={"num_workers": 9}, run_config={"clamp": True}))
+        result = train(request(rows, scaling_config={"num_workers": 9}, run_config={"clamp": True}))
     assert result.num_workers == 2
 
 

@@ -1,4 +1,4 @@
-"""shoal for Airflow: ``shoal.airflow.operators``, ``.sensors``, ``.hooks`` and the context manager of ``.context``."""
+"""The Airflow provider: operators, sensors, hooks, ``@task.distributed`` and the context manager ``pool_for_run``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ UI_FIELDS: dict[str, Any] = {
     "relabeling": {"host": "Pool name", "schema": "Backend"},
     "placeholders": {"host": "retrain", "schema": "local"},
 }
-"""What of Airflow's connection form stays, under which label."""
+"""Fields of Airflow's connection form that are hidden, their labels, and their placeholders."""
 
 
 def get_provider_info() -> dict[str, Any]:
-    """What Airflow's entry point `apache_airflow_provider` is told."""
+    """Return the provider info for Airflow's entry point `apache_airflow_provider`."""
     return {
         "package-name": "shoal",
         "name": "shoal",
@@ -43,11 +43,11 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def pool_options() -> dict[str, str]:
-    """What a connection may say of a pool beside its name and backend, each with its description."""
+    """Return the pool options that a connection's extra may contain, as option name -> description."""
     from shoal.pool.spec import PoolSpec
 
     return {
         name: field.description or ""
         for name, field in PoolSpec.model_fields.items()
-        if name not in ("name", "backend")  # fields that every connection has: host and schema
+        if name not in ("name", "backend")  # The connection's host and schema contain these two.
     }

@@ -1,4 +1,4 @@
-"""What shoal's operators share: a pool, and an end on demand."""
+"""Base class of shoal's operators: the arguments that select a pool, and the handling of a killed task."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shoal.pool.status import PoolStatus
 
 
 class TaskKilledError(AirflowException):
-    """The task was ended from outside: marked, cleared, its run deleted, or its worker shut down."""
+    """Error of a task that Airflow ends: the task was marked or cleared, its run deleted, or its worker shut down."""
 
 
 class PoolOperator(BaseOperator):
-    """An operator on a compute pool.
+    """Base class of operators on a compute pool.
 
-    :param pool_name: Name of a pool, or its URI (``local://retrain?max_nodes=4``). (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id")
@@ -31,31 +31,34 @@ class PoolOperator(BaseOperator):
         self.pool_name = pool_name
         self.compute_pool_conn_id = compute_pool_conn_id
         self._killed = False
-        self._said = ""
+        self._last_logged = ""
 
     @property
     def hook(self) -> ComputePoolHook:
-        """The pool's hook."""
+        """Return a hook for the pool."""
         return ComputePoolHook(self.compute_pool_conn_id, self.pool_name)
 
     def on_kill(self) -> None:
-        """Have `execute` undo what it began; Airflow leaves it 5 seconds."""
-        # Airflow calls this in a signal handler, perhaps in the middle of a transaction: an exception out of here would
-        # leave the store locked. `execute` looks at the flag where it may end.
+        """Request that `execute` rolls back and ends; Airflow allows 5 seconds for this."""
+        # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception raised
+        # here would leave the store locked. `execute` checks the flag only where it can safely end.
         self._killed = True
 
     def end_if_killed(self) -> None:
-        """Raise where `on_kill` was called; called where nothing is half done."""
+        """Raise TaskKilledError if Airflow has called `on_kill`. Call this only where no work is half done."""
         if self._killed:
-            raise TaskKilledError(f"task {self.task_id} was ended from outside")
+            raise TaskKilledError(
+                f"task {self.task_id} was ended from outside: it was marked or cleared, its run was deleted, or its "
+                "worker shut down"
+            )
 
     def look(self, status: PoolStatus) -> None:
-        """The `on_progress` of the pool's calls: log each change, and end on demand.
+        """Log each change of the pool, and end a killed task; used as `on_progress` of the pool's methods.
 
-        :param status: The pool as it stands.
+        :param status: Current status of the pool.
         """
         self.end_if_killed()
         text = f"pool {status.name}: {len(status.active)} of {status.target} nodes ready"
-        if text != self._said:
+        if text != self._last_logged:
             self.log.info(text)
-        self._said = text
+        self._last_logged = text

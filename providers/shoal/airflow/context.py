@@ -1,4 +1,4 @@
-"""A pool for the duration of a DAG run."""
+"""`pool_for_run`: lease a pool for the tasks of a DAG run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 
 @dataclass(frozen=True)
 class PoolTasks:
-    """The two tasks around those that use the pool, to be put before and after others (``prepare >> tasks.setup``).
-
-    :param setup: Brings the pool up and leases its nodes.
-    :param teardown: Cancels the run's jobs, releases its lease, sweeps; runs however the tasks between ended.
-    """
+    """The setup and teardown tasks of a leased pool. Use them to order other tasks (``prepare >> tasks.setup``)."""
 
     setup: LeasePoolOperator
+    """Task that brings the pool up and leases its nodes."""
     teardown: CleanupPoolOperator
+    """Task that cancels the run's jobs, releases its lease and sweeps the pool. It runs even if other tasks failed."""
 
 
 @contextmanager
@@ -31,16 +29,17 @@ def pool_for_run(
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[PoolTasks]:
-    """Wrap the tasks of the block in a setup that leases nodes and a teardown that gives everything back.
+    """Lease nodes in a setup task before the tasks of the ``with`` block, and release them in a teardown task.
 
-    :param size: Nodes, the head among them.
-    :param pool_name: Name of a pool, or its URI.
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name.
-    :param is_async: Let the setup return at once, for a ``NodesSensor`` in the block that waits for the nodes.
-    :param options: As of ``ScaleClusterOperator``.
+    :param size: Number of nodes, including the head node.
+    :param pool_name: Name or URI of the pool.
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`.
+    :param is_async: Let the setup task end before the nodes are ready. A ``NodesSensor`` in the block then waits for
+        the nodes.
+    :param options: The same options as for ``ScaleClusterOperator``.
     """
-    where = {"pool_name": pool_name, "compute_pool_conn_id": compute_pool_conn_id}
-    setup = LeasePoolOperator(task_id="lease_pool", size=size, is_async=is_async, options=options, **where)
-    teardown = CleanupPoolOperator(task_id="clean_up_pool", **where)
+    pool = {"pool_name": pool_name, "compute_pool_conn_id": compute_pool_conn_id}
+    setup = LeasePoolOperator(task_id="lease_pool", size=size, is_async=is_async, options=options, **pool)
+    teardown = CleanupPoolOperator(task_id="clean_up_pool", **pool)
     with teardown.as_teardown(setups=setup):
         yield PoolTasks(setup, teardown)

@@ -1,4 +1,4 @@
-"""`@task.distributed`: a task whose function runs in every worker of a gang on a compute pool."""
+"""The decorator `@task.distributed`: run a function in every worker of a gang on a compute pool."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
-    """A decorated function as the `train_func` of a job.
+    """Operator that submits the decorated function as the `train_func` of a job.
 
-    :param num_workers: Number of workers, wherever the pool has room; by default one per GPU, or one.
-    :param num_cpus: CPUs that each claims.
-    :param gpus: GPUs, of all workers together.
-    :param gpu_type: Type that the GPUs must be of, as Ray names it (``H100``).
-    :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``; their
+    :param num_workers: Number of workers, on any nodes of the pool; by default one per GPU, or one without GPUs.
+    :param num_cpus: Number of CPUs per worker.
+    :param gpus: Total number of GPUs of all workers.
+    :param gpu_type: Required type of the GPUs, by Ray's name (``H100``).
+    :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``. Their
         values are templated.
     """
 
@@ -48,10 +48,12 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         from shoal.training.pytorch.scaling import spread
 
         if not isinstance(spec, Mapping | None):
-            raise InvalidArgumentError("spec of @task.distributed is a dict, whose values may be templated")
+            raise InvalidArgumentError(
+                f"spec of @task.distributed must be a dict (its values may be templated), not {type(spec).__name__}"
+            )
         if spec and "scaling_config" in spec:
             raise InvalidArgumentError(
-                "@task.distributed takes num_workers, num_cpus and gpus instead of scaling_config"
+                "spec of @task.distributed must not contain scaling_config: use num_workers, num_cpus and gpus instead"
             )
         scaling = spread(gpus, num_workers, num_cpus, gpu_type)
         upstream = {
@@ -65,7 +67,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         )
 
     def execute(self, context: Context) -> Any:
-        """Submit or attach, and wait. Returns what each rank returned, by rank."""
+        """Submit the job, or attach to it, and wait; return a list of the function's return values, by rank."""
         from shoal.jobs import load_results
 
         self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
@@ -74,26 +76,29 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return self._handle_output(list(load_results(self.train(context), location).results))
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
-        """What the function asks for of the run by the names that Airflow gives it, such as ``run_id``."""
+        """Return the values of Airflow's context that are parameters of the function, such as ``run_id``."""
         return {
             name: value for name, value in context.items() if name in inspect.signature(self.python_callable).parameters
         }
 
 
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
-    """Makes a task of a function that runs in every worker of a gang; ``@task.distributed`` in a DAG.
+    """Convert a function to a task that runs the function in every worker of a gang (``@task.distributed``).
 
-    The task returns what each rank returned, by rank, which has to be what an XCom can hold. Its pool is leased around
-    it, by ``pool_for_run``.
+    The task returns a list of the function's return values, by rank; they must be values that an XCom can store. Lease
+    the pool with ``pool_for_run`` around the task.
 
     :param python_callable: The function.
-    :param kwargs: As of :class:`DistributedDecoratedOperator` and any operator: ``num_workers``, ``pool_name``.
+    :param kwargs: Arguments of :class:`DistributedDecoratedOperator`, such as ``num_workers`` and ``pool_name``, and of
+        Airflow's operators.
     """
     if kwargs.pop("multiple_outputs", False):
-        raise InvalidArgumentError("@task.distributed returns a list, which multiple_outputs=True cannot unpack")
+        raise InvalidArgumentError(
+            "multiple_outputs=True is not allowed for @task.distributed, because the task returns a list: remove it"
+        )
     return task_decorator_factory(
         python_callable=python_callable,
-        multiple_outputs=False,  # what a function returns may be a dict, but what the task returns is a list of them
+        multiple_outputs=False,  # Airflow would set it for a function that returns a dict, but the task returns a list.
         decorated_operator_class=DistributedDecoratedOperator,
         **kwargs,
     )

@@ -1,4 +1,4 @@
-"""Compute pools behind Airflow connections."""
+"""Hook for compute pools: find a pool by Airflow connection, name or URI."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ ENGINE = "airflow"
 
 
 def holder_of(context: Context) -> str:
-    """``airflow:<dag_id>/<run_id>``: a DAG run, in whose name all of its tasks lease and submit.
+    """Return the holder of a DAG run's leases and jobs: ``airflow:<dag_id>/<run_id>``.
 
-    :param context: Airflow's context of one of its tasks.
+    :param context: Airflow's context of a task of the DAG run.
     """
     dag_run = context["dag_run"]
     return f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
 
 
 class ComputePoolHook(BaseHook):
-    """A compute pool, by connection, name or URI; by neither, the one that the one rule names.
+    """Hook for a compute pool, which is given by connection, name or URI.
 
-    A connection's host is the pool's name, its schema the backend (``local``), its extra the options of a pool URI:
-    ``compute-pool://retrain/local?max_nodes=4``.
+    Without connection and name, the hook uses the pool ``$SHOAL_POOL`` or, if this is not set, the only pool.
+
+    The connection's host is the name of the pool, its schema is the backend (``local``), and its extra contains the
+    options of a pool URI: ``compute-pool://retrain/local?max_nodes=4``.
 
     :param compute_pool_conn_id: Connection of type ``compute_pool``.
-    :param pool_name: Name of a pool, or its URI (``local://retrain?max_nodes=4``).
+    :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool.
     """
 
     conn_name_attr = "compute_pool_conn_id"
@@ -53,47 +55,51 @@ class ComputePoolHook(BaseHook):
         super().__init__()
         if compute_pool_conn_id and pool_name:
             raise InvalidArgumentError(
-                f"compute_pool_conn_id={compute_pool_conn_id!r} and pool_name={pool_name!r}: give one of them"
+                f"compute_pool_conn_id={compute_pool_conn_id!r} and pool_name={pool_name!r} are both given: pass only "
+                "one of them"
             )
         self.compute_pool_conn_id = compute_pool_conn_id
         self.pool_name = pool_name
 
     @cached_property
     def spec(self) -> PoolSpec | None:
-        """What the connection or URI says of the pool; None where it was only named: then it is never brought up."""
+        """Return the pool's definition from the connection or URI; None if only the pool's name is known.
+
+        Without a definition, the pool cannot be brought up.
+        """
         if self.compute_pool_conn_id:
             return spec_of(self.get_connection(self.compute_pool_conn_id))
         return PoolSpec.parse(self.pool_name) if self.pool_name and is_uri(self.pool_name) else None
 
     def pool(self, holder: str | None = None) -> ComputePool:
-        """The pool, in the hand of a holder.
+        """Return a client of the pool that acts for a holder.
 
-        :param holder: Who asks; see :func:`holder_of`.
+        :param holder: Holder of the leases and jobs that are requested through this client; see :func:`holder_of`.
         """
         return ComputePool(self.spec or self.pool_name, holder=holder)
 
     def get_conn(self) -> ComputePool:
-        """The pool."""
+        """Return a client of the pool; the standard method of Airflow's hooks."""
         return self.pool()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the connection says what a pool can be, and how that pool is."""
+        """Return whether the connection is valid, and a message with the pool's state."""
         try:
             status = self.pool().describe()
         except ShoalError as error:
             if isinstance(error, PoolNotFoundError) and self.spec is not None:
-                return True, f"{self.spec.uri} is not there yet: the first run makes it"
+                return True, f"{self.spec.uri} does not exist yet: the first run that leases nodes creates it"
             return False, str(error)
         return True, f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active"
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """The connection form; since Airflow 3.2 the provider info says the same."""
+        """Return the settings of the connection form; Airflow 3.2 and later read them from the provider info."""
         return UI_FIELDS
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
-        """The form's own fields; since Airflow 3.2 the provider info says the same."""
+        """Return the additional fields of the connection form; Airflow 3.2 and later read the provider info."""
         from flask_appbuilder.fieldwidgets import BS3TextFieldWidget  # type: ignore[import-not-found]
         from wtforms import StringField  # type: ignore[import-untyped]
 
@@ -104,24 +110,29 @@ class ComputePoolHook(BaseHook):
 
 
 def spec_of(connection: Connection) -> PoolSpec:
-    """The pool that a connection means.
+    """Return the definition of the pool in a connection.
 
-    :param connection: Of type ``compute_pool``.
+    :param connection: Connection of type ``compute_pool``.
     """
     if not connection.host:
-        raise InvalidArgumentError(f'connection "{connection.conn_id}" names no pool: put its name where the host goes')
+        raise InvalidArgumentError(
+            f'connection "{connection.conn_id}" names no pool: write the name of the pool into the host field'
+        )
     try:
-        json.loads((connection.extra or "").strip() or "{}")  # Airflow takes an extra that is no JSON for an empty one
+        # `extra_dejson` returns an empty dict if the extra is not valid JSON, so that error is detected here.
+        json.loads((connection.extra or "").strip() or "{}")
         extra = connection.extra_dejson
     except (ValueError, RecursionError):
         extra = None
     if not isinstance(extra, Mapping):
         raise InvalidArgumentError(
-            f'the extra of connection "{connection.conn_id}" is no JSON object: write options, as in {{"max_nodes": 4}}'
+            f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as '
+            '{"max_nodes": 4}'
         )
-    given = {name: value for name, value in extra.items() if value not in (None, "")}  # left empty in the form
+    given = {name: value for name, value in extra.items() if value not in (None, "")}  # The form stores empty fields.
     if twice := [name for name in ("backend", "name") if name in given]:
         raise InvalidArgumentError(
-            f'the extra of connection "{connection.conn_id}" gives {twice[0]}: host is the name, schema the backend'
+            f'the extra of connection "{connection.conn_id}" must not contain "{twice[0]}": write the name of the pool '
+            "into the host field, and the backend into the schema field"
         )
     return PoolSpec.parse({"backend": connection.schema or "local", "name": connection.host, **given})

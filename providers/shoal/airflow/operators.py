@@ -1,4 +1,4 @@
-"""Operators on compute pools: each is one call of shoal's own API, made in the DAG run's name."""
+"""Operators on compute pools. Each operator makes one call of shoal's API, with the DAG run as holder."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
 _ENDED = ("success", "failed")
 
 _LOOK_S = 0.2
-"""Between looks whether the task was killed: of the 5 s that Airflow leaves it then."""
+"""Seconds between checks whether the task was killed. Airflow allows a killed task 5 s to end."""
 
 
 class ScaleClusterOperator(PoolOperator):
-    """Set a pool's base demand, which stays until it is set anew; for the duration of a run use ``pool_for_run``.
+    """Operator that sets a pool's base demand, which stays in force until it is set again.
 
-    :param expected_cluster_size: Nodes, the head among them. (templated)
-    :param is_async: Return once the request is accepted; a ``NodesSensor`` waits for the nodes.
-    :param options: ``rollback_after_seconds``, ``block_until_min_cluster_size``. (templated)
-    :param pool_name: Name of a pool, or its URI. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    To get nodes only for the duration of a DAG run, use ``pool_for_run``.
+
+    :param expected_cluster_size: Number of nodes, including the head node. (templated)
+    :param is_async: Return when the request is accepted, before the nodes are ready. A ``NodesSensor`` can then wait
+        for the nodes.
+    :param options: Dict with ``rollback_after_seconds`` and ``block_until_min_cluster_size``. (templated)
+    :param pool_name: Name or URI of the pool. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
@@ -48,11 +51,11 @@ class ScaleClusterOperator(PoolOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.expected_cluster_size = expected_cluster_size
-        self.returns_at_once = is_async  # `is_async` means something else to Airflow
+        self.returns_at_once = is_async  # Airflow's operators have an attribute `is_async` with another meaning.
         self.options = options
 
     def execute(self, context: Context) -> bool:
-        """Scale; killed meanwhile, the scaling is rolled back."""
+        """Scale the pool; if the task is killed during the scaling, the scaling is rolled back."""
         return self.hook.pool(holder_of(context)).scale(
             int(self.expected_cluster_size),
             is_async=self.returns_at_once,
@@ -62,15 +65,17 @@ class ScaleClusterOperator(PoolOperator):
 
 
 class LeasePoolOperator(PoolOperator):
-    """Claim nodes for the DAG run: the setup of ``pool_for_run``.
+    """Operator that leases nodes for the DAG run: the setup task of ``pool_for_run``.
 
-    A pool that is down is brought up where the connection or URI says what it is; it goes down with its last lease.
+    If the pool is down and a connection or URI defines it, the lease brings the pool up. The pool then goes down when
+    its last lease is released.
 
-    :param size: Nodes, the head among them. (templated)
-    :param is_async: Return once the claim is accepted; a ``NodesSensor`` waits for the nodes.
-    :param options: As of ``ScaleClusterOperator``. (templated)
-    :param pool_name: Name of a pool, or its URI. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    :param size: Number of nodes, including the head node. (templated)
+    :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
+        the nodes.
+    :param options: The same options as for ``ScaleClusterOperator``. (templated)
+    :param pool_name: Name or URI of the pool. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
@@ -84,7 +89,10 @@ class LeasePoolOperator(PoolOperator):
         self.options = options
 
     def execute(self, context: Context) -> str:
-        """Claim; killed meanwhile, the claim is taken back. Returns the pool's name."""
+        """Lease the nodes, and return the pool's name.
+
+        If the task is killed while it waits for the nodes, the lease is released.
+        """
         hook = self.hook
         pool = hook.pool(holder_of(context))
         pool.lease(
@@ -98,21 +106,21 @@ class LeasePoolOperator(PoolOperator):
 
 
 class DistributedTrainOperator(PoolOperator):
-    """Train on a pool: submits a job, streams its log, returns its result as a dict.
+    """Operator that trains on a pool: it submits a job, streams the job's log, and returns the job's result as a dict.
 
-    The job has the DAG run as holder and belongs to this task: a further try attaches to it while it runs, collects it
-    when it has ended well meanwhile, and otherwise makes a new attempt. A task that is marked or cleared, or times out,
-    takes its job with it.
+    The job's holder is the DAG run, and the job belongs to this task. When Airflow retries the task, the new try
+    attaches to the job if the job still runs, takes the result if the job has succeeded in the meantime, and otherwise
+    starts a new attempt. If the task is marked or cleared, or times out, its job is cancelled.
 
-    :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one as a dict; beside `train_func` the other fields,
-        such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
-    :param framework: What trains, where `spec` does not say.
-    :param train_func: A function that runs in every worker: itself, by value; its name ``pkg.module:name``; or a
-        script's path.
-    :param op_args: Its arguments; of a script, its command line. (templated)
-    :param op_kwargs: Its arguments by name. (templated)
-    :param pool_name: Name of a pool, or its URI; by default what the spec says. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of
+        the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
+    :param framework: Library that trains the model, if `spec` does not contain it.
+    :param train_func: Function that runs in every worker. Pass the function itself (which is pickled by value), its
+        name as ``pkg.module:name``, or the path of a script.
+    :param op_args: Positional arguments of the function, or command line arguments of the script. (templated)
+    :param op_kwargs: Keyword arguments of the function. (templated)
+    :param pool_name: Name or URI of the pool; by default the pool in `spec`. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec", "op_args", "op_kwargs")
@@ -131,9 +139,7 @@ class DistributedTrainOperator(PoolOperator):
     ) -> None:
         super().__init__(**kwargs)
         if spec is None and train_func is None:
-            raise InvalidArgumentError(
-                f"task {self.task_id} does not say what to train: give it a spec or a train_func"
-            )
+            raise InvalidArgumentError(f"task {self.task_id} has neither a spec nor a train_func: pass one of them")
         known = None if isinstance(spec, XComArg) else spec
         check_train_func(train_func, op_args, op_kwargs, framework=framework, fields=known)
         self.spec = spec
@@ -143,11 +149,11 @@ class DistributedTrainOperator(PoolOperator):
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Submit or attach, and wait."""
+        """Submit the job, or attach to it, wait for its end, and return its result as a dict."""
         return self.train(context).to_dict()
 
     def train(self, context: Context) -> JobResult:
-        """Submit or attach, and wait."""
+        """Submit the job, or attach to it, wait for its end, and return its result."""
         from shoal.jobs import spec_of, submit
 
         given = cast("JobSpec | FunctionJobSpec | Mapping[str, Any] | None", self.spec)
@@ -160,24 +166,27 @@ class DistributedTrainOperator(PoolOperator):
         ti = context["ti"]
         handle = submit(spec, holder=holder_of(context), key=f"{ti.task_id}/{ti.map_index}")
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
-        # In a thread: Airflow's signals end what the main thread does, which is nothing that could be left half done.
-        with ThreadPoolExecutor(1) as aside:
-            result = aside.submit(handle.wait, on_log=self.log.info)
+        # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
+        # an exception cannot interrupt a transaction.
+        with ThreadPoolExecutor(1) as threads:
+            result = threads.submit(handle.wait, on_log=self.log.info)
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
-            except BaseException as end:  # killed, or past its execution_timeout
+            except BaseException as end:  # The task was killed, or exceeded its execution_timeout.
                 handle.cancel(str(end) or f"task {self.task_id} was ended")
                 raise
             return result.result()
 
 
 class CleanupPoolOperator(PoolOperator):
-    """End what a run has on a pool: its jobs, its lease, and all that nobody owns. The teardown of ``pool_for_run``.
+    """Operator that cleans up after a DAG run on a pool: the teardown task of ``pool_for_run``.
 
-    :param holder: The run, ``airflow:<dag_id>/<run_id>``; by default this one. (templated)
-    :param pool_name: Name of a pool, or its URI. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
+    It cancels the run's jobs, releases the run's lease, and removes leftovers without an owner.
+
+    :param holder: Holder of the jobs and the lease, ``airflow:<dag_id>/<run_id>``; by default this DAG run. (templated)
+    :param pool_name: Name or URI of the pool. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "holder")
@@ -187,7 +196,7 @@ class CleanupPoolOperator(PoolOperator):
         self.holder = holder
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Clean up; twice does no harm. Returns what was done."""
+        """Clean up, and return a report of what was done; safe to run twice."""
         from shoal.jobs import clean_up
 
         report = clean_up(self.hook.pool().name, self.holder or holder_of(context))
@@ -198,18 +207,20 @@ class CleanupPoolOperator(PoolOperator):
 
 
 class SweepPoolsOperator(BaseOperator):
-    """End what DAG runs that are over still have, and what nobody owns, on every pool of this host: the janitor's task.
+    """Operator that cleans up after ended DAG runs, on every pool of this host; use it in a janitor DAG.
 
-    A run that this Airflow does not know is left to its own time to live: it may be another one's.
+    It cancels the jobs and releases the leases of DAG runs that have ended, and removes leftovers without an owner. If
+    this Airflow does not know a run, the run may belong to another Airflow. Its leases are not touched, and expire
+    after their time to live.
     """
 
     def execute(self, context: Context) -> list[str]:
-        """Sweep. Returns what was done, a sentence each."""
+        """Clean up, and return a list with one sentence for each thing that was done."""
         from shoal.jobs.cleanup import clean_up_ended_runs, sweep
 
         def why_ended(run: str) -> str | None:
             dag_id, slash, run_id = run.partition("/")
-            if not slash:  # a name that a user has chosen, and `holder_of` has not made
+            if not slash:  # A user chose this holder name; `holder_of` always adds a slash.
                 return None
             try:
                 state = context["ti"].get_dagrun_state(dag_id, run_id)

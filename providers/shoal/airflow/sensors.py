@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class NodesSensor(BaseSensorOperator):
-    """Wait until a pool has so many nodes ready, keeping the DAG run's lease alive meanwhile.
+    """Sensor that waits until a pool has a number of nodes ready, and renews the DAG run's lease while it waits.
 
-    It fails at once, saying why, when nobody asks for so many: the scaling or lease that did was rolled back.
+    The sensor fails immediately if the pool's demand is below this number, for example because the scaling or the lease
+    was rolled back. The error message contains the reason.
 
-    :param expected_nodes: Nodes, the head among them. (templated)
-    :param pool_name: Name of a pool, or its URI. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of the name. (templated)
-    :param poke_interval: Seconds between two looks: short ones, nodes come within seconds.
+    :param expected_nodes: Number of nodes, including the head node. (templated)
+    :param pool_name: Name or URI of the pool. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param poke_interval: Seconds between two checks. The default is short because nodes start within seconds.
     """
 
     template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id", "expected_nodes")
@@ -44,7 +45,7 @@ class NodesSensor(BaseSensorOperator):
         self.compute_pool_conn_id = compute_pool_conn_id
 
     def poke(self, context: Context) -> bool:
-        """Look once."""
+        """Renew the lease and return whether the nodes are ready."""
         pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context))
         pool.renew()
         expected = int(self.expected_nodes)

@@ -1,4 +1,4 @@
-"""The `shoal` command. Nothing heavy is imported before a command needs it."""
+"""The `shoal` command. Heavy modules are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shoal.cli.exits import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
 
-# Older releases of typer take it from click, newer ones bring their own: both derive what they raise from it.
+# Base class of typer's usage errors: older releases import it from click, newer ones have a copy.
 _UsageError: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
 
 class _ShoalGroup(TyperGroup):
-    """The root command: turns whatever ends a command into a line and an exit code."""
+    """Root command, which turns every exception of a command into an error message and an exit code."""
 
     def main(
         self,
@@ -44,9 +44,9 @@ class _ShoalGroup(TyperGroup):
         except _UsageError as error:
             _say_usage(error, as_json)
             sys.exit(ExitCode.WRONG_ARGUMENT)
-        except KeyboardInterrupt:  # another one, while the first was reported
+        except KeyboardInterrupt:  # a second Ctrl-C, while the first was being reported
             sys.exit(ExitCode.INTERRUPTED)
-        except Exception as error:  # a bug: its traceback is for the report
+        except Exception as error:  # a bug in shoal: the user needs the traceback for a report
             if as_json:
                 print_error(error, as_json=True)
             raise
@@ -54,17 +54,17 @@ class _ShoalGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # typer would make a silent exit of it
+        except KeyboardInterrupt:  # typer would exit without a message
             raise InterruptedCommandError("interrupted") from None
 
 
 def _say_usage(error: BaseException, as_json: bool) -> None:
     message = str(getattr(error, "format_message", error.__str__)()).strip()
     context = getattr(error, "ctx", None)
-    if not message:  # called without arguments: the help was shown
+    if not message:  # typer has printed the help, because the command had no arguments
         return
     if context is not None:
-        error.add_note(f"`{context.command_path} --help` says what there is")
+        error.add_note(f"see `{context.command_path} --help`")
     print_error(error, as_json=as_json, message=message, code=ExitCode.WRONG_ARGUMENT)
 
 
@@ -92,7 +92,7 @@ def _root(
     elif ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
     elif as_json:
-        raise typer.BadParameter("--json stands after the command: `shoal pool list --json`")
+        raise typer.BadParameter("--json must follow a command, for example `shoal pool list --json`")
     if version:
         raise typer.Exit
 
@@ -105,6 +105,6 @@ app.command()(doctor.doctor)
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     interrupts.install()
     app()

@@ -1,4 +1,4 @@
-"""What `shoal doctor` looks at. No check imports a package to look for it, and none starts or ends anything."""
+"""Checks of `shoal doctor`. No check imports an optional package, and no check starts or ends a process."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _MB = 1024**2
 _GB = 1024**3
 
 _DISK_NEEDED = 500 * _MB
-"""A node's logs and the store; below it Ray fails at once."""
+"""Bytes for a node's logs and the store; with less, Ray fails at once."""
 _DISK_WANTED = 5 * _GB
-"""Staged data, checkpoints and spilled objects of a small training."""
+"""Bytes for staged data, checkpoints and spilled objects of a small training."""
 _RAY_DISK_LIMIT = 0.95
-"""Ray takes a disk fuller than this for full, and stops spilling."""
+"""Used share of a disk from which Ray considers it full and stops spilling."""
 
 _FILES_NEEDED = 1024
 _FILES_WANTED = 4096
-"""A raylet keeps some descriptors for each worker and connection; Ray raises its soft limit to the hard one."""
+"""Open files: a raylet needs some for each worker and connection. Ray raises the soft limit to the hard limit."""
 
 _PACKAGES = (
     ("xgboost", ("xgboost", "xgboost-cpu"), "XGBEstimator"),
@@ -44,18 +44,18 @@ _PACKAGES = (
     ("airflow", ("apache-airflow",), "the Airflow provider"),
     ("prefect", ("prefect",), "the Prefect collection"),
 )
-"""Extra (and import name), its distributions, what it is for."""
+"""Extra (also the import name), names of its distributions on PyPI, and its purpose."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding.
+    """Result of one check.
 
     Attributes:
-        name: What was looked at.
-        status: ``ok``; ``note``: works, or is optional; ``broken``: local pools need it.
-        found: What is there.
-        advice: What to do about it.
+        name: Name of the check.
+        status: ``ok``; ``note`` if shoal works all the same; ``broken`` if local pools cannot work.
+        found: Description of the state that was found.
+        advice: Way to fix the problem; None if there is none.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Check:
 
 
 def all_checks() -> Iterator[Check]:
-    """Every check, in the order in which one depends on another."""
+    """Run all checks; a check comes after those that it depends on."""
     yield _python()
     yield _ray()
     yield from (_package(*package) for package in _PACKAGES)
@@ -76,32 +76,32 @@ def all_checks() -> Iterator[Check]:
 
 
 def leftovers(store: Store) -> list[str]:
-    """Ids of nodes on this host that have a trace and no row."""
+    """Return the ids of nodes that have processes or files on this host, but no row in the store."""
     from sqlalchemy import select
 
     from shoal.pool.backends import LocalBackend
     from shoal.state.schema import Node
 
-    found = LocalBackend().existing()  # before the rows: a node's row exists before the node does
+    found = LocalBackend().existing()  # read before the rows, because a node's row is written before the node starts
     with store.reading() as session:
         known = set(session.scalars(select(Node.id)))
     return [node for node in found if node not in known]
 
 
 def _python() -> Check:
-    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")  # pip refuses one that is too old
+    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")  # pip checks the version
 
 
 def _ray() -> Check:
     install = 'pip install "shoal[ray]"'
     found = _version("ray")
     if found is None or find_spec("ray") is None:
-        return Check("ray", "broken", "not installed", f"{install}; not needed where only remote pools are used")
+        return Check("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
     if find_spec("aiohttp_cors") is None:
-        return Check("ray", "broken", f"{found}, without its dashboard, which takes the jobs", install)
+        return Check("ray", "broken", f"{found}, without its dashboard, which receives the jobs", install)
     tested = _tested_ray()
     if tested and not f"{found}.".startswith(f"{tested}."):
-        return Check("ray", "broken", f"{found}; this shoal is tested with {tested}", install)
+        return Check("ray", "broken", f"{found}, but this release of shoal is tested with {tested}", install)
     return Check("ray", "ok", found)
 
 
@@ -120,7 +120,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _tested_ray() -> str | None:
-    """The minor that our own metadata pins."""
+    """Return the minor release of Ray that shoal's package metadata requires, such as "2.55"."""
     try:
         needed = importlib.metadata.requires("shoal") or []
     except importlib.metadata.PackageNotFoundError:
@@ -143,7 +143,12 @@ def _loopback() -> Check:
             client.settimeout(5)
             client.connect(server.getsockname())
     except OSError as error:
-        return Check("loopback", "broken", f"127.0.0.1 does not work: {error}", "bring up the interface lo")
+        return Check(
+            "loopback",
+            "broken",
+            f"127.0.0.1 does not work: {error}",
+            "start the network interface lo: `ip link set lo up`",
+        )
     return Check("loopback", "ok", "127.0.0.1 listens and answers")
 
 
@@ -151,7 +156,7 @@ def _open_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     found = f"{soft}, can be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
-    advice = f"raise it: `ulimit -Hn {_FILES_WANTED}` or more, or LimitNOFILE= of the service"
+    advice = f"raise the hard limit: `ulimit -Hn {_FILES_WANTED}` or more, or LimitNOFILE= in a systemd service"
     if limit < _FILES_NEEDED:
         return Check("open files", "broken", found, advice)
     return Check(
@@ -165,7 +170,7 @@ def _home() -> Iterator[Check]:
     try:
         folder = home()
     except StoreError as error:
-        yield Check("SHOAL_HOME", "broken", str(error), "set SHOAL_HOME to a folder you can write")
+        yield Check("SHOAL_HOME", "broken", str(error), "set SHOAL_HOME to a writable folder")
         return
     yield Check("SHOAL_HOME", "ok", f"{folder} is writable")
     yield _disk("disk of SHOAL_HOME", folder)
@@ -177,7 +182,7 @@ def _home() -> Iterator[Check]:
 def _disk(name: str, folder: Path) -> Check:
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / _GB:.1f} GB free in {folder}"
-    advice = "free some room, or move it: SHOAL_HOME for its files, TMPDIR for those of running nodes"
+    advice = "free some space, or use another disk: set SHOAL_HOME for shoal's files, TMPDIR for those of running nodes"
     if usage.free < _DISK_NEEDED:
         return Check(name, "broken", found, advice)
     if usage.free < _DISK_WANTED or usage.used > _RAY_DISK_LIMIT * usage.total:
@@ -188,7 +193,7 @@ def _disk(name: str, folder: Path) -> Check:
 def _temp(folder: Path) -> Check:
     name = "disk of temporary files"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Check(name, "broken", f"{folder} is not writable", "set TMPDIR to a short path you can write")
+        return Check(name, "broken", f"{folder} is not writable", "set TMPDIR to a short, writable path")
     return _disk(name, folder)
 
 
@@ -197,7 +202,7 @@ def _runtime_root() -> Check:
 
     name = "folder of running nodes"
     try:
-        return Check(name, "ok", f"{runtime_root()}, closed to other users")
+        return Check(name, "ok", f"{runtime_root()}, not accessible to other users")
     except StoreError as error:
         return Check(name, "broken", str(error), "set TMPDIR to a short path, such as /tmp")
 
@@ -210,16 +215,16 @@ def _store() -> Iterator[Check]:
         store = Store()
         pools = list_pools(store)
     except (ShoalError, ImportError) as error:
-        yield Check("state store", "broken", str(error), "put the store right; see what it says")
+        yield Check("state store", "broken", str(error), "fix the problem that this message names")
         return
-    yield Check("state store", "ok", f"opens; pools: {len(pools)}")
+    yield Check("state store", "ok", f"can be opened; pools: {len(pools)}")
     yield _shared_memory(pools)
     yield from (_pool(pool) for pool in pools)
     yield _chosen_pool(pools)
     yield reconciler(pools)
     left = leftovers(store)
     if left:
-        yield Check("left-over nodes", "note", ", ".join(left), "`shoal sweep` ends them")
+        yield Check("left-over nodes", "note", ", ".join(left), "end them with `shoal sweep`")
     else:
         yield Check("left-over nodes", "ok", "none")
 
@@ -228,17 +233,19 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
     from shoal.pool.spec import PoolSpec
 
     name = "/dev/shm"
-    # What every node may fill: Ray takes it as it needs it.
+    # The sum of all nodes' limits: Ray allocates this memory only when objects need it.
     specs = [PoolSpec.parse(pool.uri) for pool in pools if pool.state != "down"] or [PoolSpec(name="default")]
     wanted = sum(spec.max_nodes * spec.object_store_mb for spec in specs) * _MB
     try:
         free = shutil.disk_usage(name).free
     except OSError:
-        return Check(name, "note", "not there: object stores go to disk, which is slow", "mount a tmpfs at /dev/shm")
-    found = f"{free / _MB:.0f} MB free; object stores may take {wanted / _MB:.0f} MB"
+        return Check(
+            name, "note", "does not exist: object stores are on disk, which is slow", "mount a tmpfs at /dev/shm"
+        )
+    found = f"{free / _MB:.0f} MB free; object stores may use {wanted / _MB:.0f} MB"
     if free < wanted:
         return Check(
-            name, "note", found, "make it larger (Docker: --shm-size), or object_store_mb or max_nodes smaller"
+            name, "note", found, "enlarge /dev/shm (Docker: --shm-size), or reduce object_store_mb or max_nodes"
         )
     return Check(name, "ok", found)
 
@@ -250,29 +257,32 @@ def _pool(pool: PoolStatus) -> Check:
     counts = describe_counts(pool)
     found = f"{pool.state}, {counts}" + (f"; {pool.reason}" if pool.reason else "")
     if not pool.is_here:
-        return Check(name, "note", f"{found}; bound to host {pool.host}", f"work with it on {pool.host}")
+        return Check(name, "note", f"{found}; bound to host {pool.host}", f"use the pool on host {pool.host}")
     there = len(pool.active) + len(pool.pending) + len(pool.failed) + len(pool.leaving)
     if pool.failed or len(pool.active) != there or there != pool.target:
-        return Check(name, "note", found, f"`shoal pool describe {pool.name}` says more, `shoal sweep` sets it right")
+        return Check(name, "note", found, f"see `shoal pool describe {pool.name}`; repair with `shoal sweep`")
     return Check(name, "ok", found)
 
 
 def _chosen_pool(pools: list[PoolStatus]) -> Check:
-    from shoal.pool.which import POOL_VARIABLE
+    from shoal.pool.resolve import POOL_VARIABLE
 
     chosen = os.environ.get(POOL_VARIABLE)
     if chosen and chosen not in [pool.name for pool in pools]:
         return Check(
-            POOL_VARIABLE, "note", f"{chosen}, which does not exist", f"unset it, or `shoal pool up local://{chosen}`"
+            POOL_VARIABLE,
+            "note",
+            f"{chosen}, which does not exist",
+            f"unset {POOL_VARIABLE}, or run `shoal pool up local://{chosen}`",
         )
     return Check(POOL_VARIABLE, "ok", chosen or "not set")
 
 
 def reconciler(pools: list[PoolStatus]) -> Check:
-    """Look whether the reconciler of this home runs, and is not stopped.
+    """Check whether the reconciler of this `$SHOAL_HOME` runs, and is not suspended.
 
     Args:
-        pools: All that there are.
+        pools: All pools in the store.
     """
     found = _reconciler_process()
     if found is not None:
@@ -281,19 +291,19 @@ def reconciler(pools: list[PoolStatus]) -> Check:
             return Check(
                 "reconciler",
                 "note",
-                f"is stopped (SIGSTOP), pid {pid}: it replaces no dead node and lets no lease expire",
-                f"`kill -CONT {pid}` lets it go on; after `kill -KILL {pid}` another one is started",
+                f"is suspended (SIGSTOP), pid {pid}: dead nodes are not replaced, and leases do not expire",
+                f"resume it with `kill -CONT {pid}`, or have it replaced with `kill -KILL {pid}`",
             )
         return Check("reconciler", "ok", f"runs, pid {pid}")
     if any(pool.state != "down" and pool.is_here for pool in pools):
-        return Check("reconciler", "note", "does not run though a pool is up", "`shoal sweep` starts it")
+        return Check("reconciler", "note", "does not run although a pool is up", "start it with `shoal sweep`")
     return Check("reconciler", "ok", "does not run: no pool is up")
 
 
 def _reconciler_process() -> tuple[int, bool] | None:
-    """Pid of this home's reconciler, and whether it is stopped.
+    """Return the pid of this `$SHOAL_HOME`'s reconciler, and whether it is suspended; None if it does not run.
 
-    Its lock is left alone: to try it might turn away one that is starting.
+    The reconciler's lock is not tried: if a reconciler starts at that moment, it finds the lock taken and exits.
     """
     import psutil
 
@@ -303,6 +313,6 @@ def _reconciler_process() -> tuple[int, bool] | None:
         try:
             if "shoal.pool.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
                 return int(process.pid), process.status() == psutil.STATUS_STOPPED
-        except psutil.Error:  # ended meanwhile, or another user's
+        except psutil.Error:  # the process has ended, or belongs to another user
             continue
     return None

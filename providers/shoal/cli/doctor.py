@@ -1,4 +1,4 @@
-"""`shoal doctor`."""
+"""Command `shoal doctor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNS = {"ok": ("ok    ", "green"), "note": ("note  ", "yellow"), "broken": ("B
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check this machine: what is missing and how to get it. Exits 1 only where local pools cannot work."""
+    """Check this machine, and say how to fix each problem. Exit code 1 means that local pools cannot work."""
     from shoal.cli.checks import all_checks
 
     checks = list(all_checks())
@@ -26,6 +26,6 @@ def doctor(as_json: Json = False) -> None:
             if check.advice:
                 show(Text(" " * (8 + width + 2) + "-> " + check.advice, style="dim"))
         names = ", ".join(check.name for check in broken)
-        show("", f"local pools cannot work: {names}" if broken else "local pools can work here")
+        show("", f"local pools cannot work, because of: {names}" if broken else "local pools can work on this machine")
     if broken:
         raise typer.Exit(ExitCode.FAILED)

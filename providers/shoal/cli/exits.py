@@ -1,4 +1,4 @@
-"""How the command ends: its exit codes, and which error means which. The one place that knows."""
+"""Exit codes of the command, and the exit code for each error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.errors import CapacityError, InvalidArgumentError, JobNotFoundError, 
 
 
 class ExitCode(IntEnum):
-    """What a script that calls `shoal` can tell apart."""
+    """Exit codes, which scripts may rely on."""
 
     DONE = 0
     FAILED = 1
@@ -22,21 +22,21 @@ MEANINGS = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed",
     ExitCode.WRONG_ARGUMENT: "wrong usage or argument; nothing was started",
-    ExitCode.NOT_FOUND: "no such pool or job",
-    ExitCode.NO_CAPACITY: "the size was not reached and was rolled back, or there is no capacity for the training",
+    ExitCode.NOT_FOUND: "the pool or job does not exist",
+    ExitCode.NO_CAPACITY: "the pool did not reach the size and was rolled back, or the training does not fit there",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C, SIGTERM)",
 }
 
 EPILOG = "\n\n".join(["**Exit codes**", *(f"- {code.value}: {meaning}" for code, meaning in MEANINGS.items())])
-"""For `--help`."""
+"""Text at the end of `shoal --help`."""
 
 
 class InterruptedCommandError(Exception):
-    """The command was interrupted; the message says what became of what it had started."""
+    """The command was interrupted; the message says what happens with the operation that it had started."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """The code that an error ends the command with."""
+    """Return the exit code for an error."""
     match error:
         case InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT

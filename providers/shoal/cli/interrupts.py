@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: both are a `KeyboardInterrupt`, and a line says what they set off and what became of it."""
+"""Handle Ctrl-C and SIGTERM: both raise `KeyboardInterrupt`, and one line each tells what happens and the outcome."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from types import FrameType
 from shoal.cli.exits import InterruptedCommandError
 
 _STDERR = 2
-_UNFINISHED = "interrupted again before all was undone: `shoal pool list` and `shoal jobs list` show what is there"
+_UNFINISHED = "interrupted before everything was undone: see what is left with `shoal pool list` and `shoal jobs list`"
 
 
 class _Interrupts:
-    """What the signal handler has to know: it gets no argument of ours."""
+    """State of the signal handler, kept at module level because a handler gets no arguments of ours."""
 
     notice: str | None = None
     seen = 0
 
 
 def install() -> None:
-    """Treat SIGTERM as Ctrl-C; called once, by the console script."""
+    """Treat SIGTERM like Ctrl-C; the console script calls this function once."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored: started with `&` by a script
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored if a script started it with `&`
         signal.signal(signal.SIGINT, _interrupt)
 
 
 @contextmanager
 def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
-    """Say what an interrupt of this block does.
+    """Print messages when the block is interrupted.
 
     Args:
-        notice: Shown at once, because undoing takes its time.
-        outcome: Shown at the end.
+        notice: Printed at once, because undoing may take long.
+        outcome: Message of the raised error, printed at the end.
 
     Raises:
-        InterruptedCommandError: In place of `KeyboardInterrupt`.
+        InterruptedCommandError: The block was interrupted; raised instead of `KeyboardInterrupt`.
     """
     _Interrupts.notice, _Interrupts.seen = notice, 0
     try:
@@ -53,6 +53,6 @@ def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _Interrupts.seen += 1
     if _Interrupts.notice and _Interrupts.seen == 1:
-        # Not through sys.stderr: the signal may have come in the middle of a write to it.
+        # sys.stderr is not used, because the signal may have interrupted a write to it.
         os.write(_STDERR, f"\ninterrupted: {_Interrupts.notice}\n".encode())
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`shoal train` and `shoal jobs …`."""
+"""Commands `shoal train` and `shoal jobs …`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
 
 _NO_PATHS = {"params", "hyper_params", "args", "kwargs"}
-"""Fields of a spec that hold the user's own values, which are nobody's to change."""
+"""Fields of a spec with the user's own values: paths inside them are not changed."""
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; its newest attempt is meant.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
 
 
 def train(
-    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="A job spec as JSON; - reads it from stdin.")],
+    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the job spec as JSON; - reads stdin.")],
     pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help="Where to train. By default what the spec says.")
+        str | None, typer.Option("--pool", metavar="NAME", help="Pool to train on. Default: the pool in the spec.")
     ] = None,
     job_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Find this job if it runs, else start it. By default a fresh id.")
+        str | None, typer.Option(metavar="ID", help="Id of the job. Attaches to the job if it runs. Default: a new id.")
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the job is submitted; it goes on without anybody asking.")
+        bool, typer.Option("--detach", help="Return when the job is submitted. The job then runs to its end.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train on a pool: submit the job, follow its log (on stderr), print its result."""
+    """Train on a pool: submit a job, print its log on stderr, and print its result."""
     job = _parse(_read(spec), pool_name=pool_name, job_id=job_id, detach=detach)
     from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
@@ -51,21 +51,23 @@ def train(
     elif as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
     else:
-        show(f"submitted: `shoal jobs logs {handle.job_id} --follow` shows its log")
+        show(f"submitted job {handle.job_id}: follow its log with `shoal jobs logs {handle.job_id} --follow`")
 
 
 @app.command("list")
 def list_(
-    pool_name: Annotated[str | None, typer.Option("--pool", metavar="NAME", help="Only jobs of this pool.")] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many.")] = 100,
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help="List only jobs of this pool.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List jobs, an attempt a line, the newest first."""
+    """List jobs, one attempt per line, the newest first."""
     from shoal.jobs import list_jobs
 
     found = list_jobs(pool_name, limit=limit)
     if pool_name and not found:
-        _require_pool(pool_name)  # jobs outlive their pools, so a name without a pool is no mistake by itself
+        _require_pool(pool_name)  # checked only now, because the jobs of a deleted pool are still listed
     if as_json:
         print_json({"jobs": found})
     elif not found:
@@ -80,7 +82,7 @@ def list_(
 
 @app.command("show")
 def show_(job_id: JobId, as_json: Json = False) -> None:
-    """Show how far a job is, and its result."""
+    """Show the status and the result of a job."""
     status = _attach(job_id).status()
     if as_json:
         print_json(status)
@@ -93,7 +95,7 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
                 ("state", status.state.value),
                 ("error", status.error),
                 ("pool", status.pool),
-                ("asked for by", status.holder),
+                ("submitted by", status.holder),
                 ("created", when(status.created_at)),
                 ("started", when(status.started_at)),
                 ("ended", when(status.ended_at)),
@@ -108,13 +110,13 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
 @app.command()
 def logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print a job's log."""
     handle = _attach(job_id)
     lines = []
-    with on_interrupt("no longer following", f"interrupted: job {job_id} goes on"):
+    with on_interrupt("stopped following the log", f"interrupted: job {job_id} goes on"):
         for line in handle.logs(follow=follow):
             if as_json:
                 lines.append(line)
@@ -128,26 +130,27 @@ def logs(
 
 @app.command()
 def cancel(job_id: JobId, as_json: Json = False) -> None:
-    """End a job. One that has ended already is left as it is."""
+    """Cancel a job. A job that has already ended is not changed."""
     handle = _attach(job_id)
-    with on_interrupt("no longer waiting", f"interrupted: `shoal jobs show {job_id}` says whether it has ended"):
+    with on_interrupt("stopped waiting", f"interrupted: see whether the job has ended with `shoal jobs show {job_id}`"):
         cancelled = handle.cancel("cancelled with `shoal jobs cancel`")
     state = handle.status().state.value
     if as_json:
         done = {"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state}
         print_json({**done, "left": handle.left})
     else:
-        show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had ended already: {state}")
+        show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended: {state}")
         if handle.left:
             show(handle.left)
 
 
 def _follow(handle: JobHandle) -> JobResult:
     try:
-        say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels it")
+        say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
         return handle.wait(on_log=_log)
     except KeyboardInterrupt:
-        handle.cancel("interrupted by whoever waited for it")  # it may have come before `wait` took care of it
+        # Ctrl-C may have come before `wait` began, which cancels the job itself.
+        handle.cancel("the process that waited for the job was interrupted")
         raise
 
 
@@ -158,14 +161,14 @@ def _attach(job_id: str) -> JobHandle:
 
 
 def _require_pool(name: str) -> None:
-    from shoal.pool.which import which_pool
+    from shoal.pool.resolve import which_pool
     from shoal.state import Store
 
     which_pool(Store(), name)
 
 
 def _read(source: str) -> dict[str, Any]:
-    """The JSON object in a file, or on stdin."""
+    """Read the JSON object in a file or on stdin."""
     from shoal.jobs.spec import check_json
 
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
@@ -175,18 +178,18 @@ def _read(source: str) -> dict[str, Any]:
         raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
     except RecursionError:
         raise InvalidArgumentError(f"{what} is nested too deeply: make it flatter") from None
-    except ValueError as error:  # no JSON, an integer of more than 4300 digits, or a path with a NUL
-        raise InvalidArgumentError(f"{what} is no JSON: {error}") from None
+    except ValueError as error:  # not JSON, an integer of more than 4300 digits, or a path with NUL
+        raise InvalidArgumentError(f"{what} is not valid JSON: {error}") from None
     check_json(document)
     if not isinstance(document, dict):
-        raise InvalidArgumentError(f'{what} is no JSON object: it looks like {{"dataset": {{"paths": [...]}}, …}}')
+        raise InvalidArgumentError(f'{what} is not a JSON object: write {{"dataset": {{"paths": [...]}}, …}}')
     return document
 
 
 def _parse(
     fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool
 ) -> JobSpec | FunctionJobSpec:
-    """The spec, with what the options say; relative paths of datasets start at the working directory."""
+    """Build the spec from its fields and the options; resolve datasets' relative paths in the working directory."""
     from shoal.jobs import parse_spec
 
     run_config: dict[str, Any] = {}
@@ -222,7 +225,7 @@ def _log(line: str) -> None:
 
 
 def _brief(text: str | None) -> str | None:
-    """A list shows what went wrong, `show` the whole of it."""
+    """Return the first line of an error for the list; `shoal jobs show` prints the whole error."""
     return text.splitlines()[0] if text else text
 
 

@@ -1,4 +1,4 @@
-"""What the command prints: results on stdout, everything else on stderr."""
+"""Print results on stdout, and messages and errors on stderr."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shoal.cli.exits import InterruptedCommandError, exit_code
 from shoal.errors import ScaleError
 from shoal.redaction import redact
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, for scripts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document on stdout.")]
 
 _PIPE_WIDTH = 200
-"""Columns where there is no terminal: a table that is piped somewhere shall not be cut at 80."""
+"""Width in characters without a terminal, so that tables in a pipe are not cut at 80 characters."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now."""
+    """Build a console on the present sys.stdout or sys.stderr."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         stderr=stderr, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else _PIPE_WIDTH
@@ -31,28 +31,28 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print a result for people."""
+    """Print a result as text or table."""
     target = console()
     for part in parts:
         target.print(part, soft_wrap=isinstance(part, str))
 
 
 def say(text: str) -> None:
-    """Print a line beside the result, on stderr."""
+    """Print a message on stderr."""
     console(stderr=True).print(text, soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
-    """Print the one JSON document of a command. Dataclasses and pydantic models will do; NaN becomes null."""
+    """Print a dataclass, pydantic model or plain data as a JSON document; NaN becomes null."""
     from pydantic_core import to_json
 
     typer.echo(to_json(document, indent=2, inf_nan_mode="null").decode())
 
 
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:
-    """Print an error: one ``error: …`` on stderr, or ``{"error": {…}}`` on stdout."""
+    """Print an error as ``error: …`` on stderr, or with `as_json` as ``{"error": {…}}`` on stdout."""
     text = redact("\n".join([message or str(error), *getattr(error, "__notes__", [])]))
-    # An argument that is no UTF-8 reaches Python as lone surrogates, which no stream takes.
+    # An argument that is not UTF-8 has lone surrogates in Python, which streams refuse to write.
     text = text.encode(errors="backslashreplace").decode()
     if not as_json:
         label = "" if isinstance(error, InterruptedCommandError) else "error: "
@@ -69,7 +69,7 @@ def print_error(error: BaseException, *, as_json: bool, message: str | None = No
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
-    """A table; None is shown as a dash."""
+    """Build a table; None is shown as a dash."""
     made = Table(
         *columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -79,7 +79,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
-    """Names and values, one pair a line; pairs without a value are left out."""
+    """Build a list of names and values, one pair per line; pairs without a value are left out."""
     made = Table.grid(padding=(0, 2, 0, 0))
     for name, value in pairs:
         if value is not None and value != "":
@@ -88,7 +88,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
 
 
 def when(seconds: float | None) -> str | None:
-    """A time, for people: in their own zone."""
+    """Format a time, given in seconds since the epoch, in the local time zone."""
     return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

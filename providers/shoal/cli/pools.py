@@ -1,4 +1,4 @@
-"""`shoal pool …` and `shoal sweep`."""
+"""Commands `shoal pool …` and `shoal sweep`."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ if TYPE_CHECKING:
     from shoal.pool.api import ComputePool
     from shoal.pool.status import NodeStatus, PoolStatus
 
-app = typer.Typer(no_args_is_help=True, help="Start, scale, show and end compute pools.")
+app = typer.Typer(no_args_is_help=True, help="Start, scale, show and stop compute pools.")
 
-_ONE_RULE = "By default $SHOAL_POOL, or the only pool there is."
+_DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool."
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"The pool. {_ONE_RULE}")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"Name of the pool. {_DEFAULT_POOL}")]
 RollbackAfter = Annotated[
-    float, typer.Option(metavar="SECONDS", help="Deadline, after which everything is rolled back.")
+    float, typer.Option(metavar="SECONDS", help="Seconds until an unfinished change is rolled back.")
 ]
 
-_ROLLING_BACK = "rolling back what was started (again: leave that to the reconciler)"
-_ROLLED_BACK = "interrupted: what this command had started was rolled back"
+_ROLLING_BACK = "rolling back (interrupt again to leave the rollback to the reconciler)"
+_ROLLED_BACK = "interrupted: everything that this command had started was rolled back"
 
 
 @app.command()
 def up(
     source: Annotated[
-        str, typer.Argument(metavar="URI|NAME", help="local://NAME?max_nodes=4, or the name of a pool that exists.")
+        str, typer.Argument(metavar="URI|NAME", help="local://NAME?max_nodes=4, or the name of an existing pool.")
     ],
     rollback_after: RollbackAfter = ROLLBACK_AFTER,
     as_json: Json = False,
 ) -> None:
-    """Bring a pool up and wait until its MIN_NODES are ready."""
+    """Start a pool and wait until its min_nodes are ready."""
     try:
         pool = _pool(source)
     except PoolNotFoundError as error:
         if is_pool_name(source):
-            error.add_note(f"to make it: `shoal pool up local://{source}`")
+            error.add_note(f"to create the pool: `shoal pool up local://{source}`")
         raise
-    with on_interrupt(_ROLLING_BACK, _ROLLED_BACK), PoolProgress(f"bringing {pool.name} up") as progress:
+    with on_interrupt(_ROLLING_BACK, _ROLLED_BACK), PoolProgress(f"starting {pool.name}") as progress:
         pool.up(rollback_after_seconds=rollback_after, on_progress=progress)
     _show(pool.describe(), as_json)
 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List every pool of this store."""
+    """List all pools in the state store."""
     from shoal.pool.api import list_pools
 
     pools = list_pools()
     if as_json:
         print_json({"pools": [pool.to_dict() for pool in pools]})
     elif not pools:
-        show("no pools: `shoal pool up local://NAME` makes one")
+        show("no pools: create one with `shoal pool up local://NAME`")
     else:
         rows = [
             (pool.name, pool.state, describe_counts(pool), f"{pool.min_nodes}-{pool.max_nodes}", pool.host, pool.reason)
@@ -71,7 +71,7 @@ def list_(as_json: Json = False) -> None:
 
 @app.command()
 def describe(name: Name = None, as_json: Json = False) -> None:
-    """Show a pool: state, limits, nodes, leases, last operation."""
+    """Show a pool: state, limits, nodes, leases and last operation."""
     from shoal.cli.checks import reconciler
 
     status = _pool(name).describe()
@@ -82,7 +82,7 @@ def describe(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 def nodes(name: Name = None, as_json: Json = False) -> None:
-    """List a pool's active nodes, the head first."""
+    """List the active nodes of a pool, the head first."""
     pool = _pool(name)
     active = pool.get_nodes()
     if as_json:
@@ -95,23 +95,27 @@ def nodes(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 def scale(
-    size: Annotated[int, typer.Argument(metavar="SIZE", help="Nodes, the head among them.")],
-    pool_name: Annotated[str | None, typer.Option("--pool", metavar="NAME", help=f"The pool. {_ONE_RULE}")] = None,
+    size: Annotated[int, typer.Argument(metavar="SIZE", help="Number of nodes, including the head.")],
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")
+    ] = None,
     is_async: Annotated[
-        bool, typer.Option("--async", help="Return as soon as the request is journaled; the reconciler carries it out.")
+        bool, typer.Option("--async", help="Return when the request is stored. The reconciler carries it out.")
     ] = False,
     rollback_after: RollbackAfter = ROLLBACK_AFTER,
-    least: Annotated[
+    block_until_min_cluster_size: Annotated[
         int | None,
-        typer.Option("--min", metavar="K", help="Return at K ready nodes; the rest keep coming until the deadline."),
+        typer.Option(
+            "--min", metavar="K", help="Return when K nodes are ready. The others keep starting until the deadline."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set the number of nodes and wait until they are ready; roll back where that fails."""
+    """Set the number of nodes and wait until they are ready. Roll back if that fails."""
     pool = _pool(pool_name)
     options: dict[str, Any] = {"rollback_after_seconds": rollback_after}
-    if least is not None:
-        options["block_until_min_cluster_size"] = least
+    if block_until_min_cluster_size is not None:
+        options["block_until_min_cluster_size"] = block_until_min_cluster_size
     with on_interrupt(_ROLLING_BACK, _ROLLED_BACK), PoolProgress(f"scaling {pool.name} to {size}") as progress:
         pool.scale(size, is_async=is_async, options=options, on_progress=progress)
     _show(pool.describe(), as_json)
@@ -119,9 +123,9 @@ def scale(
 
 @app.command()
 def alter(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The pool.")],
-    min_nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes held while the pool is up.")] = None,
-    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="The most nodes it may have.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    min_nodes: Annotated[int | None, typer.Option(metavar="N", help="Smallest size while the pool is up.")] = None,
+    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Greatest size of the pool.")] = None,
     as_json: Json = False,
 ) -> None:
     """Change a pool's limits."""
@@ -136,30 +140,30 @@ def alter(
 def down(
     name: Name = None,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="Do not tell a ray:// pool's cluster: it never answers again.")
+        bool, typer.Option("--abandon", help="Do not contact a ray:// pool's cluster: it is gone for good.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """End every node of a pool, and its jobs with them, and wait until nothing is left."""
+    """Stop all nodes and jobs of a pool, and wait until they have ended."""
     pool = _pool(name)
-    goes_on = f"interrupted: {pool.name} goes on going down; `shoal pool describe {pool.name}` shows how far it is"
-    with on_interrupt("no longer waiting", goes_on), PoolProgress(f"taking {pool.name} down") as progress:
+    goes_on = f"interrupted: pool {pool.name} still goes down; see its state with `shoal pool describe {pool.name}`"
+    with on_interrupt("stopped waiting", goes_on), PoolProgress(f"stopping {pool.name}") as progress:
         pool.down(abandon=abandon, on_progress=progress)
     _show(pool.describe(), as_json)
 
 
 @app.command()
 def delete(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The pool.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="Remove a pool whose host, or whose foreign cluster, never returns.")
+        bool, typer.Option("--abandon", help="Remove a pool whose host or ray:// cluster is gone for good.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Take a pool down and remove it, with its token and logs. Its jobs stay listed."""
+    """Stop a pool and remove it with its token and logs. Its jobs stay in the list of jobs."""
     pool = _pool(name)
-    stays = f"interrupted: pool {pool.name} is going down and was not removed; the same command does the rest"
-    with on_interrupt("no longer waiting", stays), PoolProgress(f"deleting {pool.name}") as progress:
+    stays = f"interrupted: pool {pool.name} goes down, but is not removed yet; run the same command again"
+    with on_interrupt("stopped waiting", stays), PoolProgress(f"deleting {pool.name}") as progress:
         pool.delete(abandon=abandon, on_progress=progress)
     if as_json:
         print_json({"pool": pool.name, "deleted": True})
@@ -168,7 +172,7 @@ def delete(
 
 
 def sweep(as_json: Json = False) -> None:
-    """End what nobody owns on this machine. Safe at any time."""
+    """End all nodes and jobs without an owner on this machine. Safe at any time."""
     from shoal import jobs
     from shoal.cli.checks import leftovers
     from shoal.state import Store
@@ -180,7 +184,7 @@ def sweep(as_json: Json = False) -> None:
     else:
         show(*did or ["nothing to sweep"])
         if left:
-            show(f"still there: {', '.join(left)}")
+            show(f"nodes that could not be ended: {', '.join(left)}")
     if left:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -210,7 +214,7 @@ def _show(status: PoolStatus, as_json: bool) -> None:
                     last and f"{last.kind} to {last.size} by {last.holder}, {when(last.created_at)}: {last.state}",
                 ),
                 ("host", status.host),
-                ("made from", status.uri),
+                ("URI", status.uri),
             ]
         )
     )

@@ -1,4 +1,4 @@
-"""How far a pool is, while a command waits for it."""
+"""Show the progress of a pool while a command waits for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class PoolProgress:
-    """The `on_progress` of the pool API: a live bar on a terminal, else a line whenever something changes.
+    """An `on_progress` callback for the pool API: a live bar on a terminal, otherwise a line for every change.
 
     Args:
-        doing: What is waited for, as in "scaling retrain to 3".
+        doing: Description of the operation, for example "scaling retrain to 3".
     """
 
     def __init__(self, doing: str) -> None:
@@ -53,9 +53,9 @@ class PoolProgress:
             self._bar.stop()
 
     def __call__(self, status: PoolStatus) -> None:
-        """Show a status."""
+        """Show the status of the pool."""
         for node in status.failed:
-            self._once(f"node {node.name} failed: {node.error or 'no reason given'} (log: {node.log})")
+            self._once(f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})")
         counts = describe_counts(status)
         if self._bar is not None and self._task is not None:
             done, total = self._done(status)
@@ -70,7 +70,7 @@ class PoolProgress:
             (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
 
     def _done(self, status: PoolStatus) -> tuple[int, int]:
-        """How many of how many steps are done; shrinking counts the nodes that are gone."""
+        """Return the numbers of finished and of all steps; when a pool shrinks, a step is a node that has ended."""
         there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
         self._most = max(self._most, there)
         if there > status.target:
@@ -79,7 +79,7 @@ class PoolProgress:
 
 
 def describe_counts(status: PoolStatus) -> str:
-    """``2 of 3 nodes active, 1 pending``."""
+    """Describe the nodes of a pool, for example ``2 of 3 nodes active, 1 pending``."""
     more = [
         f"{len(nodes)} {what}"
         for what, nodes in (("pending", status.pending), ("failed", status.failed), ("leaving", status.leaving))

@@ -1,4 +1,4 @@
-"""Datasets: connectors, the row-group plan, ingestion. Loads Arrow only when something is read."""
+"""Datasets: connectors, the row-group plan and ingesters. Arrow is imported only when data is read."""
 
 from shoal.data.connector import DataConnector, ShardedDataConnector
 from shoal.data.ingest import ArrowIngester, RayDataIngester

@@ -1,4 +1,4 @@
-"""Columns of categories: the same number for the same value in every worker, in every eval set and at prediction."""
+"""Encode categorical columns: a value has the same code in every worker, in every eval set and at prediction."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.data.sources import ParquetSource
+    from shoal.data.parquet.source import ParquetSource
 
 Categories = Mapping[str, "pa.Array"]
-"""Column -> its categories, ascending, in the type that `category_type` gives; the code of one is its place, from 0."""
+"""Column -> its categories in ascending order, in the type that `category_type` returns. A category's code is its
+index in this array, from 0."""
 
 MOST_CATEGORIES = 100_000
-"""Categories that a column may have. Every worker and every model holds them all (2 MB of text), and where there are
-more, such as the ids of customers, each has too few rows to learn from."""
+"""Maximum number of categories in a column. Every worker and every model holds all of them (2 MB of text). A column
+with more categories, such as customer ids, has too few rows per category to learn from."""
 
 
 def category_type(type_: pa.DataType) -> pa.DataType | None:
-    """The type that a column's categories are compared in, however wide they are stored.
+    """Return the type in which a column's categories are compared, whatever width the column is stored in.
 
     Args:
         type_: Type of the column.
 
     Returns:
-        large_string, int64 or bool; None if the column cannot be one of categories.
+        large_string, int64 or bool; None if the column cannot be categorical.
     """
     import pyarrow as pa
 
@@ -42,17 +43,17 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
 
 
 def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, pa.Array]:
-    """Read columns, one row group at a time, and find their categories.
+    """Read columns, one row group at a time, and collect their categories.
 
     Args:
-        source: The rows.
-        columns: Columns of text, whole numbers or booleans; nulls are no category.
+        source: The dataset to read.
+        columns: Columns of text, integers or booleans. A null is not a category.
 
     Returns:
-        Each column's categories, the same for the same rows in whatever order they come; columns in the order given.
+        Column -> its categories, in the order of `columns`. The order of the rows does not change the categories.
 
     Raises:
-        DataError: If a column has too many of them, or none.
+        DataError: If a column has more than :data:`MOST_CATEGORIES` categories, or only nulls.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -69,23 +70,28 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
             if len(found[name]) > MOST_CATEGORIES:
                 raise DataError(
                     f'column "{name}" has more than {MOST_CATEGORIES:,} categories, counted up to {rows.path}, row '
-                    f"group {rows.row_group}: join the rare ones into one, or leave the column out"
+                    f"group {rows.row_group}: merge the rare categories into one, or leave the column out"
                 )
     for name, values in found.items():
         if not len(values):
-            raise DataError(f'column "{name}" is null in every row: leave it out, or mend what writes it')
+            raise DataError(
+                f'column "{name}" is null in every row: leave it out, or fix the program that writes the dataset'
+            )
     return {name: values.take(pc.sort_indices(values)) for name, values in found.items()}
 
 
 def encoded(table: pa.Table, categories: Categories) -> pa.Table:
-    """The table with codes in place of categories: int32, null where a value is null or no category.
+    """Return the table with the categories replaced by their codes.
 
     Args:
-        table: Some rows.
-        categories: What `find_categories` found; columns that are not in it stay as they are.
+        table: The rows to encode.
+        categories: Result of `find_categories`. All other columns of the table stay unchanged.
+
+    Returns:
+        A table whose categorical columns are int32. A code is null where the value is null or an unknown category.
 
     Raises:
-        DataError: If a column holds whole numbers that int64 does not.
+        DataError: If a column holds an integer outside the range of int64.
     """
     import pyarrow.compute as pc
 
@@ -96,15 +102,22 @@ def encoded(table: pa.Table, categories: Categories) -> pa.Table:
 
 
 def to_lists(categories: Categories) -> dict[str, list[Any]]:
-    """Categories as JSON holds them: str, int or bool by column."""
+    """Convert categories to lists of str, int or bool by column, for JSON."""
     return {name: values.to_pylist() for name, values in categories.items()}
 
 
 def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
-    """Categories out of what `to_lists` made of them.
+    """Convert the result of `to_lists` back to categories.
+
+    Args:
+        lists: Column -> its categories as str, int or bool.
+
+    Returns:
+        Column -> its categories as an Arrow array.
 
     Raises:
-        DataError: If they are of a type that `find_categories` does not find, as another program's may be.
+        DataError: If the categories have a type that `find_categories` never returns; another program may have written
+            such a model.
     """
     import pyarrow as pa
 
@@ -113,7 +126,10 @@ def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
         array = pa.array(values)
         type_ = category_type(array.type)
         if type_ is None:
-            raise DataError(f'the model has categories of type {array.type} in "{name}", which shoal does not know')
+            raise DataError(
+                f'the model\'s categories of column "{name}" are of type {array.type}, which shoal does not support: '
+                "they must be text, integers or booleans"
+            )
         categories[name] = array.cast(type_)
     return categories
 
@@ -124,4 +140,4 @@ def _comparable(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArr
     try:
         return table.column(name).cast(type_)
     except pa.ArrowInvalid as exc:
-        raise DataError(f'column "{name}" of categories: {exc}: write them as text') from exc
+        raise DataError(f'the categories of column "{name}" cannot be compared ({exc}): write them as text') from exc

@@ -1,4 +1,4 @@
-"""Refusing bad input before training, from footers alone, naming the file, the column and the way out."""
+"""Checks of a dataset's columns before training, mostly from footers. Every error names the file and the column."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.data.arrays import dtype_of
 from shoal.data.categories import category_type
-from shoal.data.plan import RowRange
+from shoal.data.columns import dtype_of
+from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from shoal.data.connector import DataConnector
-    from shoal.data.footers import Footer
-    from shoal.data.sources import ParquetSource
+    from shoal.data.parquet.footers import Footer
+    from shoal.data.parquet.source import ParquetSource
 
 
 def validate_columns(
-    connector: DataConnector,
+    source: ParquetSource,
     input_cols: Sequence[str],
     label_col: str | None = None,
     extra_cols: Sequence[str] = (),
@@ -29,24 +28,23 @@ def validate_columns(
     categorical_cols: Sequence[str] = (),
     allow_all_null: bool = False,
 ) -> None:
-    """Checks that the columns exist in every file that has rows, are of types to train on, and hold something.
+    """Check that all columns exist in every file that has rows, have supported types, and are not entirely null.
 
     Args:
-        connector: The dataset.
+        source: The dataset.
         input_cols: Feature columns.
-        label_col: Label column, if there is one.
+        label_col: Label column; None if the dataset has no label.
         extra_cols: Further columns, such as weights.
-        categorical_cols: Those of the feature columns whose values are categories: text, whole numbers or booleans;
-            all other columns are numeric or boolean.
-        allow_all_null: Accept columns without any value, as data to validate on or to predict may have.
+        categorical_cols: Subset of the feature columns whose values are categories: text, integers or booleans. All
+            other columns must be numeric or boolean.
+        allow_all_null: Whether to accept columns that are entirely null. Validation and prediction data may have them.
 
     Raises:
-        InvalidArgumentError: If the column arguments contradict themselves.
-        DataError: If a file lacks a column or has it in another type, a type cannot be trained on, a column has no
-            value at all, or there are no rows.
+        InvalidArgumentError: If a column argument is invalid, or the column arguments contradict each other.
+        DataError: If a file lacks a column or stores it in another type than the other files, a type cannot be trained
+            on, a column is entirely null, or the dataset has no rows.
     """
     names = _column_names(input_cols, label_col, extra_cols, categorical_cols)
-    source = connector.source
     reference = source.reference()
     schema = source.schema()
     for name in names:
@@ -66,19 +64,20 @@ def validate_columns(
 
 
 def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -> dict[str, str]:
-    """Checks that columns exist, in one type that torch items can be made of, in every file that has rows.
+    """Check that all columns exist in every file that has rows, with the same type and one that torch supports.
 
     Args:
         source: The dataset.
-        columns: Names of columns; None: all there are.
+        columns: Names of columns; None for all columns.
 
     Returns:
-        Column -> NumPy dtype of its values, in the order given; see :func:`shoal.data.arrays.dtype_of`.
+        Column -> name of the NumPy dtype of its values, in the order of `columns`; see
+        :func:`shoal.data.columns.dtype_of`.
 
     Raises:
-        InvalidArgumentError: If `columns` contradicts itself.
-        DataError: If a file lacks a column or has it in another type, torch has nothing for a type, or there are no
-            rows.
+        InvalidArgumentError: If `columns` is not a list of distinct names, or is empty.
+        DataError: If a file lacks a column or stores it in another type than the other files, torch does not support a
+            type, or the dataset has no rows.
     """
     import pyarrow as pa
 
@@ -93,11 +92,11 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
         type_ = schema.field(name).type
         dtype = dtype_of(type_)
         if dtype is None:
-            advice = _advice(type_, "column") or "it has no value in any row: mend what writes it"
+            advice = _advice(type_, "column") or "it is null in every row: fix the program that writes the dataset"
             left = "" if advice.endswith("leave it out") else ", or leave it out"
             raise DataError(
                 f'{path}: column "{name}" is of type {type_}, which cannot be trained on: {advice}{left} '
-                "(columns=[...] names those to read)"
+                "(columns=[...] selects the columns to read)"
             )
         dtypes[name] = dtype
     text = [name for name in names if category_type(schema.field(name).type) == pa.large_string()]
@@ -106,15 +105,15 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
 
 def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: Sequence[str] = ()) -> None:
-    """Checks that every file that has rows holds the columns in the same types, so that their rows can be joined.
+    """Check that every file that has rows stores the columns in the same types, so that the rows can be joined.
 
     Args:
         source: The dataset.
-        columns: Columns of it.
-        text_cols: Those that may be text in any way of storing it.
+        columns: Columns to check.
+        text_cols: Subset of `columns` for which all text types count as the same type.
 
     Raises:
-        DataError: Naming the first file that differs.
+        DataError: If a file differs. The message names the first such file.
     """
     reference = source.reference()
     partitions = source.partition_fields()
@@ -123,40 +122,40 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: 
             _check_like_reference(footer, reference, columns, partitions, text_cols)
 
 
-def check_categories(connector: DataConnector, types: Mapping[str, pa.DataType]) -> None:
-    """Refuses columns none of whose values can be a category of the training set.
+def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) -> None:
+    """Check that categorical columns have types that can be compared with the categories of the training set.
 
     Args:
-        connector: Rows to evaluate or to predict.
-        types: Column of categories -> its type in the training set, or that of the categories themselves.
+        source: Dataset to evaluate or to predict.
+        types: Categorical column -> its type in the training set, or the type of its categories.
 
     Raises:
-        DataError: Naming the column and both types.
+        DataError: If the types of a column cannot be compared. The message names the column and both types.
     """
     import pyarrow as pa
 
-    source = connector.source
     schema = source.schema()
     for name, expected in types.items():
         type_ = schema.field(name).type
         if not pa.types.is_null(type_) and category_type(type_) != category_type(expected):
             raise DataError(
                 f'{source.reference().path}: column "{name}" is of type {type_}, but its categories are of type '
-                f"{expected} in the training set: write it as it was there"
+                f"{expected} in the training set: write the column in that type"
             )
 
 
-def check_label(connector: DataConnector, label_col: str) -> None:
-    """Refuses null labels that the footers' statistics show; :func:`check_label_values` finds the rest at reading.
+def check_label(source: ParquetSource, label_col: str) -> None:
+    """Check with the footers' statistics that no label is null.
+
+    Footers without statistics show no nulls; :func:`check_label_values` finds these nulls when the rows are read.
 
     Args:
-        connector: The dataset.
+        source: The dataset.
         label_col: Label column.
 
     Raises:
-        DataError: Naming file, column and row group.
+        DataError: If a label is null. The message names the file, the row group and the column.
     """
-    source = connector.source
     for footer in source.footers():
         for row_group, (rows, _) in enumerate(footer.groups):
             nulls = source.null_count(footer.path, row_group, label_col) if rows else 0
@@ -167,31 +166,31 @@ def check_label(connector: DataConnector, label_col: str) -> None:
                 )
 
 
-def check_group(connector: DataConnector, group_col: str) -> None:
-    """Checks that the column exists in every file that has rows, in one type.
+def check_group(source: ParquetSource, group_col: str) -> None:
+    """Check that the group column exists in every file that has rows, with the same type.
 
     Args:
-        connector: The dataset.
-        group_col: Column of groups, of any type.
+        source: The dataset.
+        group_col: Column with the group of each row, of any type.
 
     Raises:
-        DataError: If a file lacks it, or has it in another type.
+        DataError: If a file lacks the column, or stores it in another type than the other files.
     """
-    source = connector.source
     _check_present(source.reference().path, group_col, source.schema().names)
     check_same_schema(source, [group_col])
 
 
 def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> None:
-    """Refuses labels that are null, NaN or infinite, as they are read.
+    """Check that no label of a row range is null, NaN or infinite.
 
     Args:
         values: The labels ``[rows]`` of one row range, nulls as NaN.
         label_col: Label column.
-        part: Where they come from.
+        part: Row range that the labels were read from.
 
     Raises:
-        DataError: Naming file, column, row group and the first such row.
+        DataError: If a label is null, NaN or infinite. The message names the file, the row group, the column and the
+            first bad row.
     """
     import numpy as np
 
@@ -218,10 +217,12 @@ def _column_names(
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
     if label_col is not None and label_col in input_cols:
-        raise InvalidArgumentError(f'the label "{label_col}" is among input_cols: the model would learn to copy it')
+        raise InvalidArgumentError(
+            f'the label "{label_col}" is also in input_cols: remove it there, or the model learns to copy the label'
+        )
     for name in input_cols:
         if list(input_cols).count(name) > 1:
-            raise InvalidArgumentError(f'"{name}" is twice in input_cols')
+            raise InvalidArgumentError(f'"{name}" occurs more than once in input_cols: name each column once')
     for name in categorical_cols:
         if name not in input_cols:
             raise InvalidArgumentError(f'categorical_cols names "{name}", which is not among input_cols')
@@ -232,17 +233,19 @@ def _check_listed(columns: Sequence[str]) -> None:
     if isinstance(columns, str):
         raise InvalidArgumentError(f'columns must be a list of column names: ["{columns}"], not "{columns}"')
     if not columns:
-        raise InvalidArgumentError("columns is empty: name at least one, or leave it out to read all")
+        raise InvalidArgumentError(
+            "columns is empty: name at least one column, or omit the argument to read all columns"
+        )
     for name in columns:
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
         if list(columns).count(name) > 1:
-            raise InvalidArgumentError(f'"{name}" is twice in columns')
+            raise InvalidArgumentError(f'"{name}" occurs more than once in columns: name each column once')
 
 
 def _check_present(path: str, name: str, present: Sequence[str]) -> None:
     if present.count(name) > 1:
-        raise DataError(f'{path} has several columns called "{name}": rename all but one')
+        raise DataError(f'{path} has several columns named "{name}": rename all but one')
     if name in present:
         return
     lower = {column.lower(): column for column in present}
@@ -251,7 +254,7 @@ def _check_present(path: str, name: str, present: Sequence[str]) -> None:
         hint = "; did you mean " + " or ".join(f'"{column}"' for column in near) + "?"
     else:
         shown = ", ".join(present[:20]) + (", ..." if len(present) > 20 else "")
-        hint = f"; it has {shown}" if present else "; it has no columns"
+        hint = f"; its columns are {shown}" if present else "; it has no columns"
     raise DataError(f'{path} has no column "{name}"{hint}')
 
 
@@ -269,19 +272,19 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
         return
     if types.is_floating(type_) or types.is_decimal(type_):
         advice = (
-            "leave it out of categorical_cols, or write whole numbers or text (pandas: astype('Int64') keeps nulls)"
+            "leave it out of categorical_cols, or write it as integers or text (pandas: astype('Int64') keeps nulls)"
         )
     elif types.is_temporal(type_):
-        advice = "turn it into whole numbers or text first, such as the month or the weekday"
+        advice = "convert it to integers or text first, such as the month or the weekday"
     elif types.is_nested(type_):
-        advice = "write each of its parts into a column of its own"
+        advice = "write each of its parts into a separate column"
     else:
-        advice = "write it as text, whole numbers or booleans"
-    raise DataError(f'{path}: column "{name}" is of type {type_}, which cannot be categories: {advice}')
+        advice = "write it as text, integers or booleans"
+    raise DataError(f'{path}: column "{name}" is of type {type_}, which cannot be categorical: {advice}')
 
 
 def _advice(type_: pa.DataType, what: str) -> str | None:
-    """What to do about a type; None if it is fine as it is."""
+    """Return how the user can convert a column of an unsupported type; None if the type is supported."""
     import pyarrow as pa
 
     types = pa.types
@@ -289,15 +292,15 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
         return None
     if category_type(type_) is not None:
         if what == "label":
-            return "number the classes 0, 1, ... and write the numbers"
-        return "if it is a feature, name it in categorical_cols; else turn it into numbers first, or leave it out"
+            return "number the classes 0, 1, ... and write these numbers"
+        return "if it is a feature, name it in categorical_cols; else convert it to numbers first, or leave it out"
     if types.is_decimal(type_):
         return "cast it to float64 first (SQL: CAST(... AS DOUBLE PRECISION))"
     if types.is_temporal(type_):
-        return "turn it into numbers first, such as the day of the year, the hour or the seconds since a fixed time"
+        return "convert it to numbers first, such as the day of the year, the hour or the seconds since a fixed time"
     if types.is_nested(type_):
-        return "write each of its parts into a column of its own"
-    return "turn it into numbers first, or leave it out"
+        return "write each of its parts into a separate column"
+    return "convert it to numbers first, or leave it out"
 
 
 def _check_like_reference(
@@ -311,19 +314,19 @@ def _check_like_reference(
     for name in names:
         if name in partitions and name in footer.schema.names:
             raise DataError(
-                f'{footer.path} stores the column "{name}" itself; in {reference.path} it comes from the path: '
-                "make it the same in all files"
+                f'{footer.path} stores the column "{name}" in the file, but {reference.path} has it as a partition '
+                "directory: write all files in the same way"
             )
         _check_present(footer.path, name, here)
         if name in partitions:
             continue
         type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
-        # pandas stores the same categories in one file as int8 codes and text, in another as int16 codes and text.
+        # pandas may store the same text categories with int8 codes in one file and with int16 codes in another.
         alike = name in categorical_cols and category_type(type_) == category_type(expected)
         if type_ != expected and not alike:
             raise DataError(
-                f'{footer.path}: column "{name}" is of type {type_}, but {expected} in {reference.path}: '
-                "write it in the same type in all files"
+                f'{footer.path}: column "{name}" is of type {type_}, but of type {expected} in {reference.path}: '
+                "write the column in the same type in all files"
             )
 
 
@@ -341,5 +344,5 @@ def _check_any_value(source: ParquetSource, name: str) -> None:
                 return
     raise DataError(
         f'column "{name}" is null in every row of {source.reference().path} and all other files: '
-        "leave it out, or mend what writes it"
+        "leave it out, or fix the program that writes the dataset"
     )

@@ -1,4 +1,4 @@
-"""Data connectors: what users hand to estimators, and what a job's spec writes down."""
+"""Data connectors: datasets that users pass to estimators and that a job's spec stores."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from shoal.data.groups import find_groups, plan_groups
+from shoal.data.gang_position import current_shard
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
-from shoal.data.plan import Shard, plan_shards
-from shoal.data.shard import DataShard, current_shard
-from shoal.data.sources import ParquetSource
+from shoal.data.parquet.groups import find_groups
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning.groups import plan_groups
+from shoal.data.planning.row_groups import Shard, plan_shards
+from shoal.data.planning.splits import Split
+from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
-from shoal.data.splits import Split
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -20,19 +22,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
 
-    from shoal.data.torchdata import TorchDataset
+    from shoal.data.torch.dataset import TorchDataset
 
 IngesterClass = type[ArrowIngester] | type[RayDataIngester]
 PathLike = str | os.PathLike[str]
 
 
 class DataConnector:
-    """A dataset in Parquet files, read lazily; make one with a ``from_...`` method.
+    """A dataset in Parquet files that is read lazily. Create a connector with one of the ``from_...`` methods.
 
     Args:
-        source: Where the rows are.
-        ingestor_class: What reads them in the workers.
-        staging: Directory of a staged copy that goes when its job ends; None if the files are the user's own.
+        source: The Parquet files.
+        ingestor_class: Class that reads the rows in the workers.
+        staging: Directory of a staged copy, which is removed when its job ends; None if the files belong to the user.
 
     Example:
         >>> from shoal.data import DataConnector
@@ -61,16 +63,16 @@ class DataConnector:
     def from_parquet(
         cls, path_or_paths: PathLike | Iterable[PathLike], *, ingestor_class: IngesterClass = ArrowIngester
     ) -> Self:
-        """Connects to Parquet files where they are.
+        """Connect to existing Parquet files, without copying them.
 
         Args:
-            path_or_paths: A file, directory or glob, or several: local or any path that Arrow or fsspec opens
-                (``s3://``, ``gs://``). Partition directories (``month=1/``) become columns. A directory's files are
-                taken in the order of their paths.
-            ingestor_class: What reads the rows in the workers.
+            path_or_paths: One or several files, directories or globs: local paths or URIs that Arrow or fsspec can open
+                (``s3://``, ``gs://``). Partition directories (``month=1/``) become columns. The files of a directory
+                are sorted by path.
+            ingestor_class: Class that reads the rows in the workers.
 
         Returns:
-            A connector. Nothing is read yet: a wrong path is reported at the first use.
+            A connector. No file is read yet, so a wrong path raises an error only at the first use.
         """
         return cls(ParquetSource(path_or_paths), ingestor_class)
 
@@ -82,18 +84,19 @@ class DataConnector:
         ingestor_class: IngesterClass = ArrowIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Writes a DataFrame once as Parquet to a staging location, for the workers to read.
+        """Write a DataFrame as Parquet to a staging location, from which the workers read.
 
         Args:
-            df: pandas DataFrame (its index is left out), ``pyarrow.Table``, or anything with ``__arrow_c_stream__``.
-            ingestor_class: What reads the rows in the workers.
-            staging_location: Directory or URI that all nodes reach; ``$SHOAL_HOME/staging`` by default.
+            df: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with
+                ``__arrow_c_stream__``.
+            ingestor_class: Class that reads the rows in the workers.
+            staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 
         Raises:
-            DataError: If a column cannot be written, or nothing can be staged there.
-            InvalidArgumentError: If `df` is no table.
+            DataError: If a column cannot be written as Parquet, or the staging location is not writable.
+            InvalidArgumentError: If `df` is not a table.
         """
-        from shoal.data.staging import stage_dataframe, staged
+        from shoal.data.staging.staged_data import stage_dataframe, staged
 
         with staged(staging_location) as directory:
             stage_dataframe(df, directory)
@@ -108,19 +111,19 @@ class DataConnector:
         ingestor_class: IngesterClass = ArrowIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Runs a query here, once, and streams its rows as Parquet to a staging location.
+        """Run a query in this process and stream its rows as Parquet to a staging location.
 
         Args:
             query: SQL text or a SQLAlchemy selectable.
-            connection: SQLAlchemy URL, Engine or Connection; it stays in this process.
-            ingestor_class: What reads the rows in the workers.
-            staging_location: Directory or URI that all nodes reach; ``$SHOAL_HOME/staging`` by default.
+            connection: SQLAlchemy URL, Engine or Connection. It is used only in this process and never stored.
+            ingestor_class: Class that reads the rows in the workers.
+            staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 
         Raises:
             DataError: If the query fails, or a column cannot be written.
         """
-        from shoal.data.sql import stage_query
-        from shoal.data.staging import staged
+        from shoal.data.staging.sql import stage_query
+        from shoal.data.staging.staged_data import staged
 
         with staged(staging_location) as directory:
             stage_query(query, connection, directory)
@@ -134,26 +137,26 @@ class DataConnector:
         ingestor_class: IngesterClass = ArrowIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Connects to a ``pyarrow.dataset.Dataset``.
+        """Connect to a ``pyarrow.dataset.Dataset``.
 
-        Local Parquet files are read where they are. Anything else (another format, a filter, a changed schema, a
-        filesystem object whose credentials a worker would not have) is streamed to a staging location;
-        :meth:`from_parquet` reads an ``s3://`` path in place.
+        A dataset of local Parquet files is read without a copy. All other datasets are streamed to a staging location:
+        other formats, datasets with a filter or a changed schema, and datasets on remote filesystems, whose credentials
+        the workers may not have. To read an ``s3://`` path without a copy, use :meth:`from_parquet`.
 
         Args:
             dataset: The dataset.
-            ingestor_class: What reads the rows in the workers.
-            staging_location: Directory or URI that all nodes reach; ``$SHOAL_HOME/staging`` by default.
+            ingestor_class: Class that reads the rows in the workers.
+            staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
         """
-        from shoal.data import arrowdataset
+        from shoal.data.staging import arrow_datasets
 
-        source = arrowdataset.source_in_place(dataset)
+        source = arrow_datasets.source_in_place(dataset)
         if source is not None:
             return cls(source, ingestor_class)
-        from shoal.data.staging import staged
+        from shoal.data.staging.staged_data import staged
 
         with staged(staging_location) as directory:
-            arrowdataset.stage(dataset, directory)
+            arrow_datasets.stage(dataset, directory)
         return cls(ParquetSource(directory), ingestor_class, directory)
 
     @classmethod
@@ -164,18 +167,19 @@ class DataConnector:
         ingestor_class: IngesterClass = RayDataIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Runs a Ray Data pipeline once and has its tasks write the rows as Parquet to a staging location.
+        """Run a Ray Data pipeline and write its rows, from Ray's tasks, as Parquet to a staging location.
 
-        So transformations run once, not in every epoch or pass, and the rows are planned from footers like any others.
+        The pipeline's transformations run once, not in every epoch. Shards are planned from the footers of the staged
+        files.
 
         Args:
             ds: A ``ray.data.Dataset``.
-            ingestor_class: What reads the rows in the workers.
-            staging_location: Directory or URI that all nodes reach; ``$SHOAL_HOME/staging`` by default, where one host
-                has all nodes.
+            ingestor_class: Class that reads the rows in the workers.
+            staging_location: Directory or URI that all nodes can reach. The default ``$SHOAL_HOME/staging`` is allowed
+                only if all nodes are on one host.
         """
-        from shoal.data.raydata import stage_dataset
-        from shoal.data.staging import staged
+        from shoal.data.ray_data import stage_dataset
+        from shoal.data.staging.staged_data import staged
 
         with staged(staging_location) as directory:
             stage_dataset(ds, directory, checked=staging_location is not None)
@@ -187,11 +191,11 @@ class DataConnector:
         sources: PathLike | ParquetSource | Iterable[PathLike | ParquetSource],
         ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
-        """Connects to several sources as one dataset, one after the other.
+        """Connect to several sources as one dataset, with their rows in the order of `sources`.
 
         Args:
             sources: Paths or ``ParquetSource`` objects.
-            ingestor_class: What reads the rows in the workers.
+            ingestor_class: Class that reads the rows in the workers.
         """
         several = [sources] if isinstance(sources, str | os.PathLike | ParquetSource) else list(sources)
         paths: list[PathLike] = []
@@ -200,7 +204,7 @@ class DataConnector:
                 paths.append(source)
             elif source.splits and len(several) > 1:
                 raise InvalidArgumentError(
-                    "a part of a random split cannot be joined with other sources: join first, then split"
+                    "a part of a random split cannot be joined with other sources: join the sources first, then split"
                 )
             else:
                 paths += source.paths
@@ -210,13 +214,13 @@ class DataConnector:
 
     @classmethod
     def from_spec(cls, spec: DatasetSpec | Mapping[str, Any]) -> DataConnector:
-        """Makes the connector that a job's spec describes.
+        """Build a connector from the dataset part of a job's spec.
 
         Args:
-            spec: What :meth:`to_spec` returned, or its JSON as a dict.
+            spec: Result of :meth:`to_spec`, or its JSON as a dict.
 
         Returns:
-            A `ShardedDataConnector` if the spec says so, else a `DataConnector`.
+            A `ShardedDataConnector` if ``spec.sharded`` is true, else a `DataConnector`.
         """
         if not isinstance(spec, DatasetSpec):
             spec = DatasetSpec.model_validate(spec)
@@ -225,7 +229,7 @@ class DataConnector:
         return kind(ParquetSource(spec.paths, splits), INGESTERS[spec.ingester], spec.staging)
 
     def to_spec(self) -> DatasetSpec:
-        """Writes the dataset down for a job's JSON spec: paths and recipe, no rows, no credentials."""
+        """Return the dataset part of a job's spec: paths, ingester and splits, but no rows and no credentials."""
         return DatasetSpec(
             paths=self.source.paths,
             ingester="ray" if self.ingestor_class is RayDataIngester else "arrow",
@@ -236,27 +240,28 @@ class DataConnector:
             staging=self.staging,
         )
 
-    # What footers tell
+    # Metadata read from footers
 
     def schema(self) -> pa.Schema:
-        """The columns: those of the first file that has rows, then those of partition directories."""
+        """Return the columns of the first file that has rows, followed by the partition columns."""
         return self.source.schema()
 
     def num_rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.source.num_rows()
 
     def digest(self) -> str:
-        """Fingerprint of the dataset from its footers: 32 hex digits, the same wherever the files are."""
+        """Return a fingerprint of the dataset from its footers: 32 hex digits, independent of the files' location."""
         return self.source.digest()
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Deals the rows to workers; see :func:`shoal.data.plan.plan_shards`.
+        """Assign the rows to workers; see :func:`shoal.data.planning.row_groups.plan_shards`.
 
         Args:
             num_workers: Number of shards.
             seed: Seed of the shuffle.
-            group_col: Column of groups that stay together, which is read for it; see :mod:`shoal.data.groups`.
+            group_col: Column with the group of each row; a group is never split between workers. The whole column is
+                read for the plan; see :mod:`shoal.data.planning.groups`.
 
         Returns:
             One shard per worker, by rank.
@@ -270,17 +275,19 @@ class DataConnector:
         return plan_shards(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
-        """Number of groups of rows; their column is read for it."""
+        """Return the number of groups of rows. The whole group column is read to count them."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:
-        """The reader of this dataset's shards."""
+        """Return a new ingester that reads shards of this dataset."""
         return self.ingestor_class(self.source)
 
     # Rows
 
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yields all rows in their natural order, one table per row group; always with Arrow, in this process.
+        """Yield all rows in the order of the files, one table per row group.
+
+        Arrow reads the rows in this process, whatever `ingestor_class` is.
 
         Args:
             columns: Columns to read, in this order; all by default.
@@ -288,7 +295,7 @@ class DataConnector:
         return self.source.read(self.source.ranges(), columns)
 
     def to_arrow(self) -> pa.Table:
-        """Reads all rows, in natural order, into one table.
+        """Read all rows, in the order of the files, into one table.
 
         Raises:
             DataError: If files differ in their columns or types.
@@ -296,13 +303,13 @@ class DataConnector:
         return self._read(None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Reads rows, in natural order, into a DataFrame.
+        """Read rows, in the order of the files, into a DataFrame.
 
         Args:
-            limit: Number of rows to read at most; all by default. Only the row groups needed for it are read.
+            limit: Maximum number of rows to read; all by default. Only the row groups with these rows are read.
         """
         if limit is not None and limit < 0:
-            raise InvalidArgumentError(f"limit must not be negative: {limit}")
+            raise InvalidArgumentError(f"limit must not be negative, but is {limit}")
         frame: pd.DataFrame = self._read(limit).to_pandas()
         return frame
 
@@ -313,27 +320,30 @@ class DataConnector:
         drop_last_batch: bool = False,
         columns: Sequence[str] | None = None,
     ) -> TorchDataset:
-        """Makes a torch ``IterableDataset`` of all rows, on every rank of a gang; a shard's has one rank's rows.
+        """Return a torch ``IterableDataset`` of all rows, on every rank of a gang.
+
+        To read only the rows of one rank, use :meth:`ShardedDataConnector.get_shard`.
 
         Args:
-            batch_size: Rows per item: a dict of column -> tensor ``[batch_size]``, or a list for text and bytes. None:
-                an item is a row, a dict of column -> int, float, bool, str or bytes.
-            shuffle: Whether each ``iter()`` is a new epoch in an order of its own, which the gang's seed and the rank
-                tell.
-            drop_last_batch: Whether a last batch of fewer rows is left out. Without `batch_size` it means nothing.
-            columns: Columns to hand out, in this order; all by default.
+            batch_size: Number of rows per item. An item is a dict of column -> tensor ``[batch_size]`` (a list for text
+                and bytes). With None, an item is one row: a dict of column -> int, float, bool, str or bytes.
+            shuffle: Whether each ``iter()`` is a new epoch with its own order, which depends on the gang's seed, the
+                rank and the epoch.
+            drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
+            columns: Columns to return, in this order; all by default.
 
         Returns:
-            A :class:`shoal.data.torchdata.TorchDataset`, to be handed to a DataLoader or read as it is.
+            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass it to a DataLoader or iterate over it directly.
 
         Raises:
-            DataError: If a column is missing, torch has no type for it or files differ in it, or there are no rows.
+            DataError: If a column is missing, has a type that torch does not support, or differs between files, or if
+                the dataset has no rows.
         """
         everything = DataShard(self.ingester(), Shard(self.source.ranges()), current_shard())
         return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns)
 
     def to_ray_dataset(self) -> Any:
-        """Makes a lazy Ray Dataset of the same rows, in the same order.
+        """Return a lazy Ray Dataset of the same rows, in the same order.
 
         Returns:
             A ``ray.data.Dataset``.
@@ -341,40 +351,40 @@ class DataConnector:
         Raises:
             InvalidArgumentError: If this process is not connected to Ray.
         """
-        from shoal.data.raydata import ranges_dataset
+        from shoal.data.ray_data import ranges_dataset
 
         return ranges_dataset(self.source, self.source.ranges(), None)
 
     def random_split(self, weights: Sequence[float], seed: int = 0) -> list[Self]:
-        """Divides the rows at random; nothing is read or copied.
+        """Split the rows at random into parts, without reading or copying rows.
 
-        Every row is in exactly one part; the same rows, weights and seed give the same parts. To read a part, its row
-        groups are read whole and the other parts' rows are left out.
+        Every row is in exactly one part. The same rows, weights and seed give the same parts. Reading a part reads
+        whole row groups and drops the rows of the other parts.
 
         Args:
             weights: Relative sizes of the parts, such as ``[0.99, 0.01]``.
-            seed: Seed of the draw.
+            seed: Seed of the split.
 
         Returns:
-            One connector per weight. They share this connector's staged data, if any.
+            One connector per weight. All parts share the staged copy of this connector, if there is one.
         """
         return [type(self)(part, self.ingestor_class, self.staging) for part in self.source.split(weights, seed)]
 
     def discard_staging(self) -> bool:
-        """Removes the staged copy of the data, if there is one; safe to call again.
+        """Remove the staged copy of the data, if there is one; safe to call again.
 
         Returns:
-            True if something was removed.
+            True if a staged copy was removed.
         """
         if self.staging is None:
             return False
-        from shoal.data.staging import discard
+        from shoal.data.staging.staged_data import discard
 
         return discard(self.staging)
 
     def _read(self, limit: int | None) -> pa.Table:
         from shoal.data.checks import check_same_schema
-        from shoal.data.reading import take_rows
+        from shoal.data.parquet.reading import take_rows
 
         schema = self.schema()
         check_same_schema(self.source, schema.names)
@@ -383,15 +393,15 @@ class DataConnector:
 
 
 class ShardedDataConnector(DataConnector):
-    """A dataset of which each worker of a gang reads its own part."""
+    """A dataset that is split between the workers of a gang: each worker reads only its shard."""
 
     sharded: ClassVar[bool] = True
 
     def get_shard(self) -> DataShard:
-        """This worker's part; outside a gang, all rows.
+        """Return the shard of this worker; outside a gang, a shard with all rows.
 
         Returns:
-            The shard of this process's rank, by the plan that all ranks make for themselves from the same footers.
+            The shard of this process's rank. Every rank computes the same plan from the same footers.
         """
         here = current_shard()
         plan = self.plan(here.world_size, here.seed)

@@ -1,20 +1,20 @@
-"""Ingesters: how a worker gets the rows of its shard."""
+"""Ingesters: read the rows of a worker's shard."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from shoal.data.plan import Shard
+from shoal.data.planning.row_groups import Shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.data.sources import ParquetSource
+    from shoal.data.parquet.source import ParquetSource
 
 
 class Ingester(Protocol):
-    """What reads a shard's rows; made once per worker."""
+    """Interface of a reader of shards. Each worker creates one instance."""
 
     name: ClassVar[str]
     worker_cpu_fraction: ClassVar[float]
@@ -23,57 +23,58 @@ class Ingester(Protocol):
     def __init__(self, source: ParquetSource) -> None: ...
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yields one table per row range of `shard`, in their order."""
+        """Yield one table per row range of `shard`, in the order of the ranges."""
         ...
 
 
 class ArrowIngester:
-    """Reads row groups straight from storage with Arrow, one at a time, in the worker's own process.
+    """Ingester that reads row groups from storage with Arrow, one at a time, in the worker's own process.
 
     Args:
         source: The dataset.
     """
 
     name: ClassVar[str] = "arrow"
-    # Share of a worker's CPUs that the worker itself claims.
+    # Share of the CPUs per worker that the worker process itself requests from Ray.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yields one table per row range of the shard, in their order, and keeps none of them.
+        """Yield one table per row range of the shard, in the order of the ranges, without keeping any table.
 
         Args:
             shard: The rows to read.
             columns: Columns to read, in this order; all by default.
 
         Raises:
-            DataError: If a file is gone, corrupt, changed since it was planned, or lacks a column; it names the file.
+            DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
+                names the file.
         """
         return self.source.read(shard.ranges, columns)
 
 
 class RayDataIngester:
-    """Reads row groups in Ray Data tasks beside the worker, for pipelines that transform on the way.
+    """Ingester that reads row groups in Ray Data tasks, outside the worker's process.
 
-    The plan is the same as the `ArrowIngester`'s, and so are the tables: each worker runs a stream of its own over its
-    own row ranges. Ray's own way of sharding (``streaming_split(equal=True)``) drops rows, so it is not used.
+    Plan and tables are the same as with `ArrowIngester`. Each worker runs one Ray Data stream over the row ranges of
+    its shard. Ray's own sharding (``streaming_split(equal=True)``) is not used because it drops rows.
 
     Args:
         source: The dataset.
     """
 
     name: ClassVar[str] = "ray"
-    # The other half stays free for the read tasks: two workers that claimed 0.8 of a CPU each on two CPUs left none,
-    # and hung.
+    # The worker requests half of its CPUs, so that the other half stays free for the read tasks. Two workers that
+    # requested 0.8 CPU each on two CPUs left too little for the read tasks, and hung.
     worker_cpu_fraction: ClassVar[float] = 0.5
 
     def __init__(self, source: ParquetSource) -> None:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yields one table per row range of the shard, in their order; at most two are read ahead.
+        """Yield one table per row range of the shard, in the order of the ranges; at most two are read ahead.
 
         Args:
             shard: The rows to read.
@@ -81,11 +82,12 @@ class RayDataIngester:
 
         Raises:
             InvalidArgumentError: If this process is not connected to Ray.
-            DataError: If a file is gone, corrupt, changed since it was planned, or lacks a column; it names the file.
+            DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
+                names the file.
         """
-        from shoal.data import raydata
+        from shoal.data import ray_data
 
-        return raydata.iter_ranges(self.source, shard.ranges, columns)
+        return ray_data.iter_ranges(self.source, shard.ranges, columns)
 
 
 INGESTERS: dict[str, type[ArrowIngester] | type[RayDataIngester]] = {

@@ -1,74 +1,30 @@
-"""Where this process stands in a gang, and the rows that are its own."""
+"""The rows of a dataset that one worker of a gang reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.plan import Shard
-from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.data.gang_position import GangPosition
+from shoal.data.planning.row_groups import Shard
+from shoal.errors import MissingExtraError
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
     from shoal.data.ingest import Ingester
-    from shoal.data.torchdata import TorchDataset
-
-
-@dataclass(frozen=True, slots=True)
-class GangPosition:
-    """Rank and size of the gang that this process belongs to, and the seed that all its members plan with."""
-
-    rank: int
-    world_size: int
-    seed: int = 0
-
-
-ALONE = GangPosition(rank=0, world_size=1)
-
-# One per process, not a context variable: a thread that the user starts in a worker must not take itself for rank 0 of
-# 1 and read every row.
-_position = ALONE
-
-
-def current_shard() -> GangPosition:
-    """Where this process stands; rank 0 of 1 outside a gang."""
-    return _position
-
-
-def set_current_shard(rank: int, world_size: int, seed: int = 0) -> None:
-    """Says where this process stands; the training package calls it once in each worker.
-
-    Args:
-        rank: Rank of this worker, from 0.
-        world_size: Number of workers in the gang.
-        seed: Seed of the plan, the same in all workers.
-
-    Raises:
-        InvalidArgumentError: If `rank` is not below `world_size`.
-    """
-    global _position
-    if not 0 <= rank < world_size:
-        raise InvalidArgumentError(f"rank {rank} is not one of a gang of {world_size}")
-    _position = GangPosition(rank, world_size, seed)
-
-
-def clear_current_shard() -> None:
-    """Leaves the gang: rank 0 of 1 again."""
-    global _position
-    _position = ALONE
+    from shoal.data.torch.dataset import TorchDataset
 
 
 class DataShard:
-    """One worker's rows of a dataset, read straight from storage.
+    """The rows of a dataset that one worker reads from storage.
 
     Args:
-        ingester: Reads the rows.
-        shard: Which rows.
-        position: Where the worker stands in its gang.
-        largest: Rows of the gang's largest shard; by default, of this one.
+        ingester: Reader of the rows.
+        shard: Row ranges of this worker.
+        position: Rank of the worker and size of its gang.
+        largest: Number of rows in the gang's largest shard; by default, in this shard.
     """
 
     def __init__(self, ingester: Ingester, shard: Shard, position: GangPosition, largest: int | None = None) -> None:
@@ -81,11 +37,11 @@ class DataShard:
         return f"DataShard(rank={self.position.rank} of {self.position.world_size}, rows={self.shard.rows})"
 
     def num_rows(self) -> int:
-        """Number of rows of this worker."""
+        """Return the number of rows of this worker."""
         return self.shard.rows
 
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yields one table per row range of the shard.
+        """Yield one table per row range of the shard.
 
         Args:
             columns: Columns to read, in this order; all by default.
@@ -93,18 +49,18 @@ class DataShard:
         return self.ingester.iter_batches(self.shard, columns)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads the whole shard into one table."""
+        """Read the whole shard into one table."""
         import pyarrow as pa
 
         return pa.concat_tables(self.iter_batches(columns))
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Reads the shard into a DataFrame.
+        """Read the shard into a DataFrame.
 
         Args:
-            limit: Number of rows to read at most; all by default.
+            limit: Maximum number of rows to read; all by default.
         """
-        from shoal.data.reading import take_rows
+        from shoal.data.parquet.reading import take_rows
 
         frame: pd.DataFrame = take_rows(self.iter_batches(), limit).to_pandas()
         return frame
@@ -117,26 +73,27 @@ class DataShard:
         columns: Sequence[str] | None = None,
         pad: bool = True,
     ) -> TorchDataset:
-        """Makes a torch ``IterableDataset`` of the shard's rows.
+        """Return a torch ``IterableDataset`` of the shard's rows.
 
         Args:
-            batch_size: Rows per item: a dict of column -> tensor ``[batch_size]``, or a list for text and bytes. None:
-                an item is a row, a dict of column -> int, float, bool, str or bytes.
-            shuffle: Whether each ``iter()`` is a new epoch in an order of its own, which the gang's seed and the rank
-                tell.
-            drop_last_batch: Whether a last batch of fewer rows is left out. Without `batch_size` it means nothing.
-            columns: Columns to hand out, in this order; all by default.
-            pad: Whether some of the shard's rows come twice, so that every rank has as many as the largest shard, and
-                none waits in a collective operation for one that has run out.
+            batch_size: Number of rows per item. An item is a dict of column -> tensor ``[batch_size]`` (a list for text
+                and bytes). With None, an item is one row: a dict of column -> int, float, bool, str or bytes.
+            shuffle: Whether each ``iter()`` is a new epoch with its own order, which depends on the gang's seed, the
+                rank and the epoch.
+            drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
+            columns: Columns to return, in this order; all by default.
+            pad: Whether to repeat rows of the shard until it has as many rows as the largest shard. Without padding, a
+                rank that has more rows waits forever in a collective operation for a rank that has none left.
 
         Returns:
-            A :class:`shoal.data.torchdata.TorchDataset`, to be handed to a DataLoader or read as it is.
+            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass it to a DataLoader or iterate over it directly.
 
         Raises:
-            DataError: If a column is missing, torch has no type for it or files differ in it, or there are no rows.
+            DataError: If a column is missing, has a type that torch does not support, or differs between files, or if
+                the dataset has no rows.
         """
         try:
-            from shoal.data.torchdata import TorchDataset
+            from shoal.data.torch.dataset import TorchDataset
         except ImportError as exc:
             raise MissingExtraError("torch", "torch") from exc
         return TorchDataset(

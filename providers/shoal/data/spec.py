@@ -1,30 +1,35 @@
-"""How a dataset is written down in a job's JSON spec."""
+"""Models for the dataset part of a job's JSON spec."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from shoal.redaction import RedactedRepr
+from shoal.settings import Settings
 
 
-class SplitSpec(BaseModel):
-    """One part of a random split, by its recipe: no row number is stored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+class SplitSpec(Settings):
+    """One part of a random split, described by weights, index and seed; no row numbers are stored."""
 
     weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all the parts.")
-    index: int = Field(ge=0, description="Which of the parts this is, from 0.")
+    index: int = Field(ge=0, description="Index of this part, from 0.")
     seed: int = Field(description="Seed of the split.")
 
 
-class DatasetSpec(RedactedRepr, BaseModel):
-    """A dataset as a job's spec holds it; `DataConnector.from_spec` makes the connector again, on any machine."""
+class DatasetSpec(Settings):
+    """A dataset in a job's spec. `DataConnector.from_spec` builds a connector from it, on any machine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    format: Literal["parquet"] = Field(default="parquet", description="How the files are written.")
+    format: Literal["parquet"] = Field(default="parquet", description="File format.")
     paths: tuple[str, ...] = Field(min_length=1, description="Files, directories or globs: absolute paths or URIs.")
-    ingester: Literal["arrow", "ray"] = Field(default="arrow", description="What reads the rows in the workers.")
-    sharded: bool = Field(default=False, description="Whether it is a `ShardedDataConnector`.")
-    splits: tuple[SplitSpec, ...] = Field(default=(), description="Random splits, each of what the one before left.")
-    staging: str | None = Field(default=None, description="Staged copy to remove when its job ends.")
+    ingester: Literal["arrow", "ray"] = Field(default="arrow", description="Ingester that reads the rows in workers.")
+    sharded: bool = Field(default=False, description="Whether the connector is a `ShardedDataConnector`.")
+    splits: tuple[SplitSpec, ...] = Field(
+        default=(), description="Random splits in sequence: each one splits the part that the previous one selected."
+    )
+    staging: str | None = Field(
+        default=None, description="Directory of the staged copy, which is removed when its job ends."
+    )
+
+
+def as_dataset_spec(value: Any) -> Any:
+    """Return the spec of a `DataConnector`; any other value as it is, for pydantic to check."""
+    return value.to_spec() if hasattr(value, "to_spec") else value

@@ -1,4 +1,4 @@
-"""The public training API. One module per library, so that importing one loads nothing of the others."""
+"""Public training API, with one module per library, so that importing a module loads only its own library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`@distributed` and `@ray_launch`: a function that is called here, in every worker of a gang, or as a Ray driver."""
+"""`@distributed` and `@ray_launch`: call a function in every worker of a group, or as a Ray driver on a pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from shoal.distributors import where
+from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
@@ -32,12 +32,12 @@ _CLAIMS_NOTHING = WorkerResourceConfig(num_cpus=0)
 
 @dataclass(frozen=True)
 class Site:
-    """Where a decorated function runs.
+    """Place and resources for the calls of a decorated function.
 
     Args:
-        claim: What has to be there: workers, and what each claims.
-        remote: On a pool, which grows for the call, instead of on this node.
-        run_config: Under which limits.
+        claim: Number of workers and the resources that each reserves.
+        remote: Whether to run on a pool, which grows for the call, instead of on this node.
+        run_config: Pool and limits of the run.
     """
 
     claim: SpreadScalingConfig
@@ -47,29 +47,33 @@ class Site:
     def run(
         self, function: Callable[..., Any], args: Any, kwargs: Any, scaling: AnyScaling, *, once: bool = False
     ) -> tuple[Any, ...]:
-        """Calls a function in every worker, and waits for all; returns what each rank returned, by rank.
+        """Call a function in every worker, and wait until all have ended.
 
         Args:
-            function: What to call.
-            args: Its arguments.
-            kwargs: Its arguments by name.
-            scaling: The workers that call it.
-            once: Whether what is claimed is for the function's own workers, and not for those that call it.
+            function: The function.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
+            scaling: Workers that call the function.
+            once: Whether `claim` is for the Ray tasks and actors that the function starts, and not for the workers that
+                call it.
+
+        Returns:
+            Return values of the ranks, in the order of ranks.
         """
         program = Program.of(function, args, kwargs).dumps()
         request = FunctionRequest(
             name=name_of(function),
-            scaling=scaling,
+            scaling_config=scaling,
             room_for=self.claim if once else None,
             run_config=self.run_config,
         )
         with self._nodes():
-            run = where.run_function if self.remote else where.run_function_here
+            run = dispatch.run_function if self.remote else dispatch.run_function_here
             return run(request, program).results
 
     def _nodes(self) -> AbstractContextManager[Any]:
-        """The nodes that it takes, for as long as the call lasts."""
-        if not self.remote or where.is_connected():
+        """Return a lease of the nodes that the call needs; an empty context if the call needs none."""
+        if not self.remote or dispatch.is_connected():
             return nullcontext()
         from shoal.pool.api import ComputePool
 
@@ -80,17 +84,17 @@ class Site:
         if not per_node:
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}", which has {head["cpus"]} and {head["gpus"]}'
+                f'"{pool.name}" with {head["cpus"]} CPUs and {head["gpus"]} GPUs: request less for each worker'
             )
         return pool.lease(math.ceil(self.claim.num_workers / per_node))
 
 
 class _Decorated(Generic[P, T]):
-    """A function that is called as ever.
+    """A decorated function; a plain call runs the function in this process.
 
     Args:
         function: The function.
-        site: Where it runs otherwise.
+        site: Place and resources for `.distributed` calls.
     """
 
     def __init__(self, function: Callable[P, T], site: Site) -> None:
@@ -99,24 +103,24 @@ class _Decorated(Generic[P, T]):
         self._site = site
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls the function here."""
+        """Call the function in this process."""
         return self._function(*args, **kwargs)
 
 
 class DistributedFunction(_Decorated[P, T]):
-    """A function that is called as ever, and in every worker of a gang by `.distributed`."""
+    """A function that `.distributed` calls in every worker of a group, and a plain call in this process."""
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Calls the function in every worker, and waits for all.
+        """Call the function in every worker, and wait until all have ended.
 
         Returns:
-            What each rank returned, by rank.
+            Return values of the ranks, in the order of ranks.
 
         Raises:
-            InvalidArgumentError: If the function does not take the arguments, or something cannot be sent.
-            CapacityError: If the nodes cannot hold the workers.
-            ScaleError: If the pool could not grow; it is as it was.
-            TrainingError: If a rank raised: the first to do so.
+            InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
+            CapacityError: The nodes have no room for the workers.
+            ScaleError: The pool could not grow, and was restored to its previous size.
+            TrainingError: A rank raised an exception; the error describes the first one.
         """
         claim = self._site.claim
         on_one_node = PyTorchScalingConfig(
@@ -127,21 +131,21 @@ class DistributedFunction(_Decorated[P, T]):
 
 
 class LaunchedFunction(_Decorated[P, T]):
-    """A function that is called as ever, and as a connected Ray driver by `.distributed`."""
+    """A function that `.distributed` calls as a Ray driver on a pool, and a plain call in this process."""
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls the function once on the pool, where it may use Ray as it likes: tasks, actors, Ray Train, Ray Tune.
+        """Call the function once on the pool, where it may use Ray freely: tasks, actors, Ray Train, Ray Tune.
 
-        It claims nothing itself: all CPUs and GPUs are left to what it starts.
+        The function itself reserves no CPUs and no GPUs, so that all are free for the tasks and actors that it starts.
 
         Returns:
-            What it returned.
+            Return value of the function.
 
         Raises:
-            InvalidArgumentError: If the function does not take the arguments, or something cannot be sent.
-            CapacityError: If the nodes have no room for what was asked for.
-            ScaleError: If the pool could not grow; it is as it was.
-            TrainingError: If it raised.
+            InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
+            CapacityError: The nodes have no room for the requested workers.
+            ScaleError: The pool could not grow, and was restored to its previous size.
+            TrainingError: The function raised an exception.
         """
         alone = SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=_CLAIMS_NOTHING)
         result: T = self._site.run(self._function, args, kwargs, alone, once=True)[0]
@@ -156,19 +160,19 @@ def distributed(
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Lets a function be called in every worker of a gang, as ``f.distributed(...)``; ``f(...)`` calls it here.
+    """Decorate a function so that ``f.distributed(...)`` calls it in every worker; ``f(...)`` calls it in this process.
 
     Args:
-        gpus: GPUs, of all workers together.
-        num_workers: Number of workers; by default one per GPU, or one.
-        num_cpus: CPUs that each worker claims.
-        gpu_type: Type that the GPUs must be of, as Ray names it (``H100``).
-        remote: Run on the pool that the one rule names, which is leased for the call, grows for it where it has to, and
-            is restored after it; instead of on this node.
-        run_config: Where and under which limits to run.
+        gpus: Number of GPUs of all workers together.
+        num_workers: Number of workers; by default one per GPU, or one without GPUs.
+        num_cpus: Number of CPUs that each worker reserves.
+        gpu_type: Required type of the GPUs, as Ray names it, for example ``H100``.
+        remote: Run on a pool instead of on this node. The pool is the one in `run_config`, in ``$SHOAL_POOL``, or the
+            only pool. It is leased for the call, grows if necessary, and is restored afterwards.
+        run_config: Pool and limits of the run.
 
     Raises:
-        InvalidArgumentError: If the GPUs cannot be divided evenly, or a number is wrong.
+        InvalidArgumentError: The GPUs cannot be divided evenly among the workers, or a number is not legal.
 
     Example:
         >>> from shoal.distributors import distributed
@@ -179,7 +183,7 @@ def distributed(
         (8, [8, 8])
     """
     if callable(gpus):
-        raise InvalidArgumentError("write @distributed() with parentheses")
+        raise InvalidArgumentError("@distributed needs parentheses: write @distributed()")
     site = Site(spread(gpus, num_workers, num_cpus, gpu_type), remote, run_config or RunConfig())
     return lambda function: DistributedFunction(function, site)
 
@@ -192,20 +196,20 @@ def ray_launch(
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
-    """Lets a function be called once as a connected Ray driver, as ``f.distributed(...)``; ``f(...)`` calls it here.
+    """Decorate a function so that ``f.distributed(...)`` calls it as a Ray driver; ``f(...)`` calls it in this process.
 
     Args:
-        gpus: GPUs that the pool is leased for.
-        num_workers: How many workers of the function's own, each of `num_cpus` and its share of `gpus`, the pool is
-            leased for; by default one per GPU, or one.
-        num_cpus: CPUs for each of them.
-        gpu_type: Type that the GPUs must be of, as Ray names it (``H100``).
-        remote: Run on the pool that the one rule names, which is leased for the call, grows for it where it has to, and
-            is restored after it; instead of on this node.
-        run_config: Where and under which limits to run.
+        gpus: Number of GPUs that the function's own tasks and actors need together.
+        num_workers: Number of the function's own tasks and actors, each with `num_cpus` CPUs and an equal share of
+            `gpus`; by default one per GPU, or one without GPUs. The pool is leased for all of them.
+        num_cpus: Number of CPUs for each of them.
+        gpu_type: Required type of the GPUs, as Ray names it, for example ``H100``.
+        remote: Run on a pool instead of on this node. The pool is the one in `run_config`, in ``$SHOAL_POOL``, or the
+            only pool. It is leased for the call, grows if necessary, and is restored afterwards.
+        run_config: Pool and limits of the run.
 
     Raises:
-        InvalidArgumentError: If the GPUs cannot be divided evenly, or a number is wrong.
+        InvalidArgumentError: The GPUs cannot be divided evenly among the workers, or a number is not legal.
 
     Example:
         >>> from shoal.distributors import ray_launch
@@ -217,6 +221,6 @@ def ray_launch(
         6
     """
     if callable(gpus):
-        raise InvalidArgumentError("write @ray_launch() with parentheses")
+        raise InvalidArgumentError("@ray_launch needs parentheses: write @ray_launch()")
     site = Site(spread(gpus, num_workers, num_cpus, gpu_type), remote, run_config or RunConfig())
     return lambda function: LaunchedFunction(function, site)

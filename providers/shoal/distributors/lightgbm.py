@@ -1,4 +1,4 @@
-"""`LightGBMEstimator`: distributed LightGBM in the shape that people know from single-process estimators."""
+"""`LightGBMEstimator`: distributed LightGBM with the interface of a single-process estimator."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.fitting import BoostingEstimator, checked_rounds
+from shoal.distributors.estimator import BoostingEstimator, checked_rounds
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.lightgbm.params import device_of, merge_params
-from shoal.training.request import TrainRequest
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import LightGBMScalingConfig
-from shoal.training.user_code import Metric, Objective, UserCode
 
 if TYPE_CHECKING:
     import lightgbm
@@ -21,24 +21,25 @@ __all__ = ["LightGBMEstimator", "LightGBMScalingConfig"]
 
 
 class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
-    """Trains LightGBM on all the nodes of a pool.
+    """Estimator that trains LightGBM on all nodes of a pool.
 
     Args:
-        n_estimators: Rounds of boosting.
-        objective: LightGBM's name of the objective, which may stand in `params` instead; default ``regression``. Or a
-            function of one's own, ``(preds, dataset) -> (grad, hess)``: of the raw scores ``[rows]``, or ``[rows,
-            num_class]``, of a worker's rows, and its ``lightgbm.Dataset`` of them, to arrays of the same shape. There
-            is no default metric with it.
-        params: LightGBM's own parameters.
-        scaling_config: How many workers of which size; by default one per active node.
-        callbacks: What ``lightgbm.train`` takes; every worker gets its own copy.
-        run_config: Where and under which limits to run.
-        custom_metric: Function ``(preds, dataset) -> (name, value, higher_is_better)`` or to a list of such, or a list
-            of functions, evaluated beside the metrics in `params`; `preds` are predictions, or raw scores where the
-            objective is a function. Every worker calls it with all rows of an eval set, and has to get the same.
+        n_estimators: Number of boosting rounds.
+        objective: LightGBM's name of the objective, which may also be given in `params`; default ``regression``. Or a
+            function ``(preds, dataset) -> (grad, hess)``. Each worker calls the function with the raw scores of its
+            rows, ``[rows]`` or ``[rows, num_class]``, and with its ``lightgbm.Dataset``; the function returns two
+            arrays of the scores' shape. With a function there is no default metric.
+        params: Parameters of LightGBM.
+        scaling_config: Number and size of the workers; by default one worker per active node.
+        callbacks: Callbacks of ``lightgbm.train``; every worker gets a copy.
+        run_config: Pool and limits of the run.
+        custom_metric: Function ``(preds, dataset) -> (name, value, higher_is_better)``, or a list of such functions,
+            evaluated in addition to the metrics in `params`. A function may also return a list of such tuples. `preds`
+            are predictions, or raw scores if the objective is a function. Every worker calls the function with all rows
+            of an eval set, and the function must return the same value in all of them.
 
     Raises:
-        InvalidArgumentError: If arguments contradict one another.
+        InvalidArgumentError: Arguments contradict one another.
 
     Example:
         >>> from shoal.data import DataConnector
@@ -65,11 +66,11 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
         super().__init__(n_estimators, merged, scaling_config or LightGBMScalingConfig(), user_code, run_config)
 
     def to_sklearn(self) -> lightgbm.LGBMModel:
-        """The model as LightGBM's scikit-learn estimator.
+        """Return the model as LightGBM's scikit-learn estimator.
 
         Returns:
-            A fitted ``LGBMClassifier``, ``LGBMRanker`` or ``LGBMRegressor``, by the objective; with a function as
-            objective, an ``LGBMRegressor`` that predicts what `predict` does.
+            A fitted ``LGBMClassifier``, ``LGBMRanker`` or ``LGBMRegressor``, depending on the objective. If the
+            objective is a function: an ``LGBMRegressor`` with the same predictions as `predict`.
         """
         from shoal.training.lightgbm.sklearn import as_sklearn
 

@@ -1,4 +1,4 @@
-"""`PyTorchDistributor` and `TorchDistributor`: functions and scripts that run in every worker of a gang."""
+"""`PyTorchDistributor` and `TorchDistributor`: run a function or a script on all ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from shoal.data.connector import DataConnector
+from shoal.distributors.dispatch import run_function
 from shoal.distributors.torch_distributor import TorchDistributor
-from shoal.distributors.where import run_function
 from shoal.errors import InvalidArgumentError
-from shoal.training.config import describe
 from shoal.training.locations import resolved
-from shoal.training.pytorch.alone import run_local
 from shoal.training.pytorch.context import Context, get_context
+from shoal.training.pytorch.local_run import run_local
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, WorkerResourceConfig
@@ -36,37 +33,42 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Response:
-    """What a run came to.
+    """Result of a run.
 
     Args:
-        result: What the engine returned.
+        result: Result as the training engine returned it.
     """
 
     result: FunctionResult
 
     def get_model_dir(self) -> str:
-        """The merged files of all ranks' model folders: a local path or a URI."""
+        """Return the local path or URI of the folder with the merged model files of all ranks."""
         return self.result.model_dir
 
     def get_metrics(self) -> dict[str, float]:
-        """The last value of each metric that rank 0 logged."""
+        """Return the last value of each metric that rank 0 logged."""
         return dict(self.result.metrics)
 
     def get_results(self) -> list[Any]:
-        """What each rank returned, by rank."""
+        """Return the return values of the ranks, in the order of ranks."""
         return list(self.result.results)
 
 
 class PyTorchDistributor:
-    """Runs a function in every worker of a gang, with torchrun's environment: DDP, FSDP2, Fabric and Accelerate as is.
+    """Runner of a function or a script on all ranks.
+
+    Every rank gets the environment variables that torchrun sets, so that DDP, FSDP2, Fabric and Accelerate work without
+    changes.
 
     Args:
-        train_func: The function, or the path of a script. It travels by value, with what it closes over.
-        scaling_config: Nodes, workers on each, and what a worker claims; one worker of one CPU by default.
-        run_config: Where and under which limits to run.
+        train_func: The function, or the path of a script. It is sent by value; a function together with the variables
+            that it closes over.
+        scaling_config: Number of nodes, workers per node, and resources of each worker; by default one worker with one
+            CPU.
+        run_config: Pool and limits of the run.
 
     Raises:
-        InvalidArgumentError: If it is no function, or the script cannot be read.
+        InvalidArgumentError: `train_func` is neither a function nor a path.
 
     Example:
         >>> from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
@@ -97,26 +99,28 @@ class PyTorchDistributor:
         artifact_stage_location: str | None = None,
         **kwargs: Any,
     ) -> Response:
-        """Runs it, and waits for all ranks.
+        """Run the function or script on all ranks, and wait until all have ended.
 
         Args:
-            args: Arguments of the function; of a script, its command line.
-            dataset_map: Datasets that ``get_context().get_dataset_map()`` hands out: of a `DataConnector` every rank
-                sees all rows, of a `ShardedDataConnector` its own part.
-            hyper_params: What ``get_context().get_hyper_params()`` returns; plain data.
-            artifact_location: Directory or URI for the model, which all nodes reach.
-            artifact_stage_location: The same, under another name.
-            kwargs: Arguments of the function by name.
+            args: Positional arguments of the function; the command line of a script.
+            dataset_map: Datasets by name, for ``get_context().get_dataset_map()``. Every rank reads all rows of a
+                `DataConnector`, and its own share of the rows of a `ShardedDataConnector`.
+            hyper_params: Plain data for ``get_context().get_hyper_params()``.
+            artifact_location: Directory or URI for the model, writable on all nodes.
+            artifact_stage_location: Another name of `artifact_location`.
+            kwargs: Keyword arguments of the function.
 
         Raises:
-            InvalidArgumentError: If the function does not take the arguments, or something cannot be sent.
-            DataError: If a dataset cannot be used.
-            CapacityError: If the active nodes cannot hold the workers.
-            TrainingError: If a rank raised: the first to do so, its traceback in the notes.
-            WorkerLostError: If a worker or its node was lost more often than `max_restarts` allows.
+            InvalidArgumentError: The function does not accept the arguments, they cannot be pickled, or the script
+                cannot be read.
+            DataError: A dataset cannot be used.
+            CapacityError: The active nodes have no room for the workers.
+            TrainingError: A rank raised an exception; the error describes the first one, with its traceback in the
+                notes.
+            WorkerLostError: Workers or their nodes were lost more often than `max_restarts` allows.
         """
         if artifact_location and artifact_stage_location:
-            raise InvalidArgumentError("artifact_location and artifact_stage_location are one: give one of them")
+            raise InvalidArgumentError("artifact_location and artifact_stage_location mean the same: give only one")
         program = Program.of(self.train_func, args, kwargs)
         location = artifact_location or artifact_stage_location
         request = self._request(name_of(program.target), dataset_map or {}, hyper_params or {}, location)
@@ -131,14 +135,11 @@ class PyTorchDistributor:
                     f'dataset_map["{key}"] must be a DataConnector or a ShardedDataConnector, not '
                     f"{type(connector).__name__}"
                 )
-        elsewhere = {"artifact_location": resolved(location)} if location else {}
-        try:
-            return FunctionRequest(
-                name=name,
-                dataset_map={key: connector.to_spec() for key, connector in datasets.items()},
-                hyper_params=dict(hyper_params),
-                scaling=self.scaling_config,
-                run_config=self.run_config.model_copy(update=elsewhere),
-            )
-        except ValidationError as error:
-            raise InvalidArgumentError(describe(error)) from None
+        changes = {"artifact_location": resolved(location)} if location else {}
+        return FunctionRequest(
+            name=name,
+            dataset_map={key: connector.to_spec() for key, connector in datasets.items()},
+            hyper_params=dict(hyper_params),
+            scaling_config=self.scaling_config,
+            run_config=self.run_config.model_copy(update=changes),
+        )

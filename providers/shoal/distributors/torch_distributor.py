@@ -1,4 +1,4 @@
-"""`TorchDistributor`: the shape that people know from PySpark and Databricks, over the same engine."""
+"""`TorchDistributor`: the interface of PySpark's class of that name, on the same engine as `PyTorchDistributor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from shoal.distributors.where import run_function
+from shoal.distributors.dispatch import run_function
 from shoal.errors import InvalidArgumentError
 from shoal.training.context import say
 from shoal.training.pytorch.program import Program, name_of
@@ -21,17 +21,17 @@ from shoal.training.run_config import RunConfig
 
 
 class TorchDistributor:
-    """Runs a function or a script in several processes, and returns what the first of them returned.
+    """Runner of a function or a script in several processes, which returns the return value of rank 0.
 
     Args:
-        num_processes: How many. With `local_mode` and `use_gpu` no more than the node has GPUs: a higher number is
-            reduced, with a warning.
-        local_mode: All on one node, instead of spread over the pool.
-        use_gpu: A GPU for each; without one, pass False.
-        run_config: Where and under which limits to run.
+        num_processes: Number of processes. With `local_mode` and `use_gpu`, a number above the node's number of GPUs is
+            reduced to that, with a warning.
+        local_mode: Whether to run all processes on one node instead of spreading them over the pool.
+        use_gpu: Whether each process gets a GPU; pass False on nodes without GPUs.
+        run_config: Pool and limits of the run.
 
     Raises:
-        InvalidArgumentError: If `num_processes` is no positive number.
+        InvalidArgumentError: `num_processes` is not a positive whole number.
 
     Example:
         >>> from shoal.distributors.pytorch import TorchDistributor
@@ -50,33 +50,33 @@ class TorchDistributor:
         run_config: RunConfig | None = None,
     ) -> None:
         if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
-            raise InvalidArgumentError(f"num_processes must be a positive number, not {num_processes!r}")
+            raise InvalidArgumentError(f"num_processes must be a positive whole number, not {num_processes!r}")
         self.num_processes = num_processes
         self.local_mode = local_mode
         self.use_gpu = use_gpu
         self.run_config = run_config or RunConfig()
 
     def run(self, main: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Runs it, and waits for all processes.
+        """Run a function or a script in all processes, and wait until all have ended.
 
         Args:
             main: The function, or the path of a script.
-            args: Arguments of the function; of a script, its command line.
-            kwargs: Arguments of the function by name.
+            args: Positional arguments of the function; the command line of a script.
+            kwargs: Keyword arguments of the function.
 
         Returns:
-            What rank 0 returned; None of a script.
+            Return value of rank 0; None for a script.
 
         Raises:
-            InvalidArgumentError: If the function does not take the arguments, or something cannot be sent.
-            CapacityError: If the active nodes cannot hold the processes.
-            TrainingError: If a rank raised: the first to do so.
+            InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
+            CapacityError: The active nodes have no room for the processes.
+            TrainingError: A rank raised an exception; the error describes the first one.
         """
         program = Program.of(main, args, kwargs)
         config = self.run_config
         if self.local_mode and self.use_gpu:
             config = config.model_copy(update={"clamp": True})
-        request = FunctionRequest(name=name_of(program.target), scaling=self._scaling(), run_config=config)
+        request = FunctionRequest(name=name_of(program.target), scaling_config=self._scaling(), run_config=config)
         kind = ("local", "processes") if self.local_mode else ("distributed", "executor processes")
         say(f"Started {kind[0]} training with {self.num_processes} {kind[1]}")
         result = run_function(request, program.dumps())
@@ -88,6 +88,6 @@ class TorchDistributor:
         if not self.local_mode:
             each = WorkerResourceConfig(num_cpus=1, num_gpus=gpus)
             return SpreadScalingConfig(num_workers=self.num_processes, resource_requirements_per_worker=each)
-        # As there: processes on one machine share its CPUs as they like.
+        # Like PySpark's local mode: processes on one machine share its CPUs and reserve none.
         each = WorkerResourceConfig(num_cpus=0, num_gpus=gpus)
         return PyTorchScalingConfig(num_workers_per_node=self.num_processes, resource_requirements_per_worker=each)

@@ -1,4 +1,4 @@
-"""`XGBEstimator`: distributed XGBoost in the shape that people know from single-process estimators."""
+"""`XGBEstimator`: distributed XGBoost with the interface of a single-process estimator."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.fitting import BoostingEstimator, checked_rounds
-from shoal.training.request import TrainRequest
+from shoal.distributors.estimator import BoostingEstimator, checked_rounds
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
-from shoal.training.user_code import Metric, Objective, UserCode
 from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:
@@ -21,26 +21,28 @@ __all__ = ["XGBEstimator", "XGBScalingConfig"]
 
 
 class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
-    """Trains XGBoost on all the nodes of a pool.
+    """Estimator that trains XGBoost on all nodes of a pool.
 
     Args:
-        n_estimators: Rounds of boosting.
-        objective: XGBoost's name of the objective, which may stand in `params` instead; default ``reg:squarederror``.
-            Or a function of one's own, ``(predt, dtrain) -> (grad, hess)``: of the raw scores ``[rows]``, or ``[rows,
-            num_class]``, of a worker's rows, and its ``xgboost.DMatrix`` of them, to arrays of the same shape.
-        params: XGBoost's own parameters.
-        scaling_config: How many workers of which size; by default one per active node.
-        callbacks: ``xgboost.callback.TrainingCallback`` objects; every worker gets its own copy.
-        run_config: Where and under which limits to run.
-        custom_metric: Function ``(predt, dmatrix) -> (name, value)``, or a list of them, evaluated beside the metrics
-            in `params`; `predt` are predictions, or raw scores where the objective is a function. Every worker calls it
-            with its own part of an eval set, and XGBoost takes the mean of the workers' values: as the parts are even,
-            that is as good as the value on all rows of what is itself a mean over rows, and near it for the rest.
-            ``early_stopping_rounds`` of `fit` takes less for better unless its name begins with ``auc``, ``map``,
-            ``ndcg`` or ``pre``, as XGBoost does.
+        n_estimators: Number of boosting rounds.
+        objective: XGBoost's name of the objective, which may also be given in `params`; default ``reg:squarederror``.
+            Or a function ``(predt, dtrain) -> (grad, hess)``. Each worker calls the function with the raw scores of its
+            rows, ``[rows]`` or ``[rows, num_class]``, and with its ``xgboost.DMatrix``; the function returns two arrays
+            of the scores' shape.
+        params: Parameters of XGBoost.
+        scaling_config: Number and size of the workers; by default one worker per active node.
+        callbacks: ``xgboost.callback.TrainingCallback`` objects; every worker gets a copy.
+        run_config: Pool and limits of the run.
+        custom_metric: Function ``(predt, dmatrix) -> (name, value)``, or a list of such functions, evaluated together
+            with the metrics in `params`. `predt` are predictions, or raw scores if the objective is a function. Every
+            worker calls the function with its own part of an eval set, and XGBoost takes the mean of the workers'
+            values. The parts have nearly equal sizes, so the mean is the value on all rows for a metric that is a mean
+            over rows, and close to it for other metrics. ``early_stopping_rounds`` of `fit` treats a lower value as
+            better, unless the metric's name begins with ``auc``, ``map``, ``ndcg`` or ``pre``: XGBoost has the same
+            rule.
 
     Raises:
-        InvalidArgumentError: If arguments contradict one another.
+        InvalidArgumentError: Arguments contradict one another.
 
     Example:
         >>> from shoal.data import DataConnector
@@ -67,11 +69,11 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
         super().__init__(n_estimators, merged, scaling_config or XGBScalingConfig(), user_code, run_config)
 
     def to_sklearn(self) -> xgboost.XGBModel:
-        """The model as XGBoost's scikit-learn estimator.
+        """Return the model as XGBoost's scikit-learn estimator.
 
         Returns:
-            A fitted ``XGBClassifier``, ``XGBRanker`` or ``XGBRegressor``, by the objective; with a function as
-            objective, an ``XGBRegressor`` that predicts what `predict` does.
+            A fitted ``XGBClassifier``, ``XGBRanker`` or ``XGBRegressor``, depending on the objective. If the objective
+            is a function: an ``XGBRegressor`` with the same predictions as `predict`.
         """
         from shoal.training.xgboost.sklearn import as_sklearn
 

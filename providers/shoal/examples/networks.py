@@ -1,4 +1,4 @@
-"""The two networks of the PyTorch examples, and the loop that trains either on every rank."""
+"""The two networks of the PyTorch examples, and the training loop that every rank runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class DigitNet(nn.Module):  # type: ignore[misc]
-    """A small convolutional network for 8 x 8 images: pixels ``[rows, 64]`` of 0 to 16 -> logits ``[rows, 10]``."""
+    """A small convolutional network for 8 x 8 images: pixels ``[rows, 64]`` from 0 to 16 -> logits ``[rows, 10]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,23 +29,24 @@ class DigitNet(nn.Module):  # type: ignore[misc]
         )  # fmt: skip
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Return the logits ``[rows, 10]``."""
         return self.layers((pixels / 16).reshape(-1, 1, 8, 8))
 
 
 class DelayNet(nn.Module):  # type: ignore[misc]
-    """A perceptron for flights: features ``[rows, features]`` -> minutes late ``[rows]``.
+    """A perceptron for flights: features ``[rows, features]`` -> arrival delay in minutes ``[rows]``.
 
     Args:
-        numbers: Places of the columns that are numbers.
-        codes: Places of those that are codes, each with the number of its values.
+        numbers: Indices of the numeric columns.
+        codes: Index of each column of codes -> number of different codes.
     """
 
     def __init__(self, numbers: Sequence[int], codes: dict[int, int]) -> None:
         super().__init__()
         self.numbers = list(numbers)
         self.codes = list(codes)
-        # Means and deviations of all rows seen so far: those of the last batches depend on a few very late flights.
+        # With momentum=None, mean and variance are averages over all batches so far. Averages over the last batches
+        # would depend on a few flights with a very large delay.
         self.scale = nn.BatchNorm1d(len(self.numbers), momentum=None, affine=False)
         self.embeddings = nn.ModuleList(nn.Embedding(values, 4) for values in codes.values())
         self.layers = nn.Sequential(
@@ -53,28 +54,29 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Minutes late; a missing value counts as 0."""
+        """Return the arrival delay in minutes; a missing feature counts as 0."""
         features = torch.nan_to_num(features)
         parts = [self.scale(features[:, self.numbers])]
-        for place, embedding in zip(self.codes, self.embeddings, strict=True):
-            parts.append(embedding(features[:, place].long()))
-        # Delays are told in minutes and learned in hours, which is nearer to what a fresh network gives.
+        for index, embedding in zip(self.codes, self.embeddings, strict=True):
+            parts.append(embedding(features[:, index].long()))
+        # The layers predict hours, because their initial outputs are of the same scale as delays in hours.
         return self.layers(torch.cat(parts, dim=1))[:, 0] * 60
 
 
 def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> dict[str, float]:
-    """Trains a network on every rank with DDP, going on from a checkpoint where there is one.
+    """Train a network with DDP on every rank, starting from the last checkpoint if there is one.
 
-    The hyper-parameters are ``epochs``, ``batch_size`` (a rank's) and ``rate``; the dataset is called "train".
+    The job's hyper-parameters must contain ``epochs``, ``batch_size`` (per rank) and ``rate`` (learning rate), and the
+    job's dataset map must contain "train".
 
     Args:
-        net: The network, on every rank the same.
-        loss_of: From output and labels to the loss.
-        features: Its input columns.
-        label: The label column.
+        net: Network to train, with the same initial weights on every rank.
+        loss_of: Function that returns the loss of outputs and labels.
+        features: Names of the input columns.
+        label: Name of the label column.
 
     Returns:
-        The last epoch's mean loss.
+        The mean loss of the last epoch, as ``train-loss``.
     """
     context = get_context()
     hyper = context.get_hyper_params()
@@ -105,11 +107,11 @@ def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> d
 
 
 def keep(net: nn.Module, num_features: int) -> None:
-    """Has rank 0 keep a network: its state in the model folder, and the whole in the job's MLflow run.
+    """Save a network on rank 0: its state in the model folder, and the whole network in the job's MLflow run.
 
     Args:
-        net: What is served; it takes ``[rows, num_features]``.
-        num_features: Its input columns.
+        net: Network to serve, with input ``[rows, num_features]``.
+        num_features: Number of input columns.
     """
     context = get_context()
     if context.get_rank():
@@ -121,7 +123,7 @@ def keep(net: nn.Module, num_features: int) -> None:
 def _log(net: nn.Module, num_features: int) -> None:
     import os
 
-    if "MLFLOW_RUN_ID" not in os.environ:  # the job is not tracked
+    if "MLFLOW_RUN_ID" not in os.environ:  # The job is not tracked in MLflow.
         return
     import mlflow
     from mlflow.models import ModelSignature
@@ -139,7 +141,7 @@ def _log(net: nn.Module, num_features: int) -> None:
 
 
 def _resumed(context: Context, net: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, float]:
-    """The epoch to go on with, and the loss so far."""
+    """Load the last checkpoint, and return the epoch to continue with and the last loss."""
     state: Any = context.get_checkpoint()
     if state is None:
         return 0, float("nan")

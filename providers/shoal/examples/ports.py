@@ -1,4 +1,4 @@
-"""Ports for servers that bind them a while later."""
+"""Find a free port for a server that is started later."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import random
 import socket
 from pathlib import Path
 
-_KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _LOWEST = 20_000
-"""Ray gives its workers the ports 10002 to 19999 by default."""
+"""Lowest port to use. Ray's workers use the ports 10002 to 19999 by default."""
 
 _TRIES = 100
 
 
 def free_port() -> int:
-    """Find a loopback port that is free, and that the kernel gives to no other process until a server binds it.
+    """Return a free loopback port, if possible outside the kernel's range of ephemeral ports.
 
-    Ports of the kernel's own range do not stay free: a server binds its port seconds later, and by then hundreds of
-    connections of other processes may have been given one.
+    A port in the ephemeral range may not stay free: the server binds it seconds later, and in the meantime the kernel
+    may assign it to one of hundreds of connections of other processes.
     """
-    first, last = map(int, _KERNELS_RANGE.read_text().split())
+    first, last = map(int, _EPHEMERAL_RANGE.read_text().split())
     outside = [port for port in range(_LOWEST, 65_536) if not first <= port <= last]
     for port in random.SystemRandom().sample(outside, min(_TRIES, len(outside))):
         if _is_free(port):

@@ -1,7 +1,7 @@
-"""The main job as a Prefect flow: ``python -m shoal.examples.prefect_run`` (what `make run-prefect` calls).
+"""Run the retraining as a Prefect flow: ``python -m shoal.examples.prefect_run``, called by `make run-prefect`.
 
-Starts a Prefect server of its own on loopback, runs ``flows/scheduled_retraining_flow.py`` against it in another
-process, shows the nodes meanwhile, and stops everything. Whatever happens on the way, nothing is left running.
+This starts a Prefect server on loopback, runs ``flows/scheduled_retraining_flow.py`` against this server in another
+process, and prints the number of nodes while the flow runs. At the end it stops everything, even after an error.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from shoal.state.home import subfolder
 FLOW = Path(__file__).parents[3] / "flows" / "scheduled_retraining_flow.py"
 
 _SERVER_PATIENCE_S = 120.0
-"""The first start migrates a database: 10 s on an idle machine of two cores, several times that on a busy one."""
+"""Maximum time in seconds for the start of the server. The first start migrates a database, which takes 10 s on an idle
+machine with two cores, and several times as long on a busy machine."""
 
 _STOP_PATIENCE_S = 90.0
-"""For a flow to cancel its job and give its nodes back: seconds, and ComputePool.down alone may take 60."""
+"""Maximum time in seconds for the flow to cancel its job and release its nodes. This usually takes a few seconds, but
+ComputePool.down may take 60 s."""
 
 _LOOK_S = 0.3
-"""Between looks at the pool and at the flow."""
+"""Seconds between checks of the pool and of the flow."""
 
 _END_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Has the kernel send SIGTERM when the process that started it is killed. Not a `preexec_fn`: with one, Python runs its
-own handlers around the fork, and a Ctrl-C that falls into one of them is lost."""
+"""Program that makes the kernel send it SIGTERM when its parent process is killed, and then executes its arguments. A
+`preexec_fn` is not used: Python would then run its fork handlers, and a Ctrl-C during such a handler is lost."""
 
 _CHILD = """
 import json, sys
@@ -57,22 +59,25 @@ with open(sys.argv[4], "w") as file:
 
 
 def run(month: int, rounds: int) -> JobResult:
-    """Run the flow against a server of its own, with the summary.
+    """Run the flow against a new Prefect server, and print a summary.
 
     Args:
-        month: 2 to 12.
-        rounds: Rounds of boosting.
+        month: Month to evaluate on, from 2 to 12.
+        rounds: Number of boosting rounds.
+
+    Returns:
+        The result of the job.
 
     Raises:
-        ShoalError: The server did not start, or the flow failed; everything is stopped by then.
+        ShoalError: The server did not start, or the flow failed. Everything has been stopped.
     """
     if not FLOW.exists():
-        raise ShoalError(f"{FLOW} is not there: this example runs from a clone of the repository")
+        raise ShoalError(f"{FLOW} does not exist: run this example from a clone of the repository")
     timeline = Timeline()
     folder = subfolder("prefect")
     outcome = folder / "result.json"
     outcome.unlink(missing_ok=True)
-    timeline.say("a Prefect server comes up")
+    timeline.say("starting a Prefect server")
     with _server(folder) as environment:
         timeline.say(f"running {FLOW.name} against {environment['PREFECT_API_URL']}")
         arguments = [str(FLOW), str(month), str(rounds), str(outcome)]
@@ -85,7 +90,7 @@ def run(month: int, rounds: int) -> JobResult:
             _down()
     _look(timeline)
     if flow.returncode != 0 or not outcome.exists():
-        raise ShoalError("the flow failed: its log above ends with the cause")
+        raise ShoalError("the flow failed: see the end of its log above for the cause")
     result = JobResult.model_validate(json.loads(outcome.read_text()))
     check_it_loads(result)
     summary(timeline, month, result, "shoal.examples.prefect_run")
@@ -94,7 +99,7 @@ def run(month: int, rounds: int) -> JobResult:
 
 @contextmanager
 def _server(folder: Path) -> Iterator[dict[str, str]]:
-    """A Prefect server with its files in `folder`; gives the environment of its clients."""
+    """Run a Prefect server with its files in `folder`, and yield the environment variables for its clients."""
     port = free_port()
     environment = {
         **os.environ,
@@ -113,9 +118,13 @@ def _server(folder: Path) -> Iterator[dict[str, str]]:
         until = time.monotonic() + _SERVER_PATIENCE_S
         while not _answers(f"http://127.0.0.1:{port}/api/health"):
             if server.poll() is not None:
-                raise ShoalError(f"the Prefect server ended with exit code {server.returncode}: {log} says why")
+                raise ShoalError(
+                    f"the Prefect server ended with exit code {server.returncode}: see {log} for the cause"
+                )
             if time.monotonic() > until:
-                raise ShoalError(f"the Prefect server does not answer after {_SERVER_PATIENCE_S:.0f} s: see {log}")
+                raise ShoalError(
+                    f"the Prefect server does not answer after {_SERVER_PATIENCE_S:.0f} s: see its log, {log}"
+                )
             time.sleep(_LOOK_S)
         yield environment
 
@@ -124,7 +133,10 @@ def _server(folder: Path) -> Iterator[dict[str, str]]:
 def _process(
     command: list[str], environment: Mapping[str, str], patience: float, log: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a group of its own, so that Ctrl-C reaches it through us alone; ended with the block."""
+    """Run a process, and end it at the end of the ``with`` block.
+
+    The process runs in a new session, so that Ctrl-C in the terminal does not reach it directly.
+    """
     process = subprocess.Popen(
         [sys.executable, "-IS", "-c", _END_WITH_PARENT, *command],
         env=environment,
@@ -139,7 +151,7 @@ def _process(
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
-        finally:  # Ctrl-C again does not wait
+        finally:  # A second Ctrl-C interrupts the wait.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -153,18 +165,18 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # the flow has not brought it up yet
+    with suppress(PoolNotFoundError):  # The flow has not brought the pool up yet.
         timeline.look(ComputePool(POOL).describe())
 
 
 def _down() -> None:
-    """The flow takes its pool down; a flow that was killed does not."""
+    """Take the pool down, in case the flow was killed before it could do so."""
     with suppress(PoolNotFoundError):
         ComputePool(POOL).down()
 
 
 def main() -> int:
-    """Entry point; 0 only if the flow succeeded and the model loads."""
+    """Run the example, and return the exit code: 0 only if the flow succeeded and the model loads."""
     parser = argparse.ArgumentParser(description="Retrain the flight delay model as a Prefect flow.")
     parser.add_argument(
         "--month",
@@ -172,9 +184,9 @@ def main() -> int:
         choices=range(2, 13),
         metavar="MONTH",
         default=12,
-        help="the month to judge on, 2 to 12; all before it are learned",
+        help="month to evaluate on, from 2 to 12; the model is trained on all months before it",
     )
-    parser.add_argument("--rounds", type=int, default=100, help="rounds of boosting")
+    parser.add_argument("--rounds", type=int, default=100, help="number of boosting rounds")
     arguments = parser.parse_args()
     return run_alone(
         lambda: run(arguments.month, arguments.rounds),

@@ -1,13 +1,14 @@
-"""A training run as a durable unit: submitted to a pool, found again from any process, collected once."""
+"""Submit training jobs to a pool, reattach to them from any process, and collect their results."""
 
 from __future__ import annotations
 
 from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
-from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister, parse_spec, spec_of
+from shoal.jobs.files.artifacts import load_results, load_training
+from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
-from shoal.jobs.model_files import load_results, load_training
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
 from shoal.jobs.submission import attach, cancel, list_jobs, submit
+from shoal.jobs.task_spec import spec_of
 
 __all__ = [
     "ChampionResult",

@@ -1,4 +1,4 @@
-"""Release everything that a run still holds on a pool, and set lost jobs right."""
+"""Release everything that a run still holds on a pool, and record the end of lost jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
-from shoal.jobs import attempts
-from shoal.jobs.attempts import Key
-from shoal.jobs.leftovers import discard_leftovers
+from shoal.jobs.files.leftovers import discard_leftovers
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 _ACTIVE = (JobState.PENDING, JobState.RUNNING)
 
 _AT_ONCE = 1000
-"""Unfinished jobs that a sweep looks at; the rest has the next one."""
+"""Unfinished jobs that one sweep checks; the next sweep checks the rest."""
 
 
 @dataclass(frozen=True)
 class CleanupReport:
-    """What was done.
+    """Report of one clean-up.
 
     Attributes:
-        cancelled: Ids of the holder's jobs that still ran.
-        released: Whether the holder had a lease.
-        swept: What else nobody owned on this host, a sentence each.
-        left: What only another host can do, and does by itself, a sentence each.
+        cancelled: Ids of the holder's jobs that were cancelled.
+        released: Whether a lease of the holder was released.
+        swept: Actions of the sweep of this host, one sentence each.
+        left: Actions that another host takes by itself, one sentence each.
     """
 
     cancelled: tuple[str, ...]
@@ -45,24 +45,24 @@ class CleanupReport:
     left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for an XCom or an artifact."""
+        """Return the report as plain data, for an XCom or an artifact."""
         return asdict(self)
 
 
-def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned up") -> CleanupReport:
-    """End what a run still has on a pool: its jobs, its lease, and whatever nobody owns. Safe at any time, and twice.
+def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
+    """Cancel a run's jobs on a pool, release its lease, and sweep this host.
 
-    From another host than the pool's the jobs are cancelled and the lease is released; the pool's host ends drivers and
-    nodes, and the report says so.
+    Idempotent, and safe at any time. Called on another host than the pool's, this function cancels the jobs and
+    releases the lease in the store; the pool's host then ends the drivers and nodes, which the report mentions.
 
     Args:
-        pool_name: The pool; one that is gone or down has nothing to clean.
-        holder: The run.
-        reason: Kept with the jobs that are cancelled.
+        pool_name: Name of the pool; a pool that is gone or down has nothing to clean up.
+        holder: Name of the run that holds the jobs and the lease.
+        reason: Stored as the error of the cancelled jobs.
     """
     holder = storable(holder)
     active = list_jobs(pool_name, states=_ACTIVE, limit=_AT_ONCE)
-    # By attempt: the next one may be another run's.
+    # Cancel this run's attempts, not whole jobs: a newer attempt of the same job may belong to another run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
     mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
@@ -71,40 +71,40 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "its run was cleaned 
         pool = ComputePool(pool_name, holder=holder)
         released = pool.release()
         if released and not (status := pool.describe()).is_here:
-            left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that no other demand needs')
+            left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that nothing else needs')
     except (PoolNotFoundError, PoolDownError):
         released = False
     return CleanupReport(cancelled, released, tuple(sweep()), tuple(left))
 
 
 def sweep() -> list[str]:
-    """End what nobody owns on this host, and set the rows of jobs right whose drivers did not live to do so.
+    """Remove everything on this host that has no owner, and record the end of lost jobs.
 
-    Safe at any time, concurrently, twice.
+    Idempotent, and safe at any time and concurrently.
 
     Returns:
-        What was done, a sentence each.
+        The actions that were taken, one sentence each.
     """
     return [*settle_jobs(), *sweep_pools()]
 
 
 def settle_jobs() -> list[str]:
-    """Set the rows of jobs right whose drivers, or submitters, did not live to do so.
+    """Record the end of jobs whose driver or submitter died before recording it, and remove their files.
 
     Returns:
-        What was done, a sentence each.
+        The actions that were taken, one sentence each.
     """
     did = []
     for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE):
         try:
             handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
-        except ShoalError as error:  # of a pool on another machine nothing can be said from here
-            log.info("job %s is left alone: %s", job.job_id, error)
+        except ShoalError as error:  # for example: the job's pool is bound to another machine
+            log.info("job %s was not checked: %s", job.job_id, error)
             continue
-        except Exception as error:  # one job that cannot be judged must not keep the others from their turn
-            log.exception("job %s could not be judged", job.job_id)
-            did.append(f"job {job.job_id}: could not be judged: {type(error).__name__}: {error}")
+        except Exception as error:  # the other jobs must be checked all the same
+            log.exception("job %s could not be checked", job.job_id)
+            did.append(f"job {job.job_id}: could not be checked: {type(error).__name__}: {error}")
             continue
         if lost:
             ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
@@ -113,14 +113,14 @@ def settle_jobs() -> list[str]:
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
-    """Call `clean_up` on every pool where a run has something; one that raises is reported, and the others follow.
+    """Call `clean_up` on every pool where a run has a job or a lease; report errors and go on with the next pool.
 
     Args:
-        holder: The run.
-        reason: Kept with the jobs that are cancelled.
+        holder: Name of the run.
+        reason: Stored as the error of the cancelled jobs.
 
     Returns:
-        What was done, a sentence each.
+        The actions that were taken, one sentence each.
     """
     done: list[str] = []
     holder = storable(holder)
@@ -138,15 +138,15 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
 
 
 def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
-    """End what runs of a workflow engine that have ended still have on any pool; a janitor calls it.
+    """Clean up on all pools after those runs of a workflow engine that have ended; called by the engine's janitor.
 
     Args:
-        engine: First part of its holders' names: ``airflow``, ``prefect``.
-        why_ended: Given the rest of a holder's name, how that run ended; None where it goes on, or nothing is known of
-            it: it may be another server's.
+        engine: First part of the engine's holder names: ``airflow`` or ``prefect``.
+        why_ended: Function from the rest of a holder's name to the way in which the run ended. It returns None for a
+            run that goes on, and for an unknown run, which may belong to another server.
 
     Returns:
-        What was done, a sentence each.
+        The actions that were taken, one sentence each.
     """
     done = []
     for holder in sorted({of for _, of in _claims() if of.startswith(f"{engine}:")}):
@@ -157,7 +157,7 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
 
 
 def _claims() -> set[tuple[str, str]]:
-    """(pool, holder) of every lease and of every job that has not ended."""
+    """Return (pool, holder) of every lease and of every job that has not ended."""
     with Store().reading() as session:
         leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}
     return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE)}

@@ -1,7 +1,4 @@
-"""Ray's Job API over HTTP: submitting needs no Ray.
-
-One request is built and its answer read by plain functions; the client only sends. An async twin shares both.
-"""
+"""Client for Ray's Job API over HTTP. The submitting process does not need Ray."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ _SUBMIT_ATTEMPTS = 6
 
 
 class HeadGoneError(JobError):
-    """Nothing answers where the pool's head was."""
+    """Nothing answers at the address of the pool's head."""
 
 
 class HeadBusyError(JobError):
-    """The head is there and could not answer this time (5xx): worth another try."""
+    """The head failed to answer this request (5xx); another try may succeed."""
 
 
 class _SlowError(HeadGoneError):
@@ -37,13 +34,13 @@ class _SlowError(HeadGoneError):
 
 @dataclass(frozen=True)
 class RayJob:
-    """What the head says of a submission."""
+    """Status of a submission, as the head reports it."""
 
     status: str
     """PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
     message: str | None = None
     exit_code: int | None = None
-    """Of its driver; None while it runs, and when it never did."""
+    """Exit code of the driver; None while it runs, and if it was never started."""
 
     @property
     def ended(self) -> bool:
@@ -52,7 +49,7 @@ class RayJob:
 
 
 class JobClient:
-    """Speaks to one head.
+    """Client of one head.
 
     Args:
         api: The head's Job API, ``http://host:port``.
@@ -87,15 +84,15 @@ class JobClient:
         self._http.close()
 
     def submit(self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str]) -> bool:
-        """Start a job unless there is one of this id already.
+        """Start a job unless one with this id exists.
 
         Args:
             argv: The command, run on the head.
-            submission_id: Its id; one that was used once is never used again.
-            metadata: Shown beside the job in Ray's dashboard; no secrets.
+            submission_id: Id of the submission; Ray accepts each id only once.
+            metadata: Shown in Ray's dashboard, so it must not contain secrets.
 
         Returns:
-            False where there was one already.
+            False if a submission with this id existed.
 
         Raises:
             HeadGoneError: Nothing answers.
@@ -105,24 +102,24 @@ class JobClient:
         return self._retrying(self._submit_once, body)
 
     def status(self, submission_id: str) -> RayJob | None:
-        """How far a submission is; None where the head knows none of this id."""
+        """Return the status of a submission; None if the head does not know its id."""
         answer = self._ask("GET", submission_id)
         if answer is None:
             return None
         return RayJob(str(answer["status"]), answer.get("message"), answer.get("driver_exit_code"))
 
     def logs(self, submission_id: str) -> str:
-        """All that a submission has printed so far; empty where the head knows none of this id."""
+        """Return everything a submission has printed so far; empty if the head does not know its id."""
         answer = self._ask("GET", submission_id, "/logs")
         return "" if answer is None else str(answer["logs"])
 
     def stop(self, submission_id: str) -> bool:
-        """Ask for a submission's end (SIGTERM, after 3 s SIGKILL); False where it does not run."""
+        """Stop a submission (SIGTERM, after 3 s SIGKILL); return False if it does not run."""
         answer = self._ask("POST", submission_id, "/stop")
         return answer is not None and bool(answer["stopped"])
 
     def delete(self, submission_id: str) -> bool:
-        """Make the head forget a submission that has ended; False where it knows none of this id."""
+        """Delete a submission that has ended; return False if the head does not know its id."""
         return self._ask("DELETE", submission_id) is not None
 
     def _submit_once(self, body: Mapping[str, Any]) -> bool:
@@ -170,6 +167,6 @@ def _check(response: httpx.Response) -> None:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """The last line of what may be a whole traceback."""
+    """Return the last line of a response, which may be a whole traceback."""
     lines = [line for line in response.text.splitlines() if line.strip()]
     return f"the pool's head refused ({response.status_code}): {lines[-1] if lines else 'without a reason'}"

@@ -1,7 +1,7 @@
-"""Keep credentials out of a job's spec, and hand them from the submitter to the driver by file.
+"""Keep credentials out of a job's spec, and pass them from the submitter to the driver in a file.
 
-A job's spec stands in the store and in Ray's own history, where anyone who may look at jobs can read it. What is secret
-goes through a 0600 file that the driver deletes as soon as it has read it.
+The store and Ray's history keep a job's spec, and every user who may list jobs can read it there. Credentials are
+therefore passed in a file of mode 0600, which the driver deletes as soon as it has read it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _ENVIRONMENT = re.compile(
     r"MLFLOW_TRACKING_(USERNAME|PASSWORD|TOKEN|INSECURE_TLS|SERVER_CERT_PATH)"
     r"|MLFLOW_S3_ENDPOINT_URL|AWS_[A-Z0-9_]+|GOOGLE_APPLICATION_CREDENTIALS|AZURE_[A-Z0-9_]+"
 )
-"""What the driver is given of the submitter's environment: credentials for storage and tracking, and nothing else."""
+"""Environment variables that the driver gets from the submitter: settings for storage and tracking servers only."""
 
 _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
-"""Variables whose values are secret themselves, unlike a region's name."""
+"""Pattern in the names of variables whose values are secret; the name of a region, for example, is not."""
 
 _SHORTEST_SECRET = 6
-"""Shorter ones are not searched for in a log: they would be found in the middle of words."""
+"""Length from which secrets are searched for in a log: shorter ones would match inside ordinary words."""
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a job needs and its spec must not say."""
+    """Credentials that a job needs and its spec must not contain."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # place in the spec -> the value as it was given
+    uris: Mapping[str, str] = field(default_factory=dict)  # JSON pointer into the spec -> the original value
 
     def redact(self, text: str) -> str:
-        """Take these, and every other credential that can be recognised, out of a text."""
+        """Return a text without these credentials and without any other that can be recognised."""
         for uri in self.uris.values():
             text = text.replace(uri, without_credentials(uri))
         for word in sorted(self._words, key=len, reverse=True):
@@ -52,27 +52,27 @@ class Secrets:
     @cached_property
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if _SECRET_NAME.search(name)}
-        # A value without a recognisable credential was hidden for its name: all of it is the secret.
+        # A value in which no credential is recognised was hidden because of its name: the whole value is secret.
         parts = (redaction.secrets_in(uri) or {uri} for uri in self.uris.values())
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
 
-    def __repr__(self) -> str:  # a traceback that shows locals must not show these
+    def __repr__(self) -> str:  # a traceback that prints local variables must not print the values
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of the submitter's environment that the driver needs."""
+    """Return the variables of the submitter's environment that the driver needs."""
     return {name: value for name, value in environment.items() if value and _ENVIRONMENT.fullmatch(name)}
 
 
 def hide(document: Any) -> tuple[Any, dict[str, str]]:
-    """Take the credentials out of a JSON document: those in its texts, and the values that have a secret name.
+    """Remove credentials from a JSON document: those inside texts, and the values under names such as "password".
 
     Returns:
-        The document without them, and the values as they were by their place in it, a JSON pointer (RFC 6901).
+        The document without credentials, and the original values by JSON pointer (RFC 6901).
 
     Raises:
-        InvalidArgumentError: A name in the document has credentials in it.
+        InvalidArgumentError: A name in the document contains credentials.
     """
     found: dict[str, str] = {}
 
@@ -88,17 +88,17 @@ def hide(document: Any) -> tuple[Any, dict[str, str]]:
 
 
 def reveal(document: Any, uris: Mapping[str, str]) -> Any:
-    """The reverse of :func:`hide`."""
+    """Put the original values back into a document from :func:`hide`."""
     return _mapped(document, lambda _name, value, place: uris.get(place, value))
 
 
 def without_credentials(uri: str) -> str:
-    """A URI as it may be shown."""
+    """Return a URI without its credentials."""
     return redaction.redact_value(uri)
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Copy a JSON document; `leaf` makes each of its plain values from name, value and place."""
+    """Copy a JSON document; `leaf` returns each new plain value, given its name, old value and JSON pointer."""
     if isinstance(value, dict):
         return {key: _mapped(item, leaf, f"{place}/{_step(key)}", key) for key, item in value.items()}
     if isinstance(value, list):
@@ -107,24 +107,24 @@ def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", n
 
 
 def _step(key: str) -> str:
-    """A name as a part of a JSON pointer."""
+    """Escape a name for a JSON pointer."""
     if redaction.has_credentials(key):
         raise InvalidArgumentError(
-            f'the name "{redaction.redact_value(key)}" has credentials in it: put them into a value, where they are '
-            "kept out of the store"
+            f'the name "{redaction.redact_value(key)}" contains credentials: put them into a value instead, because '
+            "values are kept out of the store"
         )
     return key.replace("~", "~0").replace("/", "~1")
 
 
 def hand_over(submission_id: str, secrets: Secrets) -> None:
-    """Write what the driver of this attempt will take; nothing is written when there is nothing to say.
+    """Write the credentials for the driver of an attempt into a file; do nothing where there are none.
 
-    Where another process submits the same attempt, the file of the first one stays.
+    If another process has already written the file for the same attempt, that file stays.
     """
     if not secrets.environment and not secrets.uris:
         return
     path = _path(submission_id)
-    # Made with its mode, not changed to it: there is no instant at which others can read it.
+    # mkstemp creates the file with mode 0600: other users cannot read it at any moment.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{submission_id}.")
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -136,7 +136,7 @@ def hand_over(submission_id: str, secrets: Secrets) -> None:
 
 
 def take(submission_id: str) -> Secrets:
-    """Read what the submitter left for this attempt, and delete it."""
+    """Read the credentials that the submitter wrote for an attempt, and delete their file."""
     path = _path(submission_id)
     try:
         content = json.loads(path.read_text())
@@ -147,18 +147,18 @@ def take(submission_id: str) -> Secrets:
 
 
 def discard(submission_id: str) -> None:
-    """Delete what no driver has taken."""
+    """Delete the credentials of an attempt if no driver has read them."""
     with suppress(FileNotFoundError):
         _path(submission_id).unlink()
 
 
 def left() -> set[str]:
-    """Ids of the submissions that have a file here, be it half written."""
+    """Return the ids of the submissions that have a credentials file, complete or half written."""
     return {path.name.rpartition(".")[0] for path in subfolder("credentials").iterdir()}
 
 
 def discard_all(submission_id: str) -> None:
-    """Delete the files of a submission that has ended, those too that a killed process has half written."""
+    """Delete all credentials files of a submission that has ended, half-written ones of killed processes included."""
     for path in subfolder("credentials").iterdir():
         if path.name.rpartition(".")[0] == submission_id:
             path.unlink(missing_ok=True)

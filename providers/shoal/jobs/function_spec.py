@@ -1,24 +1,21 @@
-"""What a job is asked to do that runs a function, and how a spec is told from another."""
+"""The spec of a job that runs a function, and parsing a spec of either kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import ids
 from shoal.jobs.spec import AnySpec, JobSpec, Register
-from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
-from shoal.training.pytorch.train_func import FRAMEWORK, TrainFunc, check_train_func, is_name
-
-_NOT_STORED = "not stored yet"
+from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.pytorch.train_func import FRAMEWORK, is_name
 
 
 class FunctionRegister(Register):
-    """How the model is registered that the function logs, by ``mlflow.pytorch.log_model`` or another flavour's."""
+    """Registration of the model that the function logs with ``mlflow.pytorch.log_model`` or another flavour's."""
 
     label_col: str = Field(min_length=1, description="Label column of the holdout.")
     input_cols: tuple[str, ...] = Field(
@@ -26,7 +23,7 @@ class FunctionRegister(Register):
     )
 
 
-class FunctionJobSpec(AnySpec):
+class FunctionJobSpec(FunctionRequest, AnySpec):
     """A function, or a script, that runs in every worker of a gang.
 
     Example:
@@ -34,39 +31,23 @@ class FunctionJobSpec(AnySpec):
     """
 
     framework: Literal["pytorch"] = Field(default="pytorch", description="What trains.")
-    name: str = Field(default="function", min_length=1, description="What to call the function.")
     train_func: str | None = Field(
         default=None, description="The function as pkg.module:name; the nodes must have it installed."
     )
     args: tuple[JsonValue, ...] = Field(default=(), description="Arguments of the function that is named.")
     kwargs: dict[str, JsonValue] = Field(default_factory=dict, description="Its arguments by name.")
     program: str | None = Field(
-        default=None, description="Where function and arguments lie, by value; `spec_of` or a distributor writes them."
+        default=None, description="Path of the pickled function and its arguments; `spec_of` or a distributor sets it."
     )
     arguments: str | None = Field(default=None, description="Digest of the program's arguments; `spec_of` sets it.")
-    dataset_map: dict[str, DatasetSpec] = Field(
-        default_factory=dict, description="Datasets by name; connectors will do."
-    )
-    hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
-    scaling_config: AnyScaling = Field(default_factory=PyTorchScalingConfig, description="Workers and their size.")
-    room_for: SpreadScalingConfig | None = Field(
-        default=None, description="Workers of the function's own, for which there has to be room."
-    )
     register_as: FunctionRegister | None = Field(
         default=None, alias="register", description="Where the model goes that the function logs; none: nowhere."
     )
 
-    @field_validator("dataset_map", mode="before")
-    @classmethod
-    def _datasets(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {name: item.to_spec() if hasattr(item, "to_spec") else item for name, item in value.items()}
-
     @model_validator(mode="after")
     def _one_function(self) -> Self:
         if (self.train_func is None) == (self.program is None):
-            raise ValueError("train_func names the function as pkg.module:name")
+            raise ValueError("give either train_func, as pkg.module:name, or a program")
         if self.train_func is not None and not is_name(self.train_func):
             raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
         if self.program is not None and (self.args or self.kwargs):
@@ -74,14 +55,14 @@ class FunctionJobSpec(AnySpec):
         return self
 
     def inputs(self) -> Iterator[DatasetSpec]:
-        """The datasets that it trains on or evaluates with."""
+        """Yield the datasets of the function."""
         yield from self.dataset_map.values()
 
-    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """The spec as a question; see :meth:`AnySpec.asked`."""
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
         return (
             super()
-            .asked(by_content)
+            .comparable(by_content)
             .model_copy(
                 update={
                     "dataset_map": {name: by_content(dataset) for name, dataset in self.dataset_map.items()},
@@ -92,59 +73,9 @@ class FunctionJobSpec(AnySpec):
 
 
 def parse_spec(fields: Mapping[str, Any]) -> JobSpec | FunctionJobSpec:
-    """Make the spec that a file, an operator's arguments or a job's row describe.
+    """Build the spec that a file, an operator's arguments or a job's row describe.
 
     Raises:
         InvalidArgumentError: Naming each field that is wrong.
     """
     return (FunctionJobSpec if fields.get("framework") == FRAMEWORK else JobSpec).parse(fields)
-
-
-def spec_of(
-    given: JobSpec | FunctionJobSpec | Mapping[str, Any] | None,
-    *,
-    framework: str | None = None,
-    train_func: TrainFunc | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-) -> JobSpec | FunctionJobSpec:
-    """The spec that a task's arguments describe. A function that is no name is stored by value, with its arguments.
-
-    Args:
-        given: A spec, or its fields; beside `train_func` the fields that are not of the function itself.
-        framework: What trains, where the fields do not say.
-        train_func: The function.
-        args: Its arguments; of a script, its command line.
-        kwargs: Its arguments by name.
-
-    Raises:
-        InvalidArgumentError: Naming each field that is wrong, or what cannot be sent.
-    """
-    check_train_func(train_func, args, kwargs, framework=framework, fields=given)
-    if train_func is None:
-        if given is None:
-            raise InvalidArgumentError("nothing says what to train: give a spec, or a train_func")
-        if not isinstance(given, Mapping):
-            return given
-        return parse_spec({**given, **({"framework": framework} if framework else {})})
-    assert given is None or isinstance(given, Mapping)
-    fields = dict(given or {})
-    if is_name(train_func):
-        return FunctionJobSpec.parse({**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}})
-    from shoal.jobs import by_value
-    from shoal.training.pytorch.program import Program, name_of
-
-    program = Program.of(train_func, args, kwargs or {})
-    # Wrong fields are told before anything is written.
-    named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
-    spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
-    stored = by_value.store(program.dumps(), spec.run_config.artifact_location)
-    return spec.model_copy(update={"program": stored})
-
-
-def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Of plain data: with other arguments it is another question. Pickles of the rest differ from call to call."""
-    try:
-        return ids.digest([list(args), dict(kwargs)])
-    except (TypeError, ValueError):
-        return None

@@ -1,4 +1,4 @@
-"""The client handle of one attempt of a job: its status, log, result, and cancelling it."""
+"""Client handle of one attempt of a job: read its status and log, wait for its result, and cancel it."""
 
 from __future__ import annotations
 
@@ -19,76 +19,78 @@ from shoal.errors import (
     PoolNotFoundError,
     ShoalError,
 )
-from shoal.jobs import attempts, credentials, model_files, staging
-from shoal.jobs.asking import Asking
-from shoal.jobs.attempts import Key
+from shoal.jobs import credentials
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import artifacts, staging
+from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.function_spec import parse_spec
-from shoal.jobs.logs import LogFollower
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.liveness import Lost, Missing, Silence, address, judge, look, pool_endpoint
+from shoal.jobs.polling import Asking
 from shoal.jobs.spec import JobResult
-from shoal.jobs.steps import JobStep, act
-from shoal.jobs.truth import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.processes import ProcessId
 from shoal.redaction import redact
 from shoal.state import Store, stamps
+from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-"""Between looks at a job's row, which take no lock; a wait of more than 5 s looks after a tenth of the time waited."""
+"""Shortest pause between two reads of a job's row; after 5 s of waiting, the pause is a tenth of the time waited."""
 
 _POLL_MOST_S = 2.0
-"""The longest pause between two looks: 200 waiters that looked every second tripled the time of `shoal jobs list`."""
+"""Longest pause between two reads: 200 waiters that read every second tripled the time of `shoal jobs list`."""
 
 _HEAD_CHECK_S = 3.0
-"""Between two questions to the head whether the driver still runs; needed only for a driver that was killed."""
+"""Seconds between two checks at the head whether the driver still runs; only a killed driver makes them necessary."""
 
 _ORPHAN_GRACE_S = 60.0
-"""Past `orphan_after`, how long a driver has to end itself: its watchdog looks every 2 s."""
+"""Seconds past `orphan_after` until another process ends the job: the driver's watchdog, every 2 s, comes first."""
 
 _SUBMISSION_GRACE_S = 20.0
-"""How long a job may be pending and unknown to its head before whoever waits for it submits it: its asker's own tries
-take up to 15 s, and the asker alone has the credentials that stood in the spec's URIs."""
+"""Seconds for which a job may be pending and unknown to its head before another waiting process sends it. The submitter
+itself retries for up to 15 s, and has the credentials from the spec's URIs, which no other process has."""
 
 _FAR_SUBMISSION_GRACE_S = 300.0
-"""The same where the asker is another host's process, which cannot be looked at: far above its 15 s, and above what two
-hosts' clocks differ by."""
+"""The same for a submitter on another host, where its process cannot be checked: far above the 15 s of its retries, and
+above the difference between two hosts' clocks."""
 
 _STOP_PATIENCE_S = 15.0
-"""How long `cancel` waits for the driver's end: Ray kills it 3 s after SIGTERM."""
+"""Seconds for which `cancel` waits for the driver's end: Ray kills a driver 3 s after SIGTERM."""
 
 _CLEAN_UP_PATIENCE_S = 5.0
-"""How long `wait` leaves a driver that has stored its result to clean up: it takes 0.1 s here."""
+"""Seconds for which `wait` lets a driver clean up after it has stored the result; measured: 0.1 s."""
 
 _CLEAN_UP_POLL_S = 0.05
 
 _DRIVER = 'exec "${SHOAL_PYTHON:-$0}" -P -m shoal.jobs.driver "$@"'
-"""Run on the head by `sh`: with the head's own Python where the pool names it, which need not be the submitter's."""
+"""Command for `sh` on the head: runs the driver with the head's Python if the pool sets it, else the submitter's."""
 
 
 class JobTimeoutError(JobError, TimeoutError):
-    """`wait` gave up; the job goes on."""
+    """`wait` reached its timeout; the job goes on."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How far one attempt of a job is; times in seconds since the epoch.
+    """Status of one attempt of a job; times are seconds since the epoch.
 
     Attributes:
-        job_id: The job.
-        attempt: Its number, from 1.
-        pool: Where it runs.
-        holder: Who asked for it.
-        state: See `shoal.state.schema.JobState`.
-        error: Why it has no result.
-        result: What it returned.
-        mlflow_run_id: Its run, from its start on.
-        created_at: When it was asked for.
-        started_at: When its driver began.
-        ended_at: When it ended.
+        job_id: Id of the job.
+        attempt: Number of the attempt, from 1.
+        pool: Name of the pool that the attempt runs on.
+        holder: Name of the run that submitted the job.
+        state: State of the attempt, see `shoal.state.schema.JobState`.
+        error: Reason why the attempt has no result.
+        result: Result of the attempt once it has succeeded.
+        mlflow_run_id: Id of the MLflow run, from the start of that run.
+        created_at: Time of the submission.
+        started_at: Time when the driver began.
+        ended_at: Time when the attempt ended.
     """
 
     job_id: str
@@ -105,14 +107,14 @@ class JobStatus:
 
     @classmethod
     def of(cls, job: Job) -> JobStatus:
-        """What a row says."""
+        """Build the status from a job's row."""
         return cls(
             job_id=job.id,
             attempt=job.attempt,
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error and redact(job.error),  # a row of 0.1 may hold credentials
+            error=job.error and redact(job.error),  # a row that shoal 0.1 wrote may contain credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -122,17 +124,17 @@ class JobStatus:
 
 
 class JobHandle:
-    """One attempt of a job. Made by :func:`shoal.jobs.submit` and :func:`shoal.jobs.attach`.
+    """Handle of one attempt of a job, returned by :func:`shoal.jobs.submit` and :func:`shoal.jobs.attach`.
 
     Args:
-        store: Where its row is.
-        job: Its row.
-        secrets: What its driver needs and its spec does not say; None in the hand of another than its asker.
-        cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` ends the job.
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.truth.pool_endpoint` by default.
-        clock: Seconds since the epoch.
-        monotonic: Seconds by a clock that never jumps.
-        sleep: How to wait.
+        store: Store that has the attempt's row.
+        job: The attempt's row.
+        secrets: Credentials for the driver; None unless this process submitted the job.
+        cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` cancels the job.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
+        clock: Returns seconds since the epoch.
+        monotonic: Returns seconds by a clock that never jumps.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -162,41 +164,41 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
-        """The job."""
+        """Id of the job."""
         return self._key.job_id
 
     @property
     def attempt(self) -> int:
-        """Which attempt of it, from 1."""
+        """Number of the attempt, from 1."""
         return self._key.attempt
 
     @property
     def pool(self) -> str:
-        """Where it runs."""
+        """Name of the pool that the job runs on."""
         return self._pool
 
     @property
     def left(self) -> str | None:
-        """What :meth:`cancel` had to leave to the driver itself, in a sentence; None where nothing is left."""
+        """Sentence about what the driver still does by itself after :meth:`cancel`; None if nothing is left."""
         return self._left
 
     def status(self) -> JobStatus:
-        """How far it is; asking keeps a job alive that has `orphan_after`."""
+        """Return the status; the call counts as polling, so that a job with `orphan_after` goes on."""
         return JobStatus.of(self.settle())
 
     def wait(self, timeout: float | None = None, on_log: Callable[[str], Any] | None = print) -> JobResult:
-        """Wait for the job's end, and hand out its result.
+        """Wait until the job has ended, and return its result.
 
-        Ctrl-C cancels a job that plain Python or the CLI submitted, and leaves any other alone.
+        Ctrl-C cancels the job if plain Python or the CLI submitted it. Any other job goes on.
 
         Args:
-            timeout: Seconds after which to give up; the job goes on.
-            on_log: Called with each line of the job's log as it comes; None leaves the log aside.
+            timeout: Seconds to wait; the job goes on after them. Default: no limit.
+            on_log: Called with each new line of the job's log; None: the log is not read.
 
         Raises:
-            JobFailedError: It ended without a result; the message ends with the cause.
-            JobCancelledError: It was cancelled.
-            JobTimeoutError: It has not ended within `timeout`.
+            JobFailedError: The job failed; the message ends with the cause.
+            JobCancelledError: The job was cancelled.
+            JobTimeoutError: The job has not ended within `timeout` seconds.
         """
         try:
             for line in self._follow(timeout, with_log=on_log is not None):
@@ -204,39 +206,43 @@ class JobHandle:
                     on_log(line)
         except KeyboardInterrupt:
             if self._cancel_on_interrupt:
-                self.cancel("interrupted by whoever waited for it")
+                self.cancel("the process that waited for the job was interrupted")
             raise
         return self._outcome()
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
-        """The lines of its log; with `follow` until the job has ended."""
+        """Return the lines of the job's log; with `follow`, go on until the job has ended."""
         if follow:
             return self._follow(None)
         return self._log().lines(ended=True)
 
     def cancel(self, reason: str = "cancelled on request") -> bool:
-        """End the job, its gang and its driver; False when it had ended already.
+        """Cancel the job and end its driver and workers; return False if the job had ended already.
 
-        A driver on another host's pool is told by its row, and its end is not waited for; :attr:`left` says so.
+        The driver of a pool on another host reads the cancellation from the job's row. This method does not wait for
+        that driver; :attr:`left` then says so.
         """
         return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason)
 
     def _cancel(self, job: Job, seen: Collection[JobState], reason: str) -> bool:
-        """End the job if it is in one of the states that were seen."""
+        """Cancel the job if it is in one of the states `seen`; return False otherwise."""
         if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), seen=seen, error=reason):
             return False
         try:
             self._see_driver_end(job)
         except PoolElsewhereError as error:
-            self._left = f"the driver of job {self.job_id} ends itself on host {error.host} within seconds"
+            self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
-        except JobError as error:  # the head is there, and refuses: the row tells the driver
-            self._left = f"the driver of job {self.job_id} ends itself within seconds; it was not waited for: {error}"
+        except JobError as error:  # the head refuses; the driver reads the cancellation from the job's row
+            self._left = (
+                f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
+                f"head of the pool gave an error: {error}"
+            )
         self._tidy(job)
         return True
 
     def _see_driver_end(self, job: Job) -> None:
-        """Stop the driver through Ray and wait for its end; without that its own watchdog ends it a little later.
+        """Stop the driver through Ray and wait for its end; otherwise the driver's watchdog ends it a little later.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -249,20 +255,20 @@ class JobHandle:
             if view.silence in (Silence.POOL_GONE, Silence.HEAD_REPLACED) or (view.ray_job and view.ray_job.ended):
                 break
             if view.silence is None and view.ray_job is None:
-                break  # it was never submitted
+                break  # the attempt was never submitted
             if not stopped:
                 stopped = self._stop()
             self._sleep(_POLL_S)
 
     def send(self) -> bool:
-        """Submit the attempt to its pool's head, unless that was done already.
+        """Submit the attempt to its pool's head, unless this or another process has already done so.
 
         Returns:
-            False where it was, by this process or another.
+            False if the attempt had been submitted before.
 
         Raises:
             PoolDownError: The pool is down.
-            JobError: The head does not answer or refused; the attempt has failed.
+            JobError: The head does not answer, or refused the attempt, which is now recorded as failed.
         """
         try:
             if self._secrets is not None:
@@ -279,9 +285,9 @@ class JobHandle:
                 self._discard_unneeded_credentials()
             return submitted
         except BaseException as error:
-            # Another process may have submitted it meanwhile. Should this submission arrive after all, its driver finds
-            # that the attempt has ended, and does nothing.
-            reason = f"it could not be submitted: {str(error) or type(error).__name__}"
+            # The head may have received this submission in spite of the error: its driver then finds the attempt ended,
+            # and does nothing. Another process may also have submitted the attempt meanwhile.
+            reason = f"the job could not be submitted: {str(error) or type(error).__name__}"
             if self._secrets is not None:
                 reason = self._secrets.redact(reason)
             interrupted = self._cancel_on_interrupt and isinstance(error, KeyboardInterrupt)
@@ -293,21 +299,21 @@ class JobHandle:
             raise
 
     def _discard_unneeded_credentials(self) -> Job:
-        """Delete the credentials' file unless a driver has yet to take it. Returns the job's row."""
+        """Delete the credentials' file unless a driver still has to read it; return the job's row."""
         job = attempts.load(self._store, self._key)
-        # A driver takes the file before its row leaves PENDING, and removes at its end what was written since.
+        # A driver reads the file before the row leaves PENDING, and at its end removes a file that was written later.
         if job.state is not JobState.PENDING:
             credentials.discard(self._key.submission_id)
         return job
 
     def settle(self) -> Job:
-        """Read the row, and end an attempt whose driver died without recording an end.
+        """Read the row, and record the end of an attempt whose driver died without doing so.
 
-        The row of a job on another host's pool is only read: that host sets it right.
+        If the job's pool is on another host, this method only reads the row; that host records the end.
         """
         job = self._ask()
         if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
-            return job  # a driver that lives will record its end: no question to the head is needed
+            return job  # a live driver will record its end itself: the head need not be asked
         try:
             is_missing = self._judge(job) is Missing.SUBMISSION
         except PoolElsewhereError:
@@ -317,11 +323,11 @@ class JobHandle:
         return attempts.load(self._store, self._key)
 
     def end_if_lost(self) -> bool:
-        """End an attempt that was lost, without asking for the job; a sweep calls it.
+        """Record the end of the attempt if it was lost, without polling the job; a sweep calls this method.
 
         Returns:
-            Whether the attempt was lost: its driver died without recording an end, or it was never submitted and nobody
-            asks for it.
+            Whether this call ended the attempt: its driver died without recording its end, its submitter died before
+            sending it, or no process has polled it for longer than `orphan_after`.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -336,39 +342,39 @@ class JobHandle:
             if not attempts.end(
                 self._store, self._key, JobState.FAILED, self._clock(), seen={JobState.PENDING}, error=why
             ):
-                return False  # its driver has begun since
+                return False  # the driver has begun meanwhile
             self._tidy(job)
             return True
-        reason = "nobody asked about it any more, and it did not end itself"
+        reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
         return self._is_orphan(job) and self._cancel(job, {job.state}, reason)
 
     def _why_never_sent(self, job: Job) -> str | None:
-        """Why a pending attempt that its head does not know will never be sent; None while it may yet be."""
-        if job.submitter is None:  # of shoal 0.1
+        """Return why an attempt unknown to its head will never be sent; None while its submitter may still send it."""
+        if job.submitter is None:  # shoal 0.1 wrote the row
             return None
         submitter = ProcessId.from_json(job.submitter)
         if submitter.alive():
             return None
-        unasked = stamps.age(job.asked_at, job.asked_clock)
+        unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
-            unasked = self._clock() - job.asked_at
+            unasked = self._clock() - job.last_polled_at
         if unasked <= (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S):
             return None
-        return f"its submitter (pid {submitter.pid}) ended before the job was sent to the pool's head: submit it again"
+        return f"the submitter (pid {submitter.pid}) died before it sent the job to the pool's head: submit it again"
 
     def _is_orphan(self, job: Job) -> bool:
-        """Whether nobody asked about the attempt for `orphan_after`, and its driver does not see to it."""
+        """Return whether no process has polled the attempt for `orphan_after` seconds and its driver goes on."""
         if job.orphan_after is None:
             return False
-        unasked = stamps.age(job.asked_at, job.asked_clock)
+        unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
             if job.heartbeat_at is not None:
-                return False  # only its driver has watched the row for long enough to judge
-            unasked = self._clock() - job.asked_at
+                return False  # another host or boot wrote the time: only the driver can measure its age
+            unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
     def _ask(self) -> Job:
-        """Read the row, and note there at intervals that the job is asked for."""
+        """Read the job's row once. Update its `last_polled_at` too if the last update was long enough ago."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._asking.is_due(job, self._clock()):
             return attempts.touch(self._store, self._key, self._clock())
@@ -388,7 +394,7 @@ class JobHandle:
         if not attempts.end(
             self._store, self._key, verdict.state, self._clock(), seen={job.state}, error=verdict.reason
         ):
-            return None  # its driver has begun or ended since
+            return None  # the driver has begun or ended meanwhile
         self._tidy(job)
         return verdict
 
@@ -404,15 +410,15 @@ class JobHandle:
             else:
                 job = self._ask()
             ended = job.state in JOB_ENDED
-            if with_log and job.state is not JobState.PENDING:  # before its driver runs there is only Ray's own chatter
+            if with_log and job.state is not JobState.PENDING:  # before the driver runs, only Ray writes into it
                 yield from follower.lines(ended=ended)
             if ended:
                 return
             waited = self._monotonic() - started
             if timeout is not None and waited > timeout:
                 raise JobTimeoutError(
-                    f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s; it goes on: '
-                    f"shoal.jobs.attach({self.job_id!r}) finds it again"
+                    f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s. The job goes on: '
+                    f"reattach with shoal.jobs.attach({self.job_id!r})"
                 )
             self._sleep(min(max(_POLL_S, waited / 10), _POLL_MOST_S))
 
@@ -428,7 +434,7 @@ class JobHandle:
         return JobResult.model_validate(job.result)
 
     def _await_clean_up(self, job: Job) -> None:
-        """Give a driver on this host the time to finish its MLflow run: the caller may take the pool down next."""
+        """Wait until a driver on this host has ended its MLflow run, because the caller may take the pool down next."""
         until = self._monotonic() + _CLEAN_UP_PATIENCE_S
         while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:
             self._sleep(_CLEAN_UP_POLL_S)
@@ -463,13 +469,13 @@ class JobHandle:
         return lines[-1] if lines else "(nothing)"
 
     def _tidy(self, job: Job) -> None:
-        """Remove what the driver would have removed; a failure is logged, because the row says already how it ended."""
+        """Remove the files that a dead driver has left; log errors, because the attempt's end is recorded already."""
         with act(JobStep.TIDY):
             try:
                 credentials.discard(self._key.submission_id)
                 spec = parse_spec(job.spec)
                 staging.discard(spec.staged())
-                folder = model_files.folder(self._key, spec.run_config.artifact_location)
-                model_files.discard_unfinished(folder, model_files.claim_of(self._store, self._key))
+                folder = artifacts.folder(self._key, spec.run_config.artifact_location)
+                artifacts.discard_unfinished(folder, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:
-                log.warning("job %s, attempt %d: not everything was removed: %s", self.job_id, self.attempt, error)
+                log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)

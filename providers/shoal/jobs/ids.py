@@ -1,4 +1,4 @@
-"""Names of jobs and of their attempts."""
+"""Build and check the ids of jobs and of their attempts."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ _INTERACTIVE = ("cli:", "python:")
 
 
 def digest(document: Any) -> str:
-    """Of a JSON document, whatever the order of its keys."""
+    """Return the SHA-256 of a JSON document as hexadecimal text; the order of keys does not matter."""
     return sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def job_id(framework: str, holder: str, question: str, key: str = "") -> str:
-    """The id of a job that was not given one.
+def job_id(framework: str, holder: str, fingerprint: str, key: str = "") -> str:
+    """Build the id of a job whose spec has no `job_id`.
 
-    A workflow engine asks for the same thing again after a restart, and has to find its job; somebody at a terminal who
-    asks again means a new one.
+    A workflow engine gets the same id for the same spec, so that it finds its job again after a restart. A user of the
+    CLI or of plain Python gets a new id with every call.
 
     Args:
-        framework: First part of the id, for the reader.
-        holder: Who asks.
-        question: Digest of what is asked.
-        key: Tells the tasks of one holder apart.
+        framework: First part of the id, for readability.
+        holder: Name of the run that submits the job.
+        fingerprint: Fingerprint of the job's spec.
+        key: Distinguishes the tasks of one holder.
     """
-    who_and_what = uuid4().hex if is_interactive(holder) else digest([holder, key, question])
-    return f"{framework}-{who_and_what[:_DIGEST_LENGTH]}"
+    suffix = uuid4().hex if is_interactive(holder) else digest([holder, key, fingerprint])
+    return f"{framework}-{suffix[:_DIGEST_LENGTH]}"
 
 
 def is_interactive(holder: str) -> bool:
-    """Whether a job is asked for by plain Python or the CLI: it ends with whoever waits for it."""
+    """Return whether plain Python or the CLI submitted the job: Ctrl-C in the waiting process cancels such a job."""
     return holder.startswith(_INTERACTIVE)
 
 
 def is_legal(given: str) -> bool:
-    """Whether a job can have this id."""
+    """Return whether a text is a legal job id."""
     return _JOB_ID.fullmatch(given) is not None
 
 
 def checked(given: str) -> str:
-    """A job id that was given; it becomes a part of paths and URLs.
+    """Return a job id from the user after checking that it can be a part of paths and URLs.
 
     Raises:
-        InvalidArgumentError: It is not fit for that.
+        InvalidArgumentError: The id is not legal.
     """
     if not is_legal(given):
         raise InvalidArgumentError(
-            f'run_config.job_id "{given}" is not legal: 1 to 100 letters, digits, ".", "_" and "-", '
-            "the first a letter or digit"
+            f'run_config.job_id "{given}" is not legal: use 1 to 100 letters, digits, ".", "_" and "-", '
+            "and begin with a letter or a digit"
         )
     return given
 
 
 def submission_id(job: str, attempt: int) -> str:
-    """The id that Ray knows an attempt by; Ray accepts each only once, so every attempt has its own."""
+    """Return the id of an attempt in Ray, which accepts each submission id only once."""
     return f"{job}-{attempt}"

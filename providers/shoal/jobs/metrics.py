@@ -1,4 +1,4 @@
-"""The metrics by which champion and challenger are compared: one implementation, whatever trained the model."""
+"""Compute the metrics that compare champion and challenger, in the same way for models of every framework."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ _BEST: dict[str, Mode] = {
 }
 
 METRICS = frozenset(_BEST)
-"""Names that `register.metric` may have."""
+"""Legal values of `register.metric`."""
 
 
 def best_mode(metric: str) -> Mode:
-    """Whether less or more of a metric is better.
+    """Return "min" where a lower value of the metric is better, and "max" where a higher one is.
 
     Raises:
         InvalidArgumentError: There is no such metric.
     """
     if metric not in _BEST:
-        raise InvalidArgumentError(f'register.metric "{metric}" is not known; known are: {", ".join(sorted(_BEST))}')
+        raise InvalidArgumentError(f'register.metric "{metric}" is unknown; use one of: {", ".join(sorted(_BEST))}')
     return _BEST[metric]
 
 
 def evaluate(metric: str, labels: Numbers, predictions: Numbers) -> float:
-    """The value of a metric.
+    """Compute a metric.
 
     Args:
         metric: One of :data:`METRICS`.
-        labels: The true values; 0 and 1, or class numbers, for the metrics of classifiers.
-        predictions: In row order; for classifiers probabilities of class 1, or one column per class.
+        labels: True values, ``[rows]``; 0 and 1, or class numbers, for the metrics of classifiers.
+        predictions: Predicted values in the order of the labels. For classifiers: probabilities of class 1, ``[rows]``,
+            or one column per class, ``[rows, classes]``.
 
     Raises:
         DataError: The predictions do not suit the metric, or there are no rows.
@@ -55,7 +56,10 @@ def evaluate(metric: str, labels: Numbers, predictions: Numbers) -> float:
     labels = np.asarray(labels, dtype=np.float64)
     predictions = np.asarray(predictions, dtype=np.float64)
     if labels.shape[0] == 0 or predictions.shape[0] != labels.shape[0]:
-        raise DataError(f"the holdout has {labels.shape[0]} labels and {predictions.shape[0]} predictions")
+        raise DataError(
+            f"the holdout has {labels.shape[0]} labels and {predictions.shape[0]} predictions: both numbers must be "
+            "equal and above 0"
+        )
     return float(_FUNCTIONS[metric](labels, predictions))
 
 
@@ -71,7 +75,7 @@ def _logloss(labels: Numbers, predictions: Numbers) -> float:
     import numpy as np
 
     chosen = _probabilities("logloss", predictions)[np.arange(len(labels)), _classes("logloss", labels, predictions)]
-    # Clipped as XGBoost does: one wrong certainty must not make the mean infinite.
+    # Clipped like XGBoost's logloss: one wrong prediction of probability 1 must not make the mean infinite.
     return float(-np.log(np.clip(chosen, 1e-16, 1.0)).mean())
 
 
@@ -91,8 +95,8 @@ def _auc(labels: Numbers, predictions: Numbers) -> float:
     positive = labels > 0.5
     n_positive, n_negative = int(positive.sum()), int((~positive).sum())
     if not n_positive or not n_negative:
-        raise DataError("auc needs both classes in the holdout, and it has rows of one only")
-    # Mann-Whitney: the mean rank of the positives, ties sharing theirs.
+        raise DataError("auc needs both classes in the holdout, but the holdout has rows of one class only")
+    # Mann-Whitney U statistic: based on the mean rank of the positives; equal scores share their mean rank.
     values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
     assert len(ranks) == len(values)
@@ -103,19 +107,19 @@ def _one_column(metric: str, predictions: Numbers) -> Numbers:
     if predictions.ndim == 2 and predictions.shape[1] == 1:
         predictions = predictions[:, 0]
     if predictions.ndim != 1:
-        raise DataError(f"{metric} needs one prediction per row, and the model gives {predictions.shape[1]}")
+        raise DataError(f"{metric} needs one prediction per row, but the model gives {predictions.shape[1]}")
     return predictions
 
 
 def _probabilities(metric: str, predictions: Numbers) -> Numbers:
-    """One column per class."""
+    """Return probabilities with one column per class."""
     import numpy as np
 
     if predictions.ndim == 2 and predictions.shape[1] == 1:
         predictions = predictions[:, 0]
     if predictions.min() < 0 or predictions.max() > 1:
         raise DataError(
-            f"{metric} needs probabilities, and the model predicts {predictions.min():.3g} to {predictions.max():.3g}: "
+            f"{metric} needs probabilities, but the model predicts {predictions.min():.3g} to {predictions.max():.3g}: "
             "use an objective that gives probabilities, such as binary:logistic or multi:softprob"
         )
     return np.column_stack([1 - predictions, predictions]) if predictions.ndim == 1 else predictions
@@ -127,7 +131,7 @@ def _classes(metric: str, labels: Numbers, predictions: Numbers) -> NDArray[np.i
     classes = max(2, predictions.shape[1]) if predictions.ndim == 2 else 2
     numbers = labels.astype(np.intp)
     if (numbers != labels).any() or numbers.min() < 0 or numbers.max() >= classes:
-        raise DataError(f"{metric} needs class numbers 0 to {classes - 1} as labels")
+        raise DataError(f"{metric} needs class numbers 0 to {classes - 1} as labels, but the holdout has other values")
     return numbers
 
 

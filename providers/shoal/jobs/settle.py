@@ -1,6 +1,7 @@
-"""Sets the rows of lost jobs right, once: ``python -m shoal.jobs.settle``.
+"""Record the end of lost jobs, once: ``python -m shoal.jobs.settle``.
 
-The reconciler starts it when a job gives no sign of life: asking the pool's head is no task of the reconciler itself.
+The reconciler starts this program when a job sends no more heartbeats, because the reconciler itself does not talk to
+the heads of pools.
 """
 
 from __future__ import annotations

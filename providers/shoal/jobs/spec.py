@@ -1,4 +1,4 @@
-"""What a job is asked to do and what it returns: plain data that is kept as JSON."""
+"""Specs and results of jobs: plain data that is stored as JSON."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import from_json, to_json
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids, metrics
 from shoal.jobs.metrics import Mode
-from shoal.redaction import RedactedRepr, redact_value
-from shoal.training.request import Framework, TrainRequest
+from shoal.redaction import redact_value
+from shoal.settings import Settings
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
 
 _MODEL_NAME = re.compile(r"[^/:]{1,250}")
 _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
@@ -33,7 +33,7 @@ _LONGEST_INTEGER_BITS = 14_000
 
 
 def check_json(fields: Any) -> None:
-    """Refuse what no JSON document of a job can hold, before anything walks it.
+    """Refuse documents that are nested too deeply or have too long integers, before other code walks them.
 
     Raises:
         InvalidArgumentError: Nested too deeply, or with an integer that is too long.
@@ -49,17 +49,8 @@ def check_json(fields: Any) -> None:
         left += [(item, depth + 1) for item in items]
 
 
-class _Strict(RedactedRepr, BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-def _as_dataset(value: Any) -> Any:
-    """A `DataConnector` may stand where its spec is meant."""
-    return value.to_spec() if hasattr(value, "to_spec") else value
-
-
-class Register(_Strict):
-    """How the model is registered in MLflow, and when it becomes the champion."""
+class Register(Settings):
+    """Registration of the model in MLflow, and the metric that decides whether it becomes the champion."""
 
     model: str = Field(description="Name of the registered model.")
     alias: str = Field(default="champion", description="Alias of the version that serves.")
@@ -70,7 +61,7 @@ class Register(_Strict):
     @field_validator("holdout", mode="before")
     @classmethod
     def _holdout(cls, value: Any) -> Any:
-        return _as_dataset(value)
+        return as_dataset_spec(value)
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
@@ -93,8 +84,8 @@ class Register(_Strict):
         return metrics.best_mode(self.metric)
 
 
-class Tracking(_Strict):
-    """Where the job's run goes in MLflow. Credentials in the URI never reach the stored spec."""
+class Tracking(Settings):
+    """The job's run in MLflow. Credentials in the URI are not stored with the spec."""
 
     uri: str | None = Field(
         default=None,
@@ -105,8 +96,8 @@ class Tracking(_Strict):
     tags: dict[str, str] = Field(default_factory=dict, description="Further tags of the run.")
 
 
-class AnySpec(_Strict, ABC):
-    """What every job's spec says, whatever it runs."""
+class AnySpec(Settings, ABC):
+    """Fields that the specs of all jobs have."""
 
     run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
     tracking: Tracking | None = Field(
@@ -115,22 +106,19 @@ class AnySpec(_Strict, ABC):
     register_as: Register | None = Field(
         default=None, alias="register", description="Where the model goes; none: nowhere."
     )
-    question: str | None = Field(default=None, description="Digest of what is asked; set when it is submitted.")
+    fingerprint: str | None = Field(
+        default=None, alias="question", description="Digest of what is to be trained; set when it is submitted."
+    )
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Make a spec of what a file or an operator's arguments say.
+        """Build a spec from the fields in a file or an operator's arguments.
 
         Raises:
             InvalidArgumentError: Naming each field that is wrong.
         """
         check_json(fields)
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidArgumentError(
-                "; ".join(_said(problem["loc"], problem["msg"]) for problem in error.errors())
-            ) from None
+        return super().parse(fields)
 
     @model_validator(mode="after")
     def _legal_id(self) -> Self:
@@ -145,7 +133,7 @@ class AnySpec(_Strict, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """The spec with what the submitter's surroundings say: its pool, its tracking server."""
+        """Return the spec with the submitter's pool and tracking server filled in."""
         changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
         if self.tracking is not None:
             uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
@@ -155,21 +143,21 @@ class AnySpec(_Strict, ABC):
         return self.model_copy(update=changes)
 
     def document(self) -> dict[str, Any]:
-        """As JSON, credentials in it and all."""
+        """Return the spec as JSON, with its credentials."""
         return self.model_dump(mode="json", by_alias=True)
 
     @abstractmethod
     def inputs(self) -> Iterator[DatasetSpec]:
-        """The datasets that it trains on or evaluates with."""
+        """Yield the datasets to train on and to evaluate with."""
 
     def datasets(self) -> Iterator[DatasetSpec]:
-        """All datasets that it names."""
+        """Yield all datasets that the spec names."""
         yield from self.inputs()
         if self.register_as is not None:
             yield self.register_as.holdout
 
-    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """The spec as a question: the same for the same data, and for code whose bytes differ with each pickling.
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted: the same for equal data and for code pickled at another time.
 
         Args:
             by_content: Names a dataset by what is in it.
@@ -182,11 +170,11 @@ class AnySpec(_Strict, ABC):
         )
 
     def staged(self) -> set[str]:
-        """Copies of data that were written for this job alone."""
+        """Return the directories of staged data that were written for this job only."""
         return {dataset.staging for dataset in self.datasets() if dataset.staging}
 
 
-class JobSpec(AnySpec):
+class JobSpec(TrainRequest, AnySpec):
     """A training run.
 
     Example:
@@ -197,116 +185,20 @@ class JobSpec(AnySpec):
         ... )
     """
 
-    framework: Framework = Field(default="xgboost", description="What trains.")
-    dataset: DatasetSpec = Field(description="Rows to train on; a `DataConnector` will do.")
-    input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
-    label_col: str = Field(min_length=1, description="Label column.")
-    categorical_cols: tuple[str, ...] = Field(
-        default=(),
-        description="Those of the feature columns whose values are categories: text, whole numbers, booleans.",
-    )
-    eval_set: dict[str, DatasetSpec] = Field(
-        default_factory=dict,
-        description='Rows to evaluate on after each round, by name; a single one is called "eval".',
-    )
-    params: dict[str, JsonValue] = Field(
-        default_factory=dict, description="The library's own, the objective among them."
-    )
-    n_estimators: int = Field(default=100, ge=1, description="Rounds of boosting.")
-    weight_col: str | None = Field(default=None, description="Column of row weights.")
-    base_margin_col: str | None = Field(default=None, description="Column of margins to boost from.")
-    group_col: str | None = Field(default=None, description="Column of groups that stay together; ranking needs one.")
-    early_stopping_rounds: int | None = Field(
-        default=None, ge=1, description="Rounds without improvement to stop after."
-    )
     user_code: str | None = Field(
         default=None, description="Where callbacks, objective and metrics lie, by value; an estimator writes them."
     )
-    external_memory: bool | None = Field(
-        default=None, description="Keep the quantised rows on the nodes' disks; none: where they do not fit in memory."
-    )
-    verbose_eval: bool | int | None = Field(default=None, description="Print metrics: True every round, n every n.")
-    scaling_config: ScalingConfig = Field(default_factory=ScalingConfig, description="Workers and their size.")
-
-    @classmethod
-    def of_request(
-        cls, request: TrainRequest, *, pool_name: str, tracked: bool, user_code: str | None = None
-    ) -> JobSpec:
-        """The job that does what an estimator asks of the engine.
-
-        Args:
-            request: What to train.
-            pool_name: Where.
-            tracked: Whether it makes a run in MLflow.
-            user_code: Where the user's callbacks, objective and metrics lie.
-        """
-        return cls(
-            framework=request.framework,
-            dataset=request.dataset,
-            input_cols=request.input_cols,
-            label_col=request.label_col,
-            categorical_cols=request.categorical_cols,
-            eval_set=request.eval_sets,
-            params=request.params,
-            n_estimators=request.n_estimators,
-            weight_col=request.weight_col,
-            base_margin_col=request.base_margin_col,
-            group_col=request.group_col,
-            early_stopping_rounds=request.early_stopping_rounds,
-            external_memory=request.external_memory,
-            user_code=user_code,
-            verbose_eval=request.verbose_eval,
-            scaling_config=request.scaling,
-            run_config=request.run_config.model_copy(update={"pool_name": pool_name}),
-            tracking=Tracking() if tracked else None,
-        )
-
-    @field_validator("n_estimators", "early_stopping_rounds", mode="before")
-    @classmethod
-    def _no_truth_value(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError(f"a number is needed, not {str(value).lower()}")
-        return value
-
-    @field_validator("dataset", mode="before")
-    @classmethod
-    def _dataset(cls, value: Any) -> Any:
-        return _as_dataset(value)
-
-    @field_validator("eval_set", mode="before")
-    @classmethod
-    def _eval_sets(cls, value: Any) -> Any:
-        if value is None:
-            return {}
-        if isinstance(value, DatasetSpec) or hasattr(value, "to_spec"):
-            return {"eval": _as_dataset(value)}
-        return {name: _as_dataset(item) for name, item in value.items()} if isinstance(value, Mapping) else value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        named = [
-            *self.input_cols,
-            self.label_col,
-            *filter(None, (self.weight_col, self.base_margin_col, self.group_col)),
-        ]
-        if twice := sorted({name for name in named if named.count(name) > 1}):
-            raise ValueError(f"a column may have only one role, and {', '.join(twice)} is named for two")
-        if strange := [name for name in self.categorical_cols if name not in self.input_cols]:
-            raise ValueError(f"categorical_cols names {', '.join(strange)}, which is not among input_cols")
-        if self.early_stopping_rounds and not self.eval_set:
-            raise ValueError("early_stopping_rounds needs an eval_set to watch")
-        return self
 
     def inputs(self) -> Iterator[DatasetSpec]:
-        """The datasets that it trains on or evaluates with."""
+        """Yield the datasets to train on and to evaluate with."""
         yield self.dataset
         yield from self.eval_set.values()
 
-    def asked(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """The spec as a question; see :meth:`AnySpec.asked`."""
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
         return (
             super()
-            .asked(by_content)
+            .comparable(by_content)
             .model_copy(
                 update={
                     "dataset": by_content(self.dataset),
@@ -316,42 +208,16 @@ class JobSpec(AnySpec):
             )
         )
 
-    def to_request(self) -> TrainRequest:
-        """What the training engine is asked."""
-        return TrainRequest(
-            framework=self.framework,
-            dataset=self.dataset,
-            input_cols=self.input_cols,
-            label_col=self.label_col,
-            categorical_cols=self.categorical_cols,
-            eval_sets=self.eval_set,
-            n_estimators=self.n_estimators,
-            params=self.params,
-            weight_col=self.weight_col,
-            base_margin_col=self.base_margin_col,
-            group_col=self.group_col,
-            early_stopping_rounds=self.early_stopping_rounds,
-            external_memory=self.external_memory,
-            verbose_eval=self.verbose_eval,
-            scaling=self.scaling_config,
-            run_config=self.run_config,
-        )
 
-
-def _said(place: tuple[int | str, ...], message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    return f"{'.'.join(map(str, place))}: {message}" if place else message
-
-
-class ChampionResult(_Strict):
-    """The champion that a challenger was compared to."""
+class ChampionResult(Settings):
+    """Champion that a challenger was compared with."""
 
     version: str = Field(description="Its version in the registry.")
     value: float = Field(description="Its metric on the holdout.")
 
 
-class JobResult(_Strict):
-    """What a job returns: small enough for an XCom, and without the credentials of its `artifact_location`."""
+class JobResult(Settings):
+    """Result of a job: small enough for an XCom, without the credentials of its `artifact_location`."""
 
     job_id: str = Field(description="The job.")
     attempt: int = Field(description="Which attempt of it.")
@@ -376,7 +242,7 @@ class JobResult(_Strict):
     champion: ChampionResult | None = Field(description="What it was compared to; none: there was no champion.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for an XCom, which is strict JSON: NaN is "NaN" and infinity "Infinity".
+        """Return the result as plain data for an XCom, which is strict JSON: NaN is "NaN" and infinity "Infinity".
 
         ``JobResult.model_validate`` takes both back as floats.
         """

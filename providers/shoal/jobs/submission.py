@@ -1,4 +1,4 @@
-"""Submitting jobs and finding them again; needs no Ray, only the pool's HTTP endpoint."""
+"""Submit jobs, reattach to them and list them. Needs no Ray, only the pool's HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
-from shoal.jobs import attempts, credentials, ids, staging
-from shoal.jobs.attempts import Key, Order
+from shoal.jobs import credentials, ids
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import staging
 from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.liveness import address, pool_endpoint
 from shoal.jobs.spec import JobSpec
-from shoal.jobs.truth import address, pool_endpoint
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
+from shoal.pool.resolve import which_pool
 from shoal.pool.spec import is_pool_name
-from shoal.pool.which import which_pool
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _MOST_LISTED = 1_000_000
-"""Attempts that one call of `list_jobs` returns; SQLite takes no limit of more than 63 bits."""
+"""Upper bound of `limit` in `list_jobs`; SQLite refuses integers of more than 63 bits."""
 
 
 def submit(
@@ -35,34 +37,34 @@ def submit(
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobHandle:
-    """Have a training run on a pool, or find the run that does it already.
+    """Submit a job to a pool, or attach to the same job if it was submitted before.
 
-    Asking again for a job that is pending or running attaches to it; one that has succeeded and whose result nobody has
-    collected is returned; otherwise a new attempt is made. Plain Python and the CLI mean a new job each time, unless
-    ``run_config.job_id`` says which.
+    The same job is attached to while it is pending or running, and once more after it has succeeded, until its result
+    has been collected. Otherwise a new attempt is submitted. Plain Python and the CLI get a new job with every call,
+    unless ``run_config.job_id`` names one.
 
     Args:
-        spec: What to train.
-        holder: Who asks, by default this process.
-        key: Tells apart the tasks of one holder that ask for the same (a task's id and map index).
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.truth.pool_endpoint` by default.
-        clock: Seconds since the epoch.
+        spec: Spec of the job.
+        holder: Name of the run that submits the job; by default one for this process.
+        key: Distinguishes tasks of one holder that submit the same spec: a task's id and map index.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
+        clock: Returns seconds since the epoch.
 
     Raises:
         PoolNotFoundError: There is no such pool.
-        PoolDownError: It is not up.
-        InvalidArgumentError: A job of this id runs with another spec.
-        JobError: The pool's head does not answer or refused.
+        PoolDownError: The pool is not up.
+        InvalidArgumentError: A job of this id is pending or running with another spec.
+        JobError: The pool's head does not answer, or refused the job.
     """
     holder = storable(holder or python_holder())
     store = Store()
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
     spec = spec.completed(pool, os.environ)
-    spec = spec.model_copy(update={"question": staging.question(spec)})
+    spec = spec.model_copy(update={"fingerprint": staging.fingerprint(spec)})
     document, uris = credentials.hide(spec.document())
     secrets = Secrets(credentials.from_environment(os.environ), uris)
-    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.question), key)
+    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)
     while True:
         endpoint = endpoint_of(pool)
         order = Order(job_id, pool, holder, document, address(endpoint), spec.run_config.orphan_after)
@@ -75,41 +77,41 @@ def submit(
             endpoint_of=endpoint_of,
             clock=clock,
         )
-        if _answers(handle, job, order):
-            # Where it had been asked for before, its own copy of the data is the one that it trains on.
+        if _is_usable(handle, job, order):
+            # A job that was submitted before trains on the data that were staged then: the new copy is not needed.
             staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
-        # It was lost without recording an end: the next round makes a new attempt.
+        # The attempt was lost without recording its end: the next iteration makes a new one.
 
 
-def _answers(handle: JobHandle, job: Job, order: Order) -> bool:
-    """Whether an attempt is, or will be, the answer to an order; submits it where that is still to do."""
+def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
+    """Submit the attempt if needed; return False if it has failed or was cancelled, so that a new one is needed."""
     if job.state in JOB_ENDED:
-        return True  # its result waits to be collected
+        return True  # `attempts.ask` returns an ended attempt only if its result can be collected
     if job.state is JobState.PENDING and job.endpoint == order.endpoint and handle.send():
         return True
     return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
 
 
 def attach(job_id: str, attempt: int | None = None) -> JobHandle:
-    """Find a job again, from any process.
+    """Reattach to a job, from any process.
 
     Args:
-        job_id: The job.
-        attempt: Which attempt of it; None: the newest.
+        job_id: Id of the job.
+        attempt: Number of the attempt, from 1; the newest if not given.
 
     Raises:
         JobError: There is no such job, or no such attempt.
     """
-    if not ids.is_legal(job_id):  # some texts no database takes
-        raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows those that do")
+    if not ids.is_legal(job_id):  # databases refuse some texts, such as those with NUL
+        raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
     return JobHandle(store, job)
 
 
 def cancel(job_id: str) -> bool:
-    """End a job; False when it had ended already.
+    """Cancel the newest attempt of a job; return False if it had ended already.
 
     Raises:
         JobError: There is no such job.
@@ -118,18 +120,18 @@ def cancel(job_id: str) -> bool:
 
 
 def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = (), limit: int = 100) -> list[JobStatus]:
-    """Attempts, the newest first.
+    """List attempts of jobs, the newest first.
 
     Args:
-        pool_name: Of this pool only.
-        states: In one of these states only.
-        limit: At most so many, 1 to 1,000,000.
+        pool_name: List only the jobs of this pool.
+        states: List only attempts in these states; all if empty.
+        limit: Greatest number of attempts to return, 1 to 1,000,000.
 
     Raises:
-        InvalidArgumentError: A limit out of range.
+        InvalidArgumentError: `limit` is out of range.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
-        raise InvalidArgumentError(f"limit={shown(limit)}: it has to be a whole number, 1 to {_MOST_LISTED}")
-    if pool_name is not None and not is_pool_name(pool_name):  # some texts no database takes
+        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 to {_MOST_LISTED}")
+    if pool_name is not None and not is_pool_name(pool_name):  # databases refuse some texts, such as those with NUL
         return []
     return [JobStatus.of(job) for job in attempts.newest(Store(), pool=pool_name, states=states, limit=limit)]

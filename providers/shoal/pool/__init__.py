@@ -1,1 +1,1 @@
-"""Compute pools: nodes, scaling with rollback, leases, journal. Knows nothing of data or models."""
+"""Compute pools: nodes, scaling with rollback, leases and the journal. Independent of data and models."""

@@ -1,4 +1,4 @@
-"""Compute pools as their users see them: `ComputePool`, and the same as plain functions."""
+"""The public API of compute pools: the class `ComputePool` and plain functions such as `scale_cluster`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from shoal.errors import (
     ScaleError,
     StoreError,
 )
-from shoal.pool import journal, requests, view
 from shoal.pool import reconcile as _reconcile
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
+from shoal.pool.journal import commands, rows
+from shoal.pool.journal.rollback import withdraw
+from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.leases import PoolLease
-from shoal.pool.options import ScaleOptions, checked_size
 from shoal.pool.plan import Snapshot
-from shoal.pool.processes import ProcessId
 from shoal.pool.reconcile import Clock
 from shoal.pool.reconciler import ensure_running
-from shoal.pool.spec import PoolSpec, is_uri
-from shoal.pool.status import NodeInfo, PoolStatus
-from shoal.pool.steps import JournalStep, transaction
+from shoal.pool.resolve import which_pool
+from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
-from shoal.pool.which import which_pool
 from shoal.state import Store
 from shoal.state.codec import storable
+from shoal.state.process import ProcessId
 from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
 
 
@@ -41,15 +41,15 @@ class ComputePool:
     """A compute pool: a named set of nodes that can be scaled.
 
     Args:
-        source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of a pool that exists; by default
-            the one that the rule of `shoal.pool.which` names.
-        holder: Who asks; by default this Python process.
-        store: The state store; by default ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
-        clock: Seconds since the epoch; tests put hours into milliseconds with it.
+        source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of an existing pool. Default: the
+            pool that `shoal.pool.resolve.which_pool` selects.
+        holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
+        clock: Function that returns seconds since the epoch. Tests replace it to simulate hours.
 
     Raises:
-        InvalidArgumentError: The URI or spec is wrong, or no pool was named where there is none or more than one.
-        PoolNotFoundError: There is no pool of that name.
+        InvalidArgumentError: The URI or spec is invalid, or no pool was named and the store has none or more than one.
+        PoolNotFoundError: No pool has this name.
 
     Example:
         >>> pool = ComputePool("local://retrain?max_nodes=4").up()
@@ -84,19 +84,21 @@ class ComputePool:
         on_progress: OnProgress | None = None,
         owner: ProcessId | None = None,
     ) -> ComputePool:
-        """Bring the pool up with MIN_NODES and wait until they are ready. Up already: wait for the same.
+        """Start the pool with MIN_NODES nodes and wait until they are ready.
+
+        If the pool is already up, only wait until MIN_NODES nodes are ready.
 
         Args:
-            rollback_after_seconds: Deadline, after which everything is ended again.
-            on_progress: Called while waiting.
-            owner: A process that the pool is embedded in: it goes when that process goes.
+            rollback_after_seconds: Seconds until the deadline. After the deadline all started nodes are ended.
+            on_progress: Function called with the pool's status while waiting.
+            owner: Process in which the pool is embedded. The pool is removed when that process ends.
 
         Returns:
             The pool itself.
 
         Raises:
-            ScaleError: Its nodes did not come up; nothing of them is left.
-            InvalidArgumentError: It is up with other settings.
+            ScaleError: The nodes did not become ready and were all ended.
+            InvalidArgumentError: The pool is already up with other settings.
         """
         if not rollback_after_seconds > 0:
             raise InvalidArgumentError(f"rollback_after_seconds={rollback_after_seconds}: it has to be above 0")
@@ -104,7 +106,7 @@ class ComputePool:
 
         def request(session: Session) -> str:
             spec = self._definition(session)
-            operation_id, begins = requests.up(
+            operation_id, begins = commands.up(
                 session,
                 spec,
                 holder=self.holder,
@@ -112,7 +114,7 @@ class ComputePool:
                 owner=owner.to_json() if owner else None,
                 now=self._clock(),
             )
-            if begins:  # in the transaction: no node may start without it
+            if begins:  # inside the transaction, because no node may start before `prepare` has made the token
                 BACKENDS[spec.backend]().prepare(spec)
             return operation_id
 
@@ -120,42 +122,44 @@ class ComputePool:
         return self
 
     def down(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
-        """End every node and wait until nothing of them is left. Its jobs end with it; down already: nothing happens.
+        """End every node of the pool and wait until all their processes are gone.
+
+        The jobs on the pool end too. Does nothing if the pool is already down.
 
         Args:
-            abandon: Do not tell the foreign cluster of a `ray://` pool, because it never answers again. What its
-                autoscaler was asked for stays asked for, should it come back.
-            on_progress: Called now and then.
+            abandon: Mark a `ray://` pool as down without contacting its cluster, for a cluster that never answers
+                again. If the cluster does come back, the nodes requested from its autoscaler stay requested.
+            on_progress: Function called with the pool's status while waiting.
 
         Raises:
-            ScaleError: Some node could not be ended; the message says which processes are left.
-            InvalidArgumentError: A local pool cannot be abandoned.
+            ScaleError: A node could not be ended. The message names the remaining processes.
+            InvalidArgumentError: `abandon` was given for a local pool.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
             if abandon:
-                return requests.abandon(session, self.name, self._clock())
-            requests.down(session, self.name, self._clock())
+                return commands.abandon(session, self.name, self._clock())
+            commands.down(session, self.name, self._clock())
         ensure_running()
         self._waiting.until_down(on_progress)
 
     def delete(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
-        """Take the pool down and remove it from the store, with its token and logs. Its jobs stay listed.
+        """Take the pool down and delete its row, token and logs. The pool's jobs stay listed.
 
         Args:
-            abandon: Remove a pool whose host, or whose foreign cluster, never returns. Should the host return after
-                all, its nodes end themselves.
-            on_progress: Called now and then.
+            abandon: Delete a pool whose host or Ray cluster never returns. If the host does return, its nodes end
+                themselves.
+            on_progress: Function called with the pool's status while waiting.
 
         Raises:
-            PoolElsewhereError: It is bound to another host; `abandon` removes it where that host never returns.
-            ScaleError: Some node could not be ended; the message says which processes are left.
-            InvalidArgumentError: It is to be abandoned, but bound to this host.
+            PoolElsewhereError: The pool is bound to another host. If that host never returns, use `abandon`.
+            ScaleError: A node could not be ended. The message names the remaining processes.
+            InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
         if not abandon:
             self.down(on_progress=on_progress)
         with transaction(self._store, JournalStep.TIDY) as session:
-            backend = BACKENDS[PoolSpec.model_validate(journal.load(session, self.name).pool.spec).backend]()
-            requests.remove(session, self.name, abandon=abandon)
+            backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
+            commands.remove(session, self.name, abandon=abandon)
             backend.discard(self.name, everything=True)
 
     def scale(
@@ -166,23 +170,28 @@ class ComputePool:
         options: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> bool:
-        """Set the pool's base demand; see `scale_cluster`."""
+        """Set the number of nodes that the pool should have; see `scale_cluster`."""
         size = checked_size(expected_cluster_size)
-        parsed = ScaleOptions.parse(options, size)
+        parsed = ScaleOptions.for_size(options, size)
         self._admit(size)
 
         def request(session: Session) -> str:
-            return requests.scale(
+            return commands.scale(
                 session,
                 self.name,
                 size,
                 holder=self.holder,
                 rollback_after=parsed.rollback_after_seconds,
-                min_size=parsed.block_until_min_cluster_size,
+                block_until_min_cluster_size=parsed.block_until_min_cluster_size,
                 now=self._clock(),
             )
 
-        self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
+        self._carry_out(
+            request,
+            block_until_min_cluster_size=parsed.block_until_min_cluster_size,
+            is_async=is_async,
+            on_progress=on_progress,
+        )
         return True
 
     def lease(
@@ -195,34 +204,35 @@ class ComputePool:
         options: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> PoolLease:
-        """Claim nodes for this holder, beside the base demand and other holders' claims: the largest wins.
+        """Request nodes for this holder until the lease is released.
 
-        A holder has one lease on a pool; asking again renews it at the new size. Past the deadline the lease is taken
-        back, and the pool with it.
+        The pool gets as many nodes as the largest of its base demand and its leases. Each holder has at most one lease
+        on a pool. A second request renews that lease with the new size. If the nodes are not ready at the deadline,
+        the lease is rolled back, and a pool that was started for the lease goes down again.
 
         Args:
-            size: Nodes, the head among them.
-            ttl: Seconds that it lives without being renewed.
-            bring_up: Where the pool is down, bring it up: it goes down again with its last lease and job, unless
-                somebody sets a base demand meanwhile. Says nothing about a pool that is up.
-            is_async: Return as soon as the claim is journaled.
-            options: As of `scale_cluster`.
-            on_progress: Called while waiting.
+            size: Number of nodes, including the head.
+            ttl: Seconds after which a lease that is not renewed expires.
+            bring_up: Start the pool if it is down. It goes down again after its last lease and job, unless a base
+                demand was set in the meantime. No effect on a pool that is up.
+            is_async: Return as soon as the request is journaled.
+            options: Same as in `scale_cluster`.
+            on_progress: Function called with the pool's status while waiting.
 
         Returns:
-            The lease; as a context manager it is renewed meanwhile and released at the end, come what may.
+            The lease. As a context manager it is renewed inside the block and always released at its end.
 
         Raises:
-            InvalidArgumentError: A size above MAX_NODES, a wrong option.
-            PoolDownError: The pool is not up, and was not to be brought up.
-            ScaleError: The nodes did not come; the claim was taken back.
+            InvalidArgumentError: The size is above MAX_NODES, or an option is invalid.
+            PoolDownError: The pool is not up, and `bring_up` is False.
+            ScaleError: The nodes did not become ready, and the lease was rolled back.
 
         Example:
             >>> with pool.lease(3):
             ...     estimator.fit(...)
         """
         size = checked_size(size, "size")
-        parsed = ScaleOptions.parse(options, size)
+        parsed = ScaleOptions.for_size(options, size)
         if not ttl > 0:
             raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
         self._admit(size, bring_up=bring_up)
@@ -230,33 +240,41 @@ class ComputePool:
 
         def request(session: Session) -> str:
             spec = self._definition(session) if bring_up else None
-            begins = spec is not None and requests.begin_life(session, spec, now=self._clock())
-            operation_id, lease = requests.lease(
+            begins = spec is not None and commands.begin_life(session, spec, now=self._clock())
+            operation_id, lease = commands.lease(
                 session,
                 self.name,
                 size,
                 holder=self.holder,
                 ttl=ttl,
                 rollback_after=parsed.rollback_after_seconds,
-                min_size=parsed.block_until_min_cluster_size,
+                block_until_min_cluster_size=parsed.block_until_min_cluster_size,
                 now=self._clock(),
             )
             leases.append(lease)
-            if spec and begins:  # in the transaction: no node may start without it
+            if spec and begins:  # inside the transaction, because no node may start before `prepare` has made the token
                 BACKENDS[spec.backend]().prepare(spec)
             return operation_id
 
-        self._carry_out(request, least=parsed.block_until_min_cluster_size, is_async=is_async, on_progress=on_progress)
+        self._carry_out(
+            request,
+            block_until_min_cluster_size=parsed.block_until_min_cluster_size,
+            is_async=is_async,
+            on_progress=on_progress,
+        )
         return PoolLease(self._store, leases[0].id, leases[0].epoch, ttl, self.release, clock=self._clock)
 
     def release(self) -> bool:
-        """Give up what this holder claims; False where it claims nothing. Its nodes go unless others need them.
+        """Release this holder's lease. Its nodes are ended unless other demand needs them.
 
-        A pool that was brought up by a lease, and that nobody else wants anything of, is down afterwards. The nodes of
-        one that is bound to another host go when that host's reconciler sees the lease gone, which is not waited for.
+        A pool that was started by a lease goes down with its last lease and job. If the pool is bound to another host,
+        that host's reconciler ends the nodes later, and this method does not wait for it.
+
+        Returns:
+            False if this holder had no lease.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
-            released = requests.release(session, self.name, self.holder, self._clock())
+            released = commands.release(session, self.name, self.holder, self._clock())
             here = is_here(session.get_one(Pool, self.name))
         if not here:
             return released > 0
@@ -266,29 +284,30 @@ class ComputePool:
         return released > 0
 
     def renew(self) -> bool:
-        """Hold on to what this holder claims, for another time to live; False where it claims nothing any more."""
+        """Extend this holder's lease by its time to live. Return False if the holder has no lease any more."""
         with transaction(self._store, JournalStep.REQUEST) as session:
-            return requests.renew_held(session, self.name, self.holder, self._clock())
+            return commands.renew_held(session, self.name, self.holder, self._clock())
 
     def alter(self, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
-        """Change the pool's limits; see `alter_pool`."""
+        """Change the pool's minimum and maximum size; see `alter_pool`."""
         for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
             if value is not None:
                 checked_size(value, name)
         self._admit(min_nodes or 1)
         with transaction(self._store, JournalStep.REQUEST) as session:
-            requests.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
+            commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
         ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
-        """The active nodes, the head first; empty while the pool is down."""
+        """Return the active nodes with the head first, or an empty list while the pool is down."""
         return [NodeInfo(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in self.describe().active]
 
     def has_nodes(self, size: int) -> bool:
-        """Whether so many nodes are active.
+        """Check whether at least `size` nodes are active.
 
         Raises:
-            ScaleError: They are not, and nobody asks for them (any more): it says what became of who did.
+            ScaleError: Fewer nodes are active, and no lease or demand requests that many. If this holder's last
+                operation was rolled back, the message contains its error.
         """
         status = self.describe()
         if len(status.active) >= size:
@@ -297,31 +316,31 @@ class ComputePool:
             return False
         mine = self._last_rolled_back()
         if mine:
-            why = f"what {self.holder} asked for was rolled back: {mine.error}"
+            why = f"the last request of {self.holder} was rolled back: {mine.error}"
         elif status.state != PoolState.UP.value:
-            why = f"it is {status.state}"
+            why = f"the pool is {status.state}"
         else:
-            why = status.reason or "ask for them with a lease or scale_cluster"
+            why = status.reason or "request more with a lease or scale_cluster"
         raise ScaleError(
-            f'pool "{self.name}" has {len(status.active)} of {size} nodes and is to have {status.target}: {why}',
+            f'pool "{self.name}" has {len(status.active)} of {size} nodes, and its target is {status.target}: {why}',
             mine.node_errors if mine else None,
         )
 
     def wait_for_nodes(
         self, size: int, *, timeout: float = ROLLBACK_AFTER, on_progress: OnProgress | None = None
     ) -> list[NodeInfo]:
-        """Wait until so many nodes are active; asks for none itself.
+        """Wait until at least `size` nodes are active, without requesting any.
 
         Args:
-            size: Nodes, the head among them.
+            size: Number of nodes, including the head.
             timeout: Seconds to wait.
-            on_progress: Called while waiting.
+            on_progress: Function called with the pool's status while waiting.
 
         Returns:
             The active nodes, the head first.
 
         Raises:
-            ScaleError: Nobody asks for so many (any more), or the time is over.
+            ScaleError: No lease or demand requests that many nodes, or the timeout has passed.
         """
         until = time.monotonic() + timeout
         while not self.has_nodes(size):
@@ -337,35 +356,35 @@ class ComputePool:
         return self.get_nodes()
 
     def describe(self) -> PoolStatus:
-        """The pool as it stands. Reading never scales."""
-        return view.describe(self._snapshot(), self._clock())
+        """Return the pool's current status. This never scales the pool."""
+        return status_of(self._snapshot(), self._clock())
 
     def endpoint(self) -> Endpoint:
-        """Where the pool's head takes jobs.
+        """Return the address at which the pool's head accepts jobs.
 
         Raises:
-            PoolDownError: It is not up, has no head that is ready, or is bound to another machine.
+            PoolDownError: The pool is not up, its head is not ready, or the pool is bound to another machine.
         """
         snapshot = self._snapshot()
-        journal.require_up(snapshot.pool)
-        return view.endpoint(snapshot)
+        rows.require_up(snapshot.pool)
+        return head_endpoint(snapshot)
 
     def sweep(self) -> list[str]:
-        """End what nobody owns on this host, this pool or another; returns what was done."""
+        """End orphaned nodes of all pools on this host. Return one sentence for each action."""
         return _reconcile.sweep(self._store, clock=self._clock)
 
     def _carry_out(
         self,
         request: Callable[[Session], str],
         *,
-        least: int | None = None,
+        block_until_min_cluster_size: int | None = None,
         is_async: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Journal an operation and wait for it; whatever interrupts that, from its first row on, rolls it back.
+        """Journal an operation and wait until it ends. Roll it back if the wait is interrupted.
 
         Raises:
-            ScaleError: It failed, or a newer one took its place.
+            ScaleError: The operation failed, or a newer operation replaced it.
         """
         operation_id = ""
         try:
@@ -374,52 +393,57 @@ class ComputePool:
                     with transaction(self._store, JournalStep.REQUEST) as session:
                         operation_id = request(session)
                         operation = session.get_one(Operation, operation_id)
-                except PoolStoppingError:  # as another run ends, this one begins
+                except PoolStoppingError:  # an earlier run is still taking the pool down: wait, then try again
                     operation_id = ""
                     self._waiting.until_down(on_progress)
             ensure_running()
             if not is_async:
                 patience = operation.deadline - operation.created_at
-                self._waiting.for_operation(operation_id, patience, least=least, on_progress=on_progress)
+                self._waiting.for_operation(
+                    operation_id,
+                    patience,
+                    block_until_min_cluster_size=block_until_min_cluster_size,
+                    on_progress=on_progress,
+                )
         except BaseException as error:
             if operation_id:
                 try:
                     self._give_up(operation_id)
                 except StoreError:
-                    error.add_note(f"Operation {operation_id} could not be rolled back: `shoal sweep` sees to its end")
+                    error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
             raise
 
     def _give_up(self, operation_id: str) -> None:
         with transaction(self._store, JournalStep.WITHDRAW) as session:
-            withdrawn = journal.withdraw(session, operation_id, "its caller was interrupted", self._clock())
+            withdrawn = withdraw(session, operation_id, "its caller was interrupted", self._clock())
         if withdrawn:
             self._waiting.until_settled()
 
     def _snapshot(self) -> Snapshot:
         with self._store.reading() as session:
-            return journal.load(session, self.name, lock=False)
+            return rows.load(session, self.name, lock=False)
 
     @property
     def _waiting(self) -> Waiting:
         return Waiting(self._store, self.name, self._clock)
 
     def _definition(self, session: Session) -> PoolSpec:
-        """What the pool is to be where it is brought up: as given, else as it was."""
-        return self._spec or PoolSpec.model_validate(journal.load(session, self.name).pool.spec)
+        """Return the spec to start the pool with: the given spec, else the one in the pool's row."""
+        return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
 
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
-        """Have the backend refuse what it can never do; everything that the journal refuses is left to it."""
+        """Let the backend reject a size that it can never reach. The journal makes all other checks."""
         with self._store.reading() as session:
             pool = session.get(Pool, self.name)
             up = pool is not None and pool.state is PoolState.UP
             if not (up or bring_up):
                 return
             spec = PoolSpec.model_validate(pool.spec) if pool and up else self._definition(session)
-        if (least := max(size, spec.min_nodes)) <= spec.max_nodes:
-            BACKENDS[spec.backend]().admit(spec, least)
+        if (wanted := max(size, spec.min_nodes)) <= spec.max_nodes:
+            BACKENDS[spec.backend]().admit(spec, wanted)
 
     def _last_rolled_back(self) -> Operation | None:
-        """This holder's last operation, if it was rolled back."""
+        """Return this holder's last operation if it was rolled back, else None."""
         with self._store.reading() as session:
             last = session.scalars(
                 select(Operation)
@@ -437,73 +461,73 @@ def scale_cluster(
     options: Mapping[str, Any] | None = None,
     notebook_name: str | None = None,
 ) -> bool:
-    """Grow or shrink a pool to a number of nodes, the head among them.
+    """Grow or shrink a pool to a number of nodes, including the head.
 
-    Past the deadline, or on any failure, the demand is withdrawn and the one before it restored; nothing that the
-    operation started is left.
+    If the nodes are not ready at the deadline, or the call fails in any way, the previous demand is restored and all
+    nodes that this operation started are ended.
 
     Args:
-        expected_cluster_size: Nodes, from MIN_NODES to MAX_NODES of the pool.
-        pool_name: Which pool; may be left out inside a job, with ``$SHOAL_POOL``, or where there is only one.
-        is_async: Return as soon as the request is journaled; the reconciler carries it out.
-        options: ``rollback_after_seconds`` (720) and ``block_until_min_cluster_size`` (return at that many ready nodes;
-            the rest keep coming until the deadline, then the pool settles at what it has).
+        expected_cluster_size: Number of nodes, from MIN_NODES to MAX_NODES of the pool.
+        pool_name: Name of the pool. Optional inside a job, if ``$SHOAL_POOL`` is set, or if only one pool exists.
+        is_async: Return as soon as the request is journaled. The reconciler carries it out.
+        options: ``rollback_after_seconds`` (default 720) and ``block_until_min_cluster_size`` (return at that many
+            ready nodes; the others may still start until the deadline, then the demand becomes the ready count).
         notebook_name: Alias of `pool_name`.
 
     Returns:
-        True when all nodes (or the minimum) are ready; with `is_async` when the request is accepted.
+        True when all nodes, or the minimum, are ready. With `is_async`: True when the request is accepted.
 
     Raises:
-        InvalidArgumentError: A wrong size or option; nothing happened.
-        PoolNotFoundError: There is no such pool; nothing happened.
-        PoolDownError: The pool is down: only `up()` starts it.
-        ScaleError: The size was not reached, node by node why; rolled back.
+        InvalidArgumentError: The size or an option is invalid. Nothing was changed.
+        PoolNotFoundError: No pool has this name. Nothing was changed.
+        PoolDownError: The pool is down. Start it with `ComputePool.up`.
+        ScaleError: The size was not reached, and the operation was rolled back. The error names each failed node.
     """
     if pool_name and notebook_name and pool_name != notebook_name:
         raise InvalidArgumentError(f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ")
     size = checked_size(expected_cluster_size)
-    ScaleOptions.parse(options, size)  # before the store is even opened
+    ScaleOptions.for_size(options, size)  # check before the store is opened
     return ComputePool(pool_name or notebook_name).scale(size, is_async=is_async, options=options)
 
 
 def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:
-    """The active nodes of a pool, the head first: ``[{"name": …, "cpus": …, "gpus": …}, …]``.
+    """Return the active nodes of a pool, the head first: ``[{"name": …, "cpus": …, "gpus": …}, …]``.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     return ComputePool(pool_name).get_nodes()
 
 
 def describe_pool(pool_name: str | None = None) -> PoolStatus:
-    """A pool as it stands: state, limits, target, nodes, leases, last operation.
+    """Return a pool's current status: state, limits, target, nodes, leases and last operation.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     return ComputePool(pool_name).describe()
 
 
 def alter_pool(pool_name: str, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
-    """Change a pool's limits; a raised MIN_NODES is reached by the reconciler.
+    """Change a pool's MIN_NODES and MAX_NODES. The reconciler starts nodes if MIN_NODES was raised.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
-        InvalidArgumentError: The limits contradict each other, or what is asked of the pool.
+        PoolNotFoundError: No pool has this name.
+        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below a lease or the base demand.
     """
     ComputePool(pool_name).alter(min_nodes=min_nodes, max_nodes=max_nodes)
 
 
 def list_pools(store: Store | None = None) -> list[PoolStatus]:
-    """Every pool of this store."""
+    """Return the status of every pool in the store, except pools embedded in a process."""
     store = store or Store()
     with store.reading() as session:
-        names = journal.pool_names(session)
+        names = rows.pool_names(session)
     return [ComputePool(name, store=store).describe() for name in names]
 
 
 def sweep(store: Store | None = None) -> list[str]:
-    """End what nobody owns on this host; safe at any time. Returns what was done, a sentence each."""
+    """End orphaned nodes on this host. Return one sentence for each action. Safe to call at any time."""
     store = store or Store()
     did = _reconcile.sweep(store)
     with store.reading() as session:

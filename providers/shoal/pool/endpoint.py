@@ -1,4 +1,4 @@
-"""Where a pool is reached, and what Ray's processes there have to have in their environment."""
+"""Addresses of a pool's head, and the environment that Ray processes need to connect to it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.errors import PoolDownError
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a pool's head is reached.
+    """Addresses and token of a pool's head.
 
     Attributes:
         api: URL of Ray's Job API.
-        gcs: ``host:port`` that drivers connect to.
-        token_path: 0600 file with the bearer token; None where the head asks for none.
+        gcs: ``host:port`` to which drivers connect.
+        token_path: File (mode 0600) with the bearer token; None if the head needs no token.
     """
 
     api: str
@@ -25,50 +25,56 @@ class Endpoint:
     token_path: Path | None
 
     def token(self) -> str:
-        """The bearer token; empty where the head asks for none.
+        """Read the bearer token. Return an empty string if the head needs none.
 
         Raises:
-            PoolDownError: The pool went down meanwhile.
+            PoolDownError: The token file is gone because the pool went down.
         """
         if self.token_path is None:
             return ""
         try:
             return self.token_path.read_text().strip()
         except FileNotFoundError:
-            raise PoolDownError(f"{self.token_path} is gone: the pool went down") from None
+            raise PoolDownError(f"the token file {self.token_path} is gone because the pool went down") from None
 
     def driver_environment(self) -> Mapping[str, str]:
-        """Environment in which a Ray driver on the pool's host connects to it; set before Ray is imported.
+        """Return the environment variables with which a Ray driver on the pool's host connects to the pool.
+
+        Set these variables before Ray is imported.
 
         Raises:
-            RuntimeError: Ray is imported already in this process, and would not read it any more.
+            RuntimeError: This process has already imported Ray, which would ignore the variables.
         """
         if "ray" in sys.modules:
-            raise RuntimeError("Ray is imported already: set the pool's environment first, or use a fresh process")
+            raise RuntimeError(
+                "Ray is already imported, so it ignores the pool's environment variables: set them before the import, "
+                "or use a new process"
+            )
         if self.token_path is None:
             return {"RAY_ADDRESS": self.gcs, "RAY_AUTH_MODE": "disabled"}
         return {**ray_environment(self.token_path), "RAY_ADDRESS": self.gcs}
 
 
 def ray_environment(token: Path) -> dict[str, str]:
-    """What every Ray process of a local pool, and every driver that connects to one, needs in its environment.
+    """Return the environment variables for every Ray process and every driver of a local pool.
 
-    Read by Ray when it is imported, so it has to be there before.
+    Ray reads the variables when it is imported, so they have to be set before.
     """
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
-        # Without it `ray.init("127.0.0.1:…")` is rewritten to the host's address, where nothing listens.
+        # Without this, Ray rewrites `ray.init("127.0.0.1:…")` to the host's address, where nothing listens.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray's metrics ports ask for no token. The nodes' are turned off; the dashboard's has no switch, and is missing
-        # where its number is no port.
+        # Ray's metrics ports need no token, so they are turned off. The dashboard's metrics port has no switch, but an
+        # invalid port number turns it off.
         "RAY_enable_metrics_collection": "0",
         "DASHBOARD_METRIC_PORT": "-1",
-        # A node whose GCS died while it came up gives up, and its turn to start, after this time instead of 60 s.
+        # If the GCS dies while a node starts, the node gives up after this time instead of 60 s. Other nodes on this
+        # host wait for it meanwhile.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
-        # A killed raylet is declared dead after 5 missed checks: 5 s instead of 15.
+        # A killed raylet is declared dead after 5 missed checks: after 5 s instead of 15.
         "RAY_health_check_period_ms": "1000",
-        # One that cannot be reached (each check then lasts this long): 20 s instead of 55.
+        # Each check of an unreachable raylet lasts this long, so it is declared dead after 20 s instead of 55.
         "RAY_health_check_timeout_ms": "3000",
     }

@@ -1,4 +1,4 @@
-"""Who asks: the name that operations, leases and jobs carry."""
+"""Names of the holders of operations, leases and jobs, and the binding of pools to hosts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool
 
 ANYWHERE = ""
-"""Instead of a host's name: what a pool carries that any host can act on."""
+"""Value of a pool's `host` column if any host can act on the pool."""
 
 
 def is_here(pool: Pool) -> bool:
-    """Whether a pool can be acted on from this machine.
+    """Return whether this machine can act on a pool.
 
-    A row of shoal 0.1 holds no identity: it belongs to the machine that has the hostname in it.
+    Rows written by shoal 0.1 have no host id. Such a pool belongs to the machine whose hostname is in the row.
     """
     if pool.host == ANYWHERE:
         return True
@@ -23,20 +23,28 @@ def is_here(pool: Pool) -> bool:
 
 
 def bind_here(pool: Pool) -> None:
-    """Note in a pool's row that it is bound to this machine."""
+    """Write to a pool's row that the pool is bound to this machine."""
     pool.host, pool.host_id = hostname(), host_id()
 
 
 def is_bound_here(pool: Pool) -> bool:
-    """Whether a pool's row, where it names a host at all, has this machine's name and identity."""
+    """Return whether a pool's row has this machine's hostname and host id, or is not bound to any host."""
     return pool.host == ANYWHERE or (pool.host, pool.host_id) == (hostname(), host_id())
 
 
 def python_holder() -> str:
-    """``python:<user>@<host>/<pid>``: a plain Python process."""
-    return f"python:{getpass.getuser()}@{hostname()}/{os.getpid()}"
+    """Return the holder name of a plain Python process: ``python:<user>@<host>/<pid>``."""
+    return f"python:{_user()}@{hostname()}/{os.getpid()}"
 
 
 def cli_holder() -> str:
-    """``cli:<user>@<host>``: somebody at a terminal."""
-    return f"cli:{getpass.getuser()}@{hostname()}"
+    """Return the holder name of a user at a terminal: ``cli:<user>@<host>``."""
+    return f"cli:{_user()}@{hostname()}"
+
+
+def _user() -> str:
+    """Return the user's name; in a container whose uid has none, the uid."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return str(os.getuid())

@@ -1,4 +1,4 @@
-"""A claim on nodes in the hands of who made it."""
+"""The client handle of a lease: renew it, release it, or use it as a context manager."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from collections.abc import Callable
 from types import TracebackType
 
 from shoal.errors import FencedError, StoreError
-from shoal.pool import requests
-from shoal.pool.steps import JournalStep, transaction
+from shoal.pool.journal import commands
+from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 
 log = logging.getLogger(__name__)
 
 _RENEWALS_PER_TTL = 3
-"""Two may be missed before the lease expires."""
+"""Renewals per time to live. The lease survives two missed renewals."""
 
 
 class PoolLease:
-    """A live lease. As a context manager it is renewed by a thread meanwhile, and released at the end.
+    """A live lease. As a context manager it is renewed by a background thread and released at the end of the block.
 
     Attributes:
-        id: Its id.
-        epoch: Counts the times it was asked for; only the newest may renew it.
-        ttl: Seconds that it lives without being renewed.
-        lost: Why it is not this holder's any more, though it was not released: what it held may be gone.
+        id: Id of the lease.
+        epoch: Number of times that the lease was requested. Only the handle of the newest request may renew it.
+        ttl: Seconds after which a lease that is not renewed expires.
+        lost: Reason why the lease expired or was taken over before it was released; None otherwise. If it is set, the
+            leased nodes may be gone.
     """
 
     def __init__(
@@ -49,16 +50,19 @@ class PoolLease:
         self._released = threading.Event()
 
     def renew(self) -> None:
-        """Hold on to it for another time to live.
+        """Extend the lease by its time to live.
 
         Raises:
-            FencedError: It has expired, was released, or is somebody else's under a newer epoch.
+            FencedError: The lease has expired, was released, or was requested again under a newer epoch.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
-            requests.renew(session, self.id, self.epoch, self._clock())
+            commands.renew(session, self.id, self.epoch, self._clock())
 
     def release(self) -> None:
-        """Give it up; its nodes go unless others need them. Released or expired already: nothing happens."""
+        """Release the lease. Its nodes are ended unless other demand needs them.
+
+        Does nothing if the lease was already released or has expired.
+        """
         self._released.set()
         self._release()
 
@@ -81,4 +85,4 @@ class PoolLease:
                     log.warning("%s", error)
                 return
             except StoreError as error:
-                log.warning("a lease could not be renewed; the next renewal may still come in time: %s", error)
+                log.warning("the lease could not be renewed; the next renewal may still be in time: %s", error)

@@ -1,4 +1,4 @@
-"""Pure: a pool as it stands beside what is wanted of it -> what to start, drain, end and decide. No I/O, no clock."""
+"""Decide which nodes to start, drain and end, and how operations end. Pure functions: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A pool's rows at one instant. A lease counts until its row goes, which `journal.advance` sees to."""
+    """A pool's rows at one instant. A lease counts until `journal.advance` deletes its row."""
 
     pool: Pool
     demand: Demand | None
@@ -29,35 +29,37 @@ class Snapshot:
     operations: tuple[Operation, ...]
     nodes: tuple[Node, ...]
     works: bool = False
-    """Whether a job runs on it, or waits to."""
+    """Whether a job is running on the pool or waiting for it."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of an open operation."""
+    """The decision how an open operation ends."""
 
     operation_id: str
     state: OperationState
     reason: str | None = None
     settle_at: int | None = None
-    """Size that the base demand settles at, where it missed its own but reached its minimum."""
+    """New size of the demand if the operation missed its size but reached its minimum; else None."""
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The difference between demand and nodes."""
+    """The changes that bring a pool's nodes to its demand."""
 
     start_head: bool = False
     start_workers: int = 0
     drain: tuple[str, ...] = ()
     end: tuple[tuple[str, str], ...] = ()
-    """Node id and the reason."""
+    """Pairs of node id and reason."""
 
 
 def wanted(snapshot: Snapshot) -> int:
-    """How many nodes, the head among them, the pool should have: the largest live demand, held between its limits.
+    """Return how many nodes, including the head, the pool should have.
 
-    A pool without a base demand was brought up by a lease, and lasts as long as leases and jobs do: then it is 0.
+    This is the largest live demand, limited to MIN_NODES and MAX_NODES. It is 0 for a pool that is not up, and for a
+    pool without base demand, leases and jobs: such a pool was started by a lease and lasts only as long as leases and
+    jobs do.
     """
     pool, demand = snapshot.pool, snapshot.demand
     claims = [lease.size for lease in snapshot.leases]
@@ -69,7 +71,7 @@ def wanted(snapshot: Snapshot) -> int:
 
 
 def judge(snapshot: Snapshot, now: float) -> list[Verdict]:
-    """Decide the open operations: through, failed, overtaken, or (not in the list) still on their way."""
+    """Decide which open operations have succeeded, failed or been superseded. The others stay open."""
     return [verdict for operation in snapshot.operations if (verdict := _judge_one(snapshot, operation, now))]
 
 
@@ -97,13 +99,13 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         reason = f"{operation.failures} nodes failed to start"
     else:
         reason = f"{ready} of {operation.size} nodes were ready at the deadline"
-    if operation.min_size is not None and ready >= operation.min_size:
+    if operation.block_until_min_cluster_size is not None and ready >= operation.block_until_min_cluster_size:
         return Verdict(operation.id, OperationState.SUCCEEDED, reason, settle_at=ready)
     return Verdict(operation.id, OperationState.ROLLED_BACK, reason)
 
 
 def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
-    """What to start and what to end so that the nodes match the demand."""
+    """Return which nodes to start, drain and end so that the nodes match the demand."""
     pool = snapshot.pool
     target = wanted(snapshot)
     head = next((node for node in snapshot.nodes if node.is_head and node.state not in _GOING), None)
@@ -125,7 +127,7 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     have = [node for node in keep if node.id not in going]
     may_start = not (pool.cooldown_until and pool.cooldown_until > now) or _has_open(snapshot)
     missing = target - len(have) if may_start else 0
-    # A head that is still on its way out holds its files and its place: the next one starts when it is gone.
+    # A head that is still ending occupies its files and its row. A new head starts only after the old one is gone.
     head_gone = not any(node.is_head for node in snapshot.nodes)
     head_ready = head is not None and head.id not in going and head.state is NodeState.READY
     return NodePlan(
@@ -137,41 +139,44 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
 
 
 def idle_timeout(pool: Pool) -> float | None:
-    """Seconds after which a pool goes down that nobody wants anything of; None: never."""
+    """Return the seconds without use after which a pool goes down, or None if it never does."""
     return PoolSpec.model_validate(pool.spec).idle_timeout
 
 
 def in_use(snapshot: Snapshot) -> bool:
-    """Whether a lease, a job, or anything that runs on a node keeps it from being forgotten."""
+    """Return whether the pool has a lease, a job, or a busy node, so that its idle timeout does not apply."""
     return bool(snapshot.leases) or snapshot.works or any(node.busy for node in snapshot.nodes)
 
 
 def why_down(snapshot: Snapshot, now: float) -> str | None:
-    """Why a pool that is up has to go down; None while it may stay."""
+    """Return the reason why a pool that is up has to go down, or None while it may stay up."""
     pool = snapshot.pool
     if pool.state is not PoolState.UP:
         return None
     if wanted(snapshot) == 0:
-        return "its last lease ended and nobody set a base demand"
+        return "its last lease ended and it has no base demand"
     timeout = idle_timeout(pool)
     if timeout is not None and now - pool.touched_at > timeout and not in_use(snapshot):
-        return f"nobody wanted anything of it for {timeout:.0f} s"
+        return f"it was idle for {timeout:.0f} s (idle_timeout)"
     return None
 
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
-    """Whether to note that the pool is in use; not at every look, because that would be a write each."""
+    """Return whether to write to the pool's row that it is in use.
+
+    This is true at most ten times per idle timeout, because each time costs a write.
+    """
     timeout = idle_timeout(snapshot.pool)
     return timeout is not None and in_use(snapshot) and now - snapshot.pool.touched_at > timeout / 10
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Whether the pool has earlier failures to forget, because all its nodes have been up for long."""
+    """Return whether to reset the pool's failure count, because all its nodes have been up for a long time."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 
 def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
-    """Planned nodes for which no supervisor was spawned, or none that has claimed its row in good time."""
+    """Return the planned nodes that need a supervisor: none was spawned, or it did not claim its row in time."""
     return [
         node
         for node in nodes
@@ -180,7 +185,7 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Whether there is anything to decide, start, end or tidy up."""
+    """Return whether there is anything to decide, start, end or clean up."""
     pool = snapshot.pool
     return (
         bool(judge(snapshot, now))
@@ -196,13 +201,13 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 
 
 def cooldown(failures: int) -> float:
-    """Seconds before the next try after so many nodes in a row failed with no operation open."""
-    doublings = min(failures - 2, 30)  # far beyond the limit, and within what a float holds
+    """Return the pause in seconds before the next start, after this many failures in a row with no operation open."""
+    doublings = min(failures - 2, 30)  # enough to reach the longest pause, without a float overflow
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
 
 def has_settled(snapshot: Snapshot, now: float) -> bool:
-    """Whether all nodes that are wanted are there, and have been for so long that an earlier failure is history."""
+    """Return whether all wanted nodes are ready and older than START_TIMEOUT, so that earlier failures do not count."""
     old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
     return len(old) >= wanted(snapshot)
 
@@ -212,26 +217,29 @@ def _has_open(snapshot: Snapshot) -> bool:
 
 
 def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float) -> str | None:
-    """The reason for which a node has to be ended whatever the demand is; None to leave it to the demand."""
+    """Return the reason to end a node regardless of the demand, or None if there is none."""
     if node.state is NodeState.ENDING:
         return None
     if node.state is NodeState.FAILED:
-        return node.error or "it failed"
+        return node.error or "the node failed"
     if node.epoch != pool.epoch:
-        return "it belongs to an earlier life of the pool"
+        return "the node was started before the pool last went down"
     if target == 0:
         return f'pool "{pool.name}" goes down'
     if not node.is_head and (head is None or node.head_id != head.id):
-        return "its head is gone"
+        return "the node's head is gone"
     if node.state in _COMING and now >= node.start_deadline:
-        return "it was not up at its deadline"
+        return "the node was not up at its deadline"
     if node.state is NodeState.DRAINING and (not node.busy or now >= (node.drain_deadline or 0.0)):
-        return "it has drained"
+        return "the node is drained"
     return None
 
 
 def _first_to_go(nodes: list[Node]) -> list[Node]:
-    """Workers, in the order they are given up: not yet ready, idle, busy; the youngest first. The head never."""
+    """Sort workers by the order in which they are ended: not yet ready, idle, busy. The youngest come first.
+
+    The head is never in the list.
+    """
 
     def rank(node: Node) -> tuple[int, float, str]:
         stage = 0 if node.state in _COMING else 2 if node.busy else 1

@@ -1,8 +1,13 @@
-"""Closing the difference between demand and nodes: one routine, safe to run at any time, by anyone, at once, again.
+"""Reconcile a pool: start and end nodes until they match the demand. Safe at any time, repeatedly and concurrently.
 
-Four steps: look at the rows and the processes, without a lock, and stop there if nothing has to change; in one
-transaction write what was seen and what shall be (intents); act; in another transaction confirm. A process killed
-between any two of them leaves rows that the next run goes on from.
+Reconciling has four steps:
+
+1. Read the rows and check the processes, without a lock. Stop here if nothing has to change.
+2. In one transaction, write what was seen and what shall be done (the intents).
+3. Act: start and end nodes.
+4. In another transaction, confirm the result.
+
+If the process is killed between two steps, the next run continues from the rows that it left.
 """
 
 from __future__ import annotations
@@ -16,33 +21,35 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
-from shoal.pool import journal, requests
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.holder import is_here
-from shoal.pool.processes import ProcessId
-from shoal.pool.retention import retain
+from shoal.pool.journal import commands, rows
+from shoal.pool.journal.advance import advance, is_due, record_seen
+from shoal.pool.journal.retention import retain
+from shoal.pool.journal.steps import JournalStep, act, transaction
 from shoal.pool.spec import PoolSpec
-from shoal.pool.steps import JournalStep, act, transaction
 from shoal.state import Store, stamps
+from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState, PoolState
 
 log = logging.getLogger("shoal.pool")
 
 _SWEEP_PASSES = 5
-"""Ending a node may ask for another pass (a head that is gone takes its workers along); more never helped."""
+"""Most reconcile runs per pool in one sweep. Ending a node can require another run, for example because workers end
+after their head. More runs than this never changed anything."""
 
 Clock = Callable[[], float]
-"""Seconds since the epoch."""
+"""Function that returns seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What one run did.
+    """The changes that one reconcile run made.
 
     Attributes:
-        started: Names of nodes.
-        ended: Names of nodes.
-        decided: What became of operations and leases, a sentence each.
+        started: Names of the started nodes.
+        ended: Names of the ended nodes.
+        decided: One sentence for each operation or lease that ended.
     """
 
     started: tuple[str, ...] = ()
@@ -50,26 +57,26 @@ class Changes:
     decided: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """All of it, a sentence each."""
+        """Return one sentence for each change."""
         return [*self.decided, *(f"started {name}" for name in self.started), *(f"ended {name}" for name in self.ended)]
 
 
 def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
-    """Bring one pool's nodes to its demand, as far as that goes now.
+    """Start and end one pool's nodes to match its demand, as far as possible now.
 
     Args:
         store: The state store.
-        name: The pool.
-        clock: Time, for tests.
+        name: Name of the pool.
+        clock: Function that returns seconds since the epoch. Tests replace it.
 
     Returns:
-        What was begun and what was seen to end.
+        The nodes whose start or end was begun, and the operations and leases that ended.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: No pool has this name.
     """
     with store.reading() as session:
-        snapshot = journal.load(session, name, lock=False)
+        snapshot = rows.load(session, name, lock=False)
         shared_now = stamps.shared_now(session, clock())
     if not is_here(snapshot.pool):
         return Changes()
@@ -79,16 +86,16 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     seen = backend.look(spec, refs)
     orphaned = snapshot.pool.owner is not None and ProcessId.from_json(snapshot.pool.owner).known_dead()
     orphaned = orphaned and snapshot.pool.state is PoolState.UP
-    if not orphaned and not journal.is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
+    if not orphaned and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
         if orphaned:
-            requests.down(session, name, now)
-        snapshot = journal.load(session, name)
-        journal.adopt(snapshot.pool)
-        journal.record_seen(session, snapshot, refs, seen)
-        intents = journal.advance(session, snapshot, now)
+            commands.down(session, name, now)
+        snapshot = rows.load(session, name)
+        rows.adopt(snapshot.pool)
+        record_seen(session, snapshot, refs, seen)
+        intents = advance(session, snapshot, now)
         ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), intents.size, now)
     if intents.start:
         with act(JournalStep.START):
@@ -106,16 +113,16 @@ def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) ->
     with act(JournalStep.END):
         outcome = backend.end(pool, nodes)
     with transaction(store, JournalStep.CONFIRM) as session:
-        journal.forget(session, [node_id for node_id, problem in outcome.items() if problem is None])
+        rows.forget(session, [node_id for node_id, problem in outcome.items() if problem is None])
         for node_id, problem in outcome.items():
             if problem:
-                journal.note_stuck(session, node_id, problem)
+                rows.note_stuck(session, node_id, problem)
 
 
 def _tidy(store: Store, backend: Backend, name: str) -> None:
-    """Remove the token of a pool that is down, and all trace of one that was embedded in a process that has ended."""
+    """Remove the token of a pool that is down. Remove everything of a pool whose embedding process has ended."""
     with transaction(store, JournalStep.TIDY) as session:
-        pool = journal.load(session, name).pool
+        pool = rows.load(session, name).pool
         if pool.state is not PoolState.DOWN:
             return
         forgotten = pool.owner is not None and ProcessId.from_json(pool.owner).known_dead()
@@ -125,23 +132,23 @@ def _tidy(store: Store, backend: Backend, name: str) -> None:
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
-    """End what no live demand or operation owns, on this host. Safe at any time, concurrently, twice.
+    """End orphaned nodes on this host: nodes that no live demand or operation needs.
 
-    A pool that raises does not keep the others from their turn.
+    Safe at any time, repeatedly and concurrently. An error in one pool does not stop the sweep of the others.
 
     Returns:
-        What it did, and which pools raised, a sentence each.
+        One sentence for each action and each error.
     """
     did: list[str] = []
     with store.reading() as session:
-        names = journal.pool_names(session, embedded=True)
+        names = rows.pool_names(session, embedded=True)
     for name in names:
         try:
             did.extend(f"{name}: {sentence}" for sentence in _sweep_one(store, name, clock))
         except Exception as error:
             log.exception("pool %s could not be swept", name)
             did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
-    # Folders first, rows second: a node that is there and has no row by then had one before, and lost it.
+    # List the folders before the rows. A node's row exists before its folder, so a folder without a row is orphaned.
     backends = [make() for make in BACKENDS.values()]
     found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
     with store.reading() as session:
@@ -159,7 +166,7 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
         try:
             changes = reconcile(store, name, clock=clock)
         except PoolNotFoundError:
-            return  # an embedded pool, gone with its process
+            return  # the pool was embedded in a process that has ended, and its row was removed
         yield from changes.sentences()
         if changes == Changes():
             with suppress(PoolNotFoundError):

@@ -1,8 +1,9 @@
-"""The detached process that reconciles while a pool on this host is up: ``python -m shoal.pool.reconciler``.
+"""The background process that reconciles while a pool on this host is up: ``python -m shoal.pool.reconciler``.
 
-One per host, home and store, which a file lock sees to; where it died, the next write, the next sweep or any node's
-supervisor starts another. Nobody depends on it for safety: every write and every sweep reconciles too. It carries
-asynchronous operations to their end, holds MIN_NODES, replaces dead nodes, expires leases, and ends forgotten pools.
+The reconciler completes asynchronous operations, keeps MIN_NODES nodes running, replaces dead nodes, expires leases,
+and takes idle pools down. A file lock ensures that only one runs per host, home and store. If it dies, the next write,
+the next sweep or any node's supervisor starts a new one. Safety does not depend on it, because every blocking call and
+every sweep reconciles too.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pathlib import Path
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError, StoreError
-from shoal.pool import journal
-from shoal.pool.backends.local import inherited_environment
+from shoal.pool.backends.local.backend import inherited_environment
+from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.holder import is_here
-from shoal.pool.processes import spawn_detached
+from shoal.pool.journal import rows
+from shoal.pool.journal.retention import retain
 from shoal.pool.reconcile import reconcile
-from shoal.pool.retention import retain
 from shoal.pool.silent_jobs import SilentJobs
 from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
 from shoal.state import Store
@@ -35,20 +36,21 @@ from shoal.state.schema import Pool, PoolState
 log = logging.getLogger("shoal.reconciler")
 
 _SETTLE = [sys.executable, "-m", "shoal.jobs.settle"]
-"""A process of its own, because jobs are above pools and asking a head may take 30 s."""
+"""Command that asks the heads about lost jobs and ends these jobs. It is a separate process because `shoal.pool` must
+not import `shoal.jobs`, and because asking a head may take 30 s."""
 
 _SILENCE_PERIOD_S = 10.0
-"""Between looks for jobs that give no sign of life."""
+"""Seconds between two checks for jobs that give no sign of life."""
 
 _SETTLE_PERIOD_S = 60.0
-"""Between two processes that settle jobs: one may ask a head that needs a while to answer again."""
+"""Seconds between two starts of the settle command. A head may need a while before it answers again."""
 
 _MOST_AT_ONCE = 32
-"""Pools that are looked after side by side: one whose cluster does not answer, for seconds, holds up none of these."""
+"""Number of pools that are reconciled concurrently, so that a cluster that does not answer delays no other pool."""
 
 
 def ensure_running() -> None:
-    """Start the reconciler of this home unless it runs."""
+    """Start this home's reconciler unless it is already running."""
     with open_locked(_lock_path(), wait=False) as free:
         if not free:
             return
@@ -64,33 +66,37 @@ def _lock_path() -> Path:
 
 
 def _lock_path_of_0_1() -> Path:
-    """Where supervisors of shoal 0.1 look whether a reconciler runs: without it each would spawn one every 5 s."""
+    """Return the lock file that supervisors of shoal 0.1 check.
+
+    If the lock were not held, each of these supervisors would spawn a reconciler every 5 s.
+    """
     return home() / f"reconciler-{hostname()}{store_tag()}.lock"
 
 
 def run() -> None:
-    """Reconcile until there is nothing to look after."""
+    """Reconcile this host's pools until none is active."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
-        return  # removed while this process came up: to make it anew would leave a folder that nobody asked for
+        return  # the home was removed while this process started: do not create it again
     store = Store(migrate=False)
     while True:
         with ExitStack() as old, open_locked(_lock_path(), wait=False) as mine:
             if not mine:
                 return
             old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
-            _look_after_all(store)
-        # A write between the last look and letting go of the lock saw it held and started nobody: look once more.
-        if not store.exists() or not _to_look_after(store):
+            _reconcile_all(store)
+        # A pool written between the last round and the release of the lock started no reconciler, because the lock was
+        # still held. So check once more.
+        if not store.exists() or not _active_pools(store):
             return
 
 
-def _look_after_all(store: Store) -> None:
-    """Rounds for every pool, until there is none to look after."""
+def _reconcile_all(store: Store) -> None:
+    """Reconcile every pool of this host again and again, until none is active."""
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
     settling = _Settling(store)
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
-        while store.exists() and (names := _to_look_after(store)):
+        while store.exists() and (names := _active_pools(store)):
             for name in names:
                 if name in rounds and not rounds[name].done():
                     continue
@@ -104,7 +110,7 @@ def _look_after_all(store: Store) -> None:
 
 
 class _Settling:
-    """Has lost jobs settled.
+    """Periodic check for lost jobs. It starts the command that ends them.
 
     Args:
         store: The state store.
@@ -116,22 +122,22 @@ class _Settling:
         self._look_at = self._settle_at = 0.0
 
     def look(self, names: list[str]) -> None:
-        """Where a job of these pools gives no sign of life, have its head asked."""
+        """Start the settle command if a job of these pools gives no sign of life."""
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + _SILENCE_PERIOD_S
         try:
             with self._store.reading() as session:
-                silent = self._silent.among(journal.unfinished_jobs(session, names))
+                silent = self._silent.among(rows.unfinished_jobs(session, names))
             if silent and now >= self._settle_at:
                 self._settle_at = now + _SETTLE_PERIOD_S
-                log.info("no sign of life of jobs %s: asking their heads", ", ".join(job.id for job in silent))
+                log.info("no sign of life from jobs %s: asking their heads", ", ".join(job.id for job in silent))
                 spawn_detached(_SETTLE, env=inherited_environment(), log=_log())
         except StoreError as error:
             log.warning("%s", error)
         except Exception:
-            log.exception("lost jobs could not be looked for, the next look goes on")
+            log.exception("the check for lost jobs failed; it is repeated in %.0f s", _SILENCE_PERIOD_S)
 
 
 def _log() -> Path:
@@ -149,21 +155,22 @@ def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
         log.warning("pool %s: %s", name, error)
         return
     except Exception:
-        log.exception("pool %s: this round failed, the next one goes on", name)
+        log.exception("pool %s: this reconcile round failed; the next round tries again", name)
         return
     for sentence in changes.sentences():
         log.info("pool %s: %s", name, sentence)
 
 
-def _to_look_after(store: Store) -> list[str]:
+def _active_pools(store: Store) -> list[str]:
+    """Return the names of this host's pools that need a reconciler."""
     try:
         with store.reading() as session:
             rows = session.scalars(select(Pool).order_by(Pool.name))
-            # One embedded in a process is looked after until that process ends: its row goes last.
+            # A pool embedded in a process stays active until that process has ended and its row is removed.
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
-        return [] if not store.exists() else ["?"]  # unreachable for a moment is no reason to leave
+        return [] if not store.exists() else ["?"]  # a short outage must not end the reconciler
 
 
 if __name__ == "__main__":

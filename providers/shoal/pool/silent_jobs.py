@@ -1,22 +1,23 @@
-"""Which unfinished jobs give no sign of life, so that their pool's head has to be asked."""
+"""Find unfinished jobs that give no sign of life, so that their pool's head has to be asked about them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 
-from shoal.pool.processes import ProcessId
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 
 _PATIENCE_S = 30.0
-"""Without a change in its row. A driver leaves a sign of life every 5 s, and a submission takes up to 15 s."""
+"""Seconds without a change in a job's row before the job counts as silent. A driver writes a sign of life every 5 s,
+and a submission takes up to 15 s."""
 
 
 class SilentJobs:
-    """Watches the rows of unfinished jobs, by this process's monotonic clock.
+    """Tracker of how long the rows of unfinished jobs have not changed, by this process's monotonic clock.
 
     Args:
-        monotonic: Seconds by a clock that never jumps.
+        monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -24,10 +25,10 @@ class SilentJobs:
         self._unchanged_since: dict[tuple[object, ...], float] = {}
 
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
-        """Those that nobody answers for, and whose rows have not changed for long.
+        """Return the jobs whose submitter or driver is not seen running and whose rows have not changed for 30 s.
 
         Args:
-            unfinished: All jobs to watch; one that is missing here is forgotten.
+            unfinished: All jobs to watch. A job that is missing here is no longer tracked.
         """
         now = self._monotonic()
         doubtful = {_sign(job): job for job in unfinished if _is_doubtful(job)}
@@ -36,15 +37,15 @@ class SilentJobs:
 
 
 def _is_doubtful(job: Job) -> bool:
-    """Whether the process that is responsible for a job is not seen to run on this host."""
+    """Return whether the process responsible for a job is not seen to run on this host."""
     if job.state is JobState.PENDING:
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
-    # Another host's driver of shoal 0.1 leaves no sign of life.
+    # A driver of shoal 0.1 writes no sign of life. On another host nothing can be said about it.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 
 def _sign(job: Job) -> tuple[object, ...]:
-    return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.asked_at
+    return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

@@ -1,41 +1,45 @@
-"""What a pool is, and the one parser of every way to say it: URI, `PoolSpec`, Airflow connection, Prefect block."""
+"""Pool specifications (as URI, `PoolSpec`, Airflow connection or Prefect block) and the options of scaling."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.redaction import RedactedRepr, has_credentials, redact_value
+from shoal.pool.tunables import ROLLBACK_AFTER
+from shoal.redaction import has_credentials, redact_value
+from shoal.settings import Settings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
 
 
-_OF_RAY = ("address", "gcs", "token_file")
+_RAY_FIELDS = ("address", "gcs", "token_file")
 
 
-class PoolSpec(RedactedRepr, BaseModel):
-    """A pool of Ray nodes.
+BackendName = Literal["local", "ray"]
+"""Kinds of pools; `shoal.pool.backends.BACKENDS` has the class of each."""
+
+
+class PoolSpec(Settings):
+    """Settings of a pool of Ray nodes.
 
     Raises:
-        InvalidArgumentError: From :meth:`parse`, naming the field that is wrong.
+        InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
     backend: Annotated[
-        Literal["local", "ray"],
-        Field(description="Where its nodes run: `local` is this machine, `ray` a cluster that someone else runs."),
+        BackendName,
+        Field(description="Where the nodes run: `local` is this machine, `ray` an existing Ray cluster."),
     ] = "local"
-    min_nodes: Annotated[int, Field(ge=1, description="Nodes held while it is up; the head counts.")] = 1
-    max_nodes: Annotated[int, Field(ge=1, le=1000, description="The most nodes it may ever have.")] = 4
+    min_nodes: Annotated[int, Field(ge=1, description="Fewest nodes while the pool is up, including the head.")] = 1
+    max_nodes: Annotated[int, Field(ge=1, le=1000, description="Most nodes that the pool may have.")] = 4
     cpus_per_node: Annotated[int, Field(ge=1, le=1024, description="CPUs that each node offers.")] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64, description="GPUs that each node offers.")] = 0
     object_store_mb: Annotated[int, Field(ge=80, description="Shared memory of a node's object store, in MB.")] = 128
@@ -44,30 +48,30 @@ class PoolSpec(RedactedRepr, BaseModel):
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Seconds without job, lease or request after which the pool goes down; none: never.",
+            description="Seconds without a job, lease or request after which the pool goes down. `none` disables this.",
         ),
-    ] = 24 * 3600.0  # a day: a daily pipeline keeps its pool, one forgotten over the weekend goes
+    ] = 24 * 3600.0  # one day, so that a daily pipeline keeps its pool and a pool forgotten over the weekend goes down
 
     address: Annotated[
-        str | None, Field(description="URL of the cluster's Job API (http://host:8265); of ray:// pools only.")
+        str | None, Field(description="URL of the cluster's Job API (http://host:8265). Only for ray:// pools.")
     ] = None
     gcs: Annotated[
         str | None,
-        Field(description="host:port that drivers connect to, if not the head's on Ray's 6379; of ray:// pools only."),
+        Field(description="host:port to which drivers connect. Default: port 6379 of the head. Only for ray:// pools."),
     ] = None
     token_file: Annotated[
         str | None,
-        Field(description="0600 file with the cluster's bearer token, where it asks for one; of ray:// pools only."),
+        Field(description="File (mode 0600) with the cluster's bearer token, if it needs one. Only for ray:// pools."),
     ] = None
 
     @field_validator("*", mode="before")
     @classmethod
     def _not_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):
-            raise ValueError("true and false are no values of a pool option")
+            raise ValueError("pool options do not take true or false")
         return value
 
-    @field_validator("idle_timeout", *_OF_RAY, mode="before")
+    @field_validator("idle_timeout", *_RAY_FIELDS, mode="before")
     @classmethod
     def _none(cls, value: Any) -> Any:
         return None if isinstance(value, str) and value.lower() == "none" else value
@@ -80,48 +84,42 @@ class PoolSpec(RedactedRepr, BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not is_pool_name(self.name):
-            raise ValueError(f'"{self.name}" is no legal pool name: {_NAME_RULE}')
+            raise ValueError(f'"{self.name}" is not a valid pool name: {_NAME_RULE}')
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
-        given = [name for name in _OF_RAY if getattr(self, name) is not None]
+        given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
-            raise ValueError(f"{', '.join(given)}: only ray:// pools have {'it' if len(given) == 1 else 'them'}")
+            raise ValueError(f"{', '.join(given)}: allowed only for ray:// pools")
         if self.backend == "ray":
             if has_credentials(self.address or ""):
                 raise InvalidArgumentError(
-                    f"address={redact_value(self.address or '')}: no credentials in a URL; put the token in a file "
-                    "and give token_file="
+                    f"address={redact_value(self.address or '')}: the URL must not contain credentials; put the token "
+                    "in a file and give token_file="
                 )
             parts = _url_parts(self.address or "")
             if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(
                     f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
-                    f"as in ray://{self.name}?address=http://10.0.0.5:8265"
+                    f"for example ray://{self.name}?address=http://10.0.0.5:8265"
                 )
             if parts.query:
-                raise ValueError(f"address={self.address!r}: the URL of a Job API ends with its port or path")
+                raise ValueError(f"address={self.address!r}: the URL must end with the port or path; remove its query")
         return self
 
     @classmethod
-    def parse(cls, source: str | PoolSpec | dict[str, Any]) -> PoolSpec:
-        """Make a spec of a URI (``local://retrain?max_nodes=4``), a mapping of its fields, or a spec.
+    def parse(cls, source: str | PoolSpec | Mapping[str, Any]) -> PoolSpec:
+        """Build a spec from a URI (``local://retrain?max_nodes=4``), from a mapping of its fields, or from a spec.
 
         Raises:
-            InvalidArgumentError: An unknown backend or option, an illegal name, or a value out of range.
+            InvalidArgumentError: The backend or an option is unknown, the name is invalid, or a value is out of range.
         """
         if isinstance(source, PoolSpec):
             return source
-        fields = dict(source) if isinstance(source, dict) else _fields_of_uri(source)
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidArgumentError(_readable(error)) from None
-        except UnicodeEncodeError as error:  # a lone surrogate: pydantic cannot even report it
-            raise InvalidArgumentError(f"pool options must be text that UTF-8 can encode: {error}") from None
+        return super().parse(_fields_of_uri(source) if isinstance(source, str) else source)
 
     @property
     def uri(self) -> str:
-        """The URI that :meth:`parse` makes this spec of."""
+        """The URI from which :meth:`parse` builds this spec."""
         given = self.model_dump(exclude_defaults=True, exclude={"name", "backend"})
         query = "&".join(
             f"{key}={'none' if value is None else quote(str(value), safe='/:')}" for key, value in given.items()
@@ -129,21 +127,61 @@ class PoolSpec(RedactedRepr, BaseModel):
         return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
 
 
+class ScaleOptions(Settings):
+    """The `options` of `scale_cluster`."""
+
+    model_config = ConfigDict(strict=True)
+
+    rollback_after_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = ROLLBACK_AFTER
+    block_until_min_cluster_size: Annotated[int, Field(ge=1)] | None = None
+
+    @classmethod
+    def for_size(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
+        """Check the options before any node starts.
+
+        Args:
+            options: As `scale_cluster` takes them.
+            size: Number of nodes that is requested.
+
+        Raises:
+            InvalidArgumentError: An option is unknown or out of range. The message names the option.
+        """
+        parsed = cls.parse(options or {})
+        minimum = parsed.block_until_min_cluster_size
+        if minimum is not None and minimum > size:
+            raise InvalidArgumentError(
+                f"block_until_min_cluster_size={minimum} is above expected_cluster_size={size}: "
+                f"it can be at most {size}"
+            )
+        return parsed
+
+
+def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
+    """Check that a value is a legal number of nodes, and return it.
+
+    Raises:
+        InvalidArgumentError: The value is not an integer of 1 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{name}={shown(value)}: it has to be a whole number of nodes, 1 or more")
+    return value
+
+
 def is_pool_name(text: str) -> bool:
-    """Whether a pool can have this name."""
+    """Check whether a text is a valid pool name."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_uri(source: str) -> bool:
-    """True for ``local://name…``, False for a bare pool name."""
+    """Return True for ``local://name…`` and False for a bare pool name."""
     return "://" in source
 
 
 def _url_parts(url: str) -> SplitResult | None:
-    """The parts of a URL; None where it is none."""
+    """Split a URL into its parts. Return None if the text is not a URL."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # checked only when asked for
+        _ = parts.port  # urlsplit checks the port only when it is read
     except ValueError:
         return None
     return parts
@@ -152,35 +190,18 @@ def _url_parts(url: str) -> SplitResult | None:
 def _fields_of_uri(uri: str) -> dict[str, Any]:
     parts = _url_parts(uri)
     if parts is None or not parts.scheme or "://" not in uri:
-        raise InvalidArgumentError(f'"{uri}" is no pool URI; one looks like local://retrain?max_nodes=4')
+        raise InvalidArgumentError(f'"{uri}" is not a pool URI; an example is local://retrain?max_nodes=4')
     if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
-        raise InvalidArgumentError(f'"{uri}": a pool is {parts.scheme}://NAME?option=value and nothing else')
+        raise InvalidArgumentError(
+            f'"{uri}": a pool URI has the form {parts.scheme}://NAME?option=value, without user, port, path or fragment'
+        )
     fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
     try:
         options = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError as error:
-        raise InvalidArgumentError(f'"{uri}": its options cannot be read: {error}') from None
+        raise InvalidArgumentError(f'"{uri}": the options after "?" cannot be read: {error}') from None
     for key, value in options:
         if key in fields:
-            raise InvalidArgumentError(f'"{uri}" gives {key} twice')
+            raise InvalidArgumentError(f'"{uri}" contains the option {key} twice')
         fields[key] = value
     return fields
-
-
-def _readable(error: ValidationError) -> str:
-    legal = list(PoolSpec.model_fields)
-    said = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(field, legal, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"legal: {', '.join(sorted(legal))}"
-            said.append(f"unknown pool option {field}: {hint}")
-        elif field == "backend":
-            given = problem["input"]
-            named = f'"{given}"' if isinstance(given, str) else shown(given)
-            said.append(f"unknown backend {named}: there are local and ray")
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
-            said.append(f"{field}={shown(problem['input'])}: {message}" if field else message)
-    return "; ".join(said)

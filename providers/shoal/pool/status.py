@@ -1,13 +1,21 @@
-"""What a pool looks like from outside."""
+"""Build a pool's status from its rows and the current state of its nodes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
+from shoal.errors import PoolDownError
+from shoal.pool.backends import BACKENDS, NodeRef, Seen
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.holder import is_here
+from shoal.pool.plan import Snapshot, wanted
+from shoal.pool.spec import PoolSpec
+from shoal.state.schema import Node, NodeState, Operation, OperationState, PoolState
+
 
 class NodeInfo(TypedDict):
-    """One active node, as `get_nodes` lists it."""
+    """One active node in the result of `get_nodes`."""
 
     name: str
     cpus: int
@@ -16,17 +24,17 @@ class NodeInfo(TypedDict):
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node, whatever its state.
+    """One node in any state.
 
     Attributes:
         name: ``<pool>-<number>``.
-        state: See `shoal.state.schema.NodeState`.
-        is_head: Whether it is the pool's head.
-        cpus: CPUs that it offers.
-        gpus: GPUs that it offers.
-        busy: Whether work was running on it when its supervisor last looked.
-        error: What went wrong on it.
-        log: Where to read what it had to say: for a local node a file on the pool's host.
+        state: A value of `shoal.state.schema.NodeState`.
+        is_head: Whether the node is the pool's head.
+        cpus: CPUs that the node offers.
+        gpus: GPUs that the node offers.
+        busy: Whether work was running on the node when its supervisor last checked.
+        error: Error of the node; None if it has none.
+        log: Location of the node's log: a file on the pool's host for a local node, else empty.
     """
 
     name: str
@@ -41,7 +49,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """One live lease: who holds how many nodes until when (seconds since the epoch)."""
+    """One live lease: its holder, its size in nodes, and its expiry in seconds since the epoch."""
 
     id: str
     holder: str
@@ -51,7 +59,7 @@ class LeaseStatus:
 
 @dataclass(frozen=True)
 class OperationStatus:
-    """One journaled operation; times in seconds since the epoch."""
+    """One journaled operation. Times are in seconds since the epoch."""
 
     id: str
     kind: str
@@ -66,24 +74,24 @@ class OperationStatus:
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """A pool: its limits, its nodes by how far they are, who wants what of it.
+    """Status of a pool: limits, nodes by state, leases, and last operation.
 
     Attributes:
-        name: Its name.
-        uri: What it was made from.
+        name: Name of the pool.
+        uri: The pool's settings as a URI.
         state: ``up``, ``stopping`` or ``down``.
-        host: The machine it is bound to; empty where any can act on it.
-        is_here: Whether this machine can act on it.
-        min_nodes: Nodes that it holds while it is up.
-        max_nodes: The most it may have.
-        target: Nodes that it should have now: the largest live demand within the limits; 0 when it is not up.
-        active: Nodes that take work, the head first.
-        pending: Nodes on their way up.
-        failed: Nodes that failed and are not yet cleared.
-        leaving: Nodes being drained or ended.
+        host: Hostname of the machine to which the pool is bound; empty if any machine can act on it.
+        is_here: Whether this machine can act on the pool.
+        min_nodes: Fewest nodes that the pool has while it is up.
+        max_nodes: Most nodes that the pool may have.
+        target: Nodes that the pool should have now: the largest live demand within the limits, or 0 if it is not up.
+        active: Ready nodes, the head first.
+        pending: Nodes that are planned or starting.
+        failed: Nodes that failed and are not yet removed.
+        leaving: Nodes that are being drained or ended.
         leases: Live leases.
-        last_operation: The newest operation.
-        reason: Why it is not at its target, where there is something to say.
+        last_operation: The newest operation; None if there is none.
+        reason: Reason why the pool is not at its target; None if there is none to report.
     """
 
     name: str
@@ -103,5 +111,117 @@ class PoolStatus:
     reason: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """Return the status as plain dicts and lists that can be written as JSON."""
         return asdict(self)
+
+
+def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
+    """Build a pool's status from its rows and the current state of its nodes.
+
+    Args:
+        snapshot: The pool's rows.
+        now: Seconds since the epoch.
+    """
+    pool = snapshot.pool
+    spec = PoolSpec.model_validate(pool.spec)
+    backend = BACKENDS[spec.backend]()
+    seen = _look(snapshot)
+    nodes = [(node, _state_seen(node, seen)) for node in snapshot.nodes]
+    last = snapshot.operations[-1] if snapshot.operations else None
+
+    def nodes_in(*states: NodeState) -> tuple[NodeStatus, ...]:
+        chosen = [
+            _node_status(node, state, seen, backend.log(NodeRef.of(node))) for node, state in nodes if state in states
+        ]
+        return tuple(sorted(chosen, key=lambda node: not node.is_head))
+
+    return PoolStatus(
+        name=pool.name,
+        uri=spec.uri,
+        state=pool.state.value,
+        host=pool.host,
+        is_here=is_here(pool),
+        min_nodes=pool.min_nodes,
+        max_nodes=pool.max_nodes,
+        target=wanted(snapshot),
+        active=nodes_in(NodeState.READY),
+        pending=nodes_in(NodeState.PLANNED, NodeState.STARTING),
+        failed=nodes_in(NodeState.FAILED),
+        leaving=nodes_in(NodeState.DRAINING, NodeState.ENDING),
+        leases=tuple(LeaseStatus(lease.id, lease.holder, lease.size, lease.expires_at) for lease in snapshot.leases),
+        last_operation=_operation_status(last) if last else None,
+        reason=seen.silence or _reason(snapshot, now),
+    )
+
+
+def head_endpoint(snapshot: Snapshot) -> Endpoint:
+    """Return the address at which a pool's head accepts jobs.
+
+    Raises:
+        PoolDownError: The pool has no ready head.
+    """
+    seen = _look(snapshot)
+    for node in snapshot.nodes:
+        if node.is_head and _state_seen(node, seen) is NodeState.READY and node.endpoint:
+            spec = PoolSpec.model_validate(snapshot.pool.spec)
+            return BACKENDS[spec.backend]().endpoint(spec, node.endpoint)
+    name = snapshot.pool.name
+    raise PoolDownError(
+        f'the head of pool "{name}" is not ready: {seen.silence or f"`shoal pool describe {name}` shows the reason"}'
+    )
+
+
+def _look(snapshot: Snapshot) -> Seen:
+    """Check which nodes were lost or have arrived since their rows were written, if the pool can be seen from here."""
+    if not snapshot.nodes or not is_here(snapshot.pool):
+        return Seen()
+    spec = PoolSpec.model_validate(snapshot.pool.spec)
+    return BACKENDS[spec.backend]().look(spec, [NodeRef.of(node) for node in snapshot.nodes])
+
+
+def _state_seen(node: Node, seen: Seen) -> NodeState:
+    """Return a node's state, or FAILED if the node was just lost or can no longer be seen."""
+    live = node.state in (NodeState.STARTING, NodeState.READY, NodeState.DRAINING)
+    return NodeState.FAILED if live and (seen.silence or node.id in seen.lost) else NodeState(node.state)
+
+
+def _node_status(node: Node, state: NodeState, seen: Seen, log: str) -> NodeStatus:
+    return NodeStatus(
+        name=node.name,
+        state=state.value,
+        is_head=node.is_head,
+        cpus=node.cpus,
+        gpus=node.gpus,
+        busy=node.busy,
+        error=node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None),
+        log=log,
+    )
+
+
+def _operation_status(row: Operation) -> OperationStatus:
+    return OperationStatus(
+        id=row.id,
+        kind=row.kind.value,
+        state=row.state.value,
+        holder=row.holder,
+        size=row.size,
+        created_at=row.created_at,
+        deadline=row.deadline,
+        ended_at=row.ended_at,
+        error=row.error,
+    )
+
+
+def _reason(snapshot: Snapshot, now: float) -> str | None:
+    pool, last = snapshot.pool, snapshot.operations[-1] if snapshot.operations else None
+    if pool.state is not PoolState.UP:
+        return None
+    short = len(snapshot.nodes) < wanted(snapshot)
+    if short and pool.cooldown_until and pool.cooldown_until > now:
+        return (
+            f"{pool.start_failures} nodes in a row failed, the next try is in {pool.cooldown_until - now:.0f} s "
+            f"(`scale_cluster` and leases try at once); the last failure: {pool.last_failure}"
+        )
+    if last and last.state is OperationState.ROLLED_BACK:
+        return f"the last operation was rolled back: {last.error}"
+    return None

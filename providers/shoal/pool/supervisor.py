@@ -1,8 +1,9 @@
-"""The process that owns one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
+"""The supervisor process of one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
 
-It claims its row before it starts anything, and goes on proving the node's right to exist: when the row is gone, was
-given to another, or says that the node shall end, it ends the node and itself. So even a process that was paused
-between intent and act cannot leave a node that nobody owns. A store that cannot be reached is no such answer.
+The supervisor claims its node's row before it starts the node. Then it checks the row again and again. It ends the node
+and itself when the row is deleted, belongs to another supervisor, or has the state `ending`. So no node is left without
+an owner, even if a process was paused between writing an intent and acting on it. While the store cannot be reached,
+the node keeps running.
 """
 
 from __future__ import annotations
@@ -18,62 +19,64 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.errors import StoreError
-from shoal.pool import processes
-from shoal.pool.backends.local import node_folder
-from shoal.pool.processes import ProcessId
+from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
-from shoal.pool.steps import JournalStep, transaction
 from shoal.pool.tunables import DRAIN_GRACE, KILL_PATIENCE, REVIVE_PERIOD, STORE_PATIENCE, SUPERVISOR_PERIOD
 from shoal.state import Store
 from shoal.state.locks import open_locked
+from shoal.state.process import ProcessId
 from shoal.state.runtime import remove_own_folder, turn_lock
 from shoal.state.schema import Node, NodeState, Pool
 
 log = logging.getLogger("shoal.supervisor")
 
 _TURNS = (os.cpu_count() or 1) + 1
-"""Nodes that come up at once on this host: each keeps a core busy with its agents' imports, and pauses in between."""
+"""Number of nodes that may start at once on this host. A starting node keeps one core busy with the imports of its
+agents, with pauses in between: hence one more than there are cores."""
 
 
 class Member(Protocol):
-    """What a supervisor owns: a Ray node, or in the crash tests something tiny."""
+    """The node process that a supervisor owns: a Ray node, or a small stand-in in the crash tests."""
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """Where it is reached."""
+        """The addresses of the node."""
 
     def dead(self) -> str | None:
-        """Why it is of no more use, such as what of it has ended by itself."""
+        """Return the reason why the node cannot be used any more, or None while it can."""
 
     def busy(self) -> bool:
-        """Whether it works."""
+        """Return whether work is running on the node."""
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Give it no new work."""
+        """Stop giving new work to the node."""
 
     def stop(self) -> None:
-        """End it."""
+        """End the node."""
 
 
 Start = Callable[[Node, PoolSpec, str | None, Path], Member]
-"""Makes the member of a node's row: (row, pool's spec, the head's address or None, its folder)."""
+"""Function that starts a node. Arguments: node row, pool spec, address of the head (None for the head), node folder."""
 
 Load = Callable[[], Start]
-"""Imports what a start needs. Apart from it, because imports may run side by side and starts may not."""
+"""Function that imports everything needed for a start and returns the start function. The two are separate because
+imports may run concurrently, but starts take turns."""
 
 
 class _Ended(Exception):
-    """The node has no right to exist any more."""
+    """The supervisor has to end its node. The message is the reason."""
 
 
 class Supervisor:
-    """One node's owner.
+    """Supervisor of one node: starts, watches and ends it.
 
     Args:
-        node_id: Its row.
-        epoch: The pool's epoch it was planned in.
-        load: Gives what makes the node.
+        node_id: Id of the node's row.
+        epoch: The pool's epoch in which the node was planned.
+        load: Function that returns the function that starts the node.
     """
 
     def __init__(self, node_id: str, epoch: int, load: Load) -> None:
@@ -86,22 +89,22 @@ class Supervisor:
         self._store_seen = self._begun = time.monotonic()
 
     def run(self) -> int:
-        """Own the node until its end; returns the exit code."""
+        """Start the node, watch it until its end, and return the exit code."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._store = Store(migrate=False)
         claimed = self._claim()
         if claimed is None:
-            log.info("node %s is not mine to start", self._id)
+            log.info("node %s is not started: its row is gone, claimed by another supervisor, or changed", self._id)
             return 0
         node, spec, gcs = claimed
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        os.environ["TMPDIR"] = str(self._folder)  # its starter may have named one in a root that has gone since
+        os.environ["TMPDIR"] = str(self._folder)  # the inherited TMPDIR may lie in a folder that was removed since
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
-            self._right_to_exist()  # a node that comes up after its deadline is ended
-            self._insist(state=NodeState.READY, endpoint=member.endpoint)
+            self._checked_row()  # ends a node that comes up after its deadline
+            self._report_until_written(state=NodeState.READY, endpoint=member.endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
         except _Ended as reason:
@@ -116,7 +119,7 @@ class Supervisor:
         return 0
 
     def _claim(self) -> tuple[Node, PoolSpec, str | None] | None:
-        """Take the row, unless it is gone, another's, or no longer wanted."""
+        """Claim the node's row. Return None if the row is gone, claimed already, or no longer planned."""
         with transaction(self._store, JournalStep.CLAIM) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.epoch != self._epoch or node.supervisor or node.state is not NodeState.PLANNED:
@@ -130,21 +133,22 @@ class Supervisor:
             return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
 
     def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
-        """Start the node when its turn has come: Ray gives a start 30 s, which many at once would not keep.
+        """Wait for a free turn, then start the node.
 
-        The turn is held only while the node comes up to the cluster: what it needs is imported before, beside others.
+        Starts take turns because Ray allows 30 s for a start, which many concurrent starts would exceed. The turn is
+        held only until the node has joined the cluster. The imports come before, without a turn.
         """
         start = self._load()
         looked = -SUPERVISOR_PERIOD
         while True:
-            # Not at every turn: asking the store takes CPU from those who start.
+            # The row is not checked in every round, because a query takes CPU from the nodes that are starting.
             if self._stopping or time.monotonic() - looked > SUPERVISOR_PERIOD:
-                self._right_to_exist()
+                self._checked_row()
                 looked = time.monotonic()
             for turn in range(_TURNS):
                 with open_locked(turn_lock(turn), wait=False) as mine:
                     if mine:
-                        self._right_to_exist()
+                        self._checked_row()
                         return start(node, spec, gcs, self._folder)
             time.sleep(0.05)
 
@@ -152,30 +156,30 @@ class Supervisor:
         busy = draining = False
         reconciler_seen = time.monotonic()
         while True:
-            row = self._right_to_exist()
+            row = self._checked_row()
             if why := member.dead():
                 raise RuntimeError(why)
             if row and row.state is NodeState.DRAINING and not draining:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                with suppress(StoreError):  # it hears of it at the next look
+                with suppress(StoreError):  # the next round reports it
                     self._report(busy=now_busy)
                     busy = now_busy
             if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
                 reconciler_seen = time.monotonic()
-                with suppress(StoreError, OSError):  # a home that is full or read-only for a while ends no node
+                with suppress(StoreError, OSError):  # the node keeps running while $SHOAL_HOME is full or read-only
                     ensure_running()
             self._pause()
 
-    def _right_to_exist(self) -> Node | None:
-        """The row, while the node may live; None while the store cannot be asked.
+    def _checked_row(self) -> Node | None:
+        """Return the node's row if the node may keep running, or None while the store cannot be reached.
 
         Raises:
-            _Ended: It may not.
+            _Ended: The node has to end.
         """
         if self._stopping:
-            raise _Ended("asked by signal")
+            raise _Ended("the supervisor received SIGTERM")
         if not self._store.exists():
             raise _Ended("the store is gone")
         try:
@@ -187,48 +191,48 @@ class Supervisor:
             return None
         self._store_seen = time.monotonic()
         if node is None or node.epoch != self._epoch:
-            raise _Ended("its row is gone")
+            raise _Ended("the node's row is gone")
         if node.supervisor != self._me.to_json():
-            raise _Ended("its row was given to another")
+            raise _Ended("the node's row belongs to another supervisor")
         if node.state is NodeState.ENDING:
-            raise _Ended(node.error or "its row says so")
-        # Both times follow the wall clock's jumps, so their difference does not change by one.
+            raise _Ended(node.error or "the node's row has the state ending")
+        # A jump of the wall clock is added to both times, so their difference stays the same.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
-            raise _Ended("it was not up at its deadline")
+            raise _Ended("the node was not up at its deadline")
         return node
 
     def _report(self, **fields: object) -> None:
-        """Write to the row, as long as it is this supervisor's."""
+        """Write fields to the node's row, provided that the row still belongs to this supervisor."""
         with transaction(self._store, JournalStep.REPORT) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
-                raise _Ended("its row was taken away")
+                raise _Ended("the node's row is gone, ending, or belongs to another supervisor")
             for name, value in fields.items():
                 setattr(node, name, value)
 
-    def _insist(self, **fields: object) -> None:
-        """The same, as soon as the store can be reached: no node is given up because nobody could be told of it."""
+    def _report_until_written(self, **fields: object) -> None:
+        """Write fields to the node's row, and retry until the store is reachable."""
         while True:
             try:
                 return self._report(**fields)
             except StoreError as error:
                 log.warning("%s", error)
-            self._right_to_exist()
+            self._checked_row()
             self._pause()
 
     def _fail(self, error: str) -> None:
         try:
             self._report(state=NodeState.FAILED, error=error)
-        except (_Ended, StoreError) as nobody:
-            log.info("nobody to tell: %s", nobody)
+        except (_Ended, StoreError) as reason:
+            log.info("the failure could not be written to the node's row: %s", reason)
 
     def _take_down(self, member: Member | None) -> None:
         if member:
             try:
                 member.stop()
             except Exception:
-                log.exception("could not be stopped in an orderly way")
+                log.exception("the node could not be stopped cleanly; its processes are killed")
         if not processes.end_all(lambda: processes.of_node(self._id, [self._folder], self._me), patience=KILL_PATIENCE):
             remove_own_folder(self._folder)
 
@@ -238,12 +242,12 @@ class Supervisor:
     def _pause(self) -> None:
         until = time.monotonic() + SUPERVISOR_PERIOD
         while not self._stopping and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 0.1))  # short, because a signal does not cut a sleep short
+            time.sleep(min(left, 0.1))  # short steps, because Python resumes a sleep after a signal handler returns
 
 
 def load_raylet() -> Start:
-    """Import Ray; what it gives starts a Ray node."""
-    from shoal.pool.backends.raylet import Raylet, RayletSpec
+    """Import Ray and return a function that starts a Ray node."""
+    from shoal.pool.backends.local.raylet import Raylet, RayletSpec
 
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
         return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, spec.object_store_mb * 2**20, gcs))
@@ -252,13 +256,13 @@ def load_raylet() -> Start:
 
 
 def main(load: Load = load_raylet) -> None:
-    """Entry point: ``NODE_ID EPOCH``."""
+    """Run the supervisor with the command line arguments ``NODE_ID EPOCH``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    os.chdir("/")  # keeps no folder of the caller's busy
+    os.chdir("/")  # so that this process does not keep the caller's working directory busy
     node_id, epoch = sys.argv[1:3]
     code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()
-    os._exit(code)  # Ray's threads may hang at interpreter exit; nothing is left to clean up
+    os._exit(code)  # Ray's threads may hang at interpreter exit, and nothing is left to clean up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which of all who wait for a pool on this host reconciles it: one does, so that many cost no more than one."""
+"""Select one of the processes that wait for a pool on this host to reconcile it, so that many cost no more than one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from shoal.state.home import lock_file
 
 
 class Turn:
-    """One waiter's turn at reconciling a pool, kept in a file that names who has it and whose time says since when.
+    """One waiting process's turn to reconcile a pool.
 
-    It only saves work: two that take it in the same instant reconcile side by side, which is safe.
+    The turn is a file: its content names the process that has the turn, its modification time says since when. Turns
+    only save work. If two processes take the turn at the same instant, both reconcile, which is safe.
 
     Args:
         pool: Name of the pool.
@@ -24,15 +25,15 @@ class Turn:
         self._me = uuid4().hex
 
     def take(self) -> bool:
-        """Take the turn or keep it; False while another has it and is at work."""
-        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:  # below 0: the clock was set back
+        """Take or keep the turn. Return False while another active process has it."""
+        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:  # a negative age means the clock was set back
             return False
-        with suppress(OSError):  # a full disk only means that others reconcile too
+        with suppress(OSError):  # on a full disk the file is not written, and other processes reconcile too
             self._path.write_text(self._me)
         return True
 
     def give_up(self) -> None:
-        """Let the next one have it at once."""
+        """Give up the turn, so that another process can take it at once."""
         if self._is_mine():
             self._path.unlink(missing_ok=True)
 

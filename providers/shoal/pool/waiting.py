@@ -1,4 +1,4 @@
-"""Waiting for a pool, and reconciling it meanwhile: who waits does not depend on the reconciler."""
+"""Wait for a pool. A waiting process reconciles the pool itself, so it does not depend on the reconciler."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.errors import ScaleError, StoreUnreachableError
-from shoal.pool import journal, view
+from shoal.pool.journal import rows
 from shoal.pool.reconcile import Clock, reconcile
-from shoal.pool.status import PoolStatus
+from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.tunables import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD, WAIT_PERIOD_MOST
 from shoal.pool.turns import Turn
 from shoal.state import Store
@@ -19,16 +19,16 @@ from shoal.state.schema import Operation, OperationKind, OperationState, PoolSta
 log = logging.getLogger("shoal.pool")
 
 OnProgress = Callable[[PoolStatus], None]
-"""Called now and then while something is waited for."""
+"""Function that a blocking call calls repeatedly with the pool's status while it waits."""
 
 
 class Waiting:
-    """Waits for one pool.
+    """Waiter for one pool: blocks until an operation has ended, or until the pool is down.
 
     Args:
         store: The state store.
-        name: The pool.
-        clock: Seconds since the epoch.
+        name: Name of the pool.
+        clock: Function that returns seconds since the epoch.
     """
 
     def __init__(self, store: Store, name: str, clock: Clock) -> None:
@@ -38,21 +38,28 @@ class Waiting:
         self._turn = Turn(name)
 
     def for_operation(
-        self, operation_id: str, patience: float, *, least: int | None, on_progress: OnProgress | None
+        self,
+        operation_id: str,
+        patience: float,
+        *,
+        block_until_min_cluster_size: int | None,
+        on_progress: OnProgress | None,
     ) -> None:
         """Wait until an operation has ended.
 
         Args:
-            operation_id: The operation.
-            patience: Seconds until its deadline: for so long a store that is away is waited for.
-            least: Nodes that are enough to return; it goes on.
-            on_progress: Called now and then.
+            operation_id: Id of the operation.
+            patience: Seconds until the operation's deadline. An unreachable store is retried for this long.
+            block_until_min_cluster_size: Return as soon as this many nodes are ready, while the operation stays open.
+            on_progress: Function called with the pool's status while waiting.
 
         Raises:
-            ScaleError: It was rolled back, which is seen to the end, or another took its place.
-            StoreUnreachableError: The store was still away when `patience` was over.
+            ScaleError: The operation was rolled back and the rollback has completed, or a newer operation replaced it.
+            StoreUnreachableError: The store was still unreachable after `patience` seconds.
         """
-        operation = self._ended(operation_id, patience, least=least, on_progress=on_progress)
+        operation = self._ended(
+            operation_id, patience, block_until_min_cluster_size=block_until_min_cluster_size, on_progress=on_progress
+        )
         if operation is None:
             return
         if operation.state is OperationState.SUCCEEDED:
@@ -65,9 +72,14 @@ class Waiting:
         )
 
     def _ended(
-        self, operation_id: str, patience: float, *, least: int | None, on_progress: OnProgress | None
+        self,
+        operation_id: str,
+        patience: float,
+        *,
+        block_until_min_cluster_size: int | None,
+        on_progress: OnProgress | None,
     ) -> Operation | None:
-        """Wait for an operation's end; None where enough nodes are there before."""
+        """Wait until an operation ends and return it. Return None if the minimum size is reached before."""
         began = time.monotonic()
         with self._turns():
             while True:
@@ -76,24 +88,28 @@ class Waiting:
                     operation = self._operation(operation_id)
                     if operation.state is not OperationState.OPEN:
                         return operation
-                    status = self._status() if least is not None or on_progress else None
-                except StoreUnreachableError as error:  # the nodes go on meanwhile, and so does this when it is back
+                    status = self._status() if block_until_min_cluster_size is not None or on_progress else None
+                except StoreUnreachableError as error:  # the nodes keep starting while the store is unreachable
                     if time.monotonic() - began >= patience:
                         raise
                     log.warning("waiting for the store: %s", error)
                     time.sleep(STORE_PERIOD)
                     continue
-                if status and least is not None and len(status.active) >= least:
+                if (
+                    status
+                    and block_until_min_cluster_size is not None
+                    and len(status.active) >= block_until_min_cluster_size
+                ):
                     return None
                 if status and on_progress:
                     on_progress(status)
                 _pause(began)
 
     def until_down(self, on_progress: OnProgress | None = None) -> None:
-        """Where the pool is going down, wait until it is.
+        """Wait until a pool that is going down is down. Return at once if it is up.
 
         Raises:
-            ScaleError: Some node could not be ended; the message says which processes are left.
+            ScaleError: A node could not be ended. The message names the remaining processes.
         """
         began = time.monotonic()
         with self._turns():
@@ -103,13 +119,13 @@ class Waiting:
                     on_progress(status)
                 if time.monotonic() - began > DOWN_PATIENCE:
                     raise ScaleError(
-                        f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s; `shoal sweep` tries again',
+                        f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s; run `shoal sweep` to try again',
                         {node.name: node.error or node.state for node in status.leaving},
                     )
                 _pause(began)
 
     def until_settled(self) -> None:
-        """After a rollback: see the nodes gone that it started, so that nothing is left when the caller goes on."""
+        """Wait after a rollback until the nodes that it started are gone, or DOWN_PATIENCE has passed."""
         began = time.monotonic()
         with self._turns():
             while time.monotonic() - began < DOWN_PATIENCE:
@@ -123,7 +139,7 @@ class Waiting:
 
     @contextmanager
     def _turns(self) -> Iterator[None]:
-        """Reconcile meanwhile whenever no other waiter does."""
+        """Give up this process's turn to reconcile when the block ends."""
         try:
             yield
         finally:
@@ -135,7 +151,7 @@ class Waiting:
 
     def _status(self) -> PoolStatus:
         with self._store.reading() as session:
-            return view.describe(journal.load(session, self._name, lock=False), self._clock())
+            return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _operation(self, operation_id: str) -> Operation:
         with self._store.reading() as session:
@@ -143,13 +159,13 @@ class Waiting:
 
 
 def _pause(began: float) -> None:
-    """Sleep for a tenth of the time waited so far, within limits: a long wait may end a little later."""
+    """Sleep for a tenth of the time waited so far, but at least WAIT_PERIOD and at most WAIT_PERIOD_MOST."""
     time.sleep(min(max(WAIT_PERIOD, (time.monotonic() - began) / 10), WAIT_PERIOD_MOST))
 
 
 def _rolled_back_to(operation: Operation) -> str:
     if operation.kind is OperationKind.LEASE and operation.replaced_size is None:
-        return "; its lease was taken back"
+        return "; the lease was removed"
     if operation.replaced_size is None:
-        return "; everything it had started was ended"
+        return "; all nodes that it had started were ended"
     return f"; rolled back to {operation.replaced_size}"

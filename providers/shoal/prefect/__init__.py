@@ -1,6 +1,7 @@
-"""The Prefect collection: pools and trainings as a block, tasks, a lease for the duration, and hooks that clean up.
+"""The Prefect collection: the block `ComputePool`, tasks, the context manager `pool_lease`, and clean-up hooks.
 
-Each is a thin word for a call of the core: `shoal.scale_cluster`, `shoal.jobs.submit`, `shoal.jobs.clean_up`.
+Each of them is a thin wrapper around a function of shoal's core, such as `shoal.scale_cluster`, `shoal.jobs.submit` and
+`shoal.jobs.clean_up`.
 
 Example:
     >>> from prefect import flow

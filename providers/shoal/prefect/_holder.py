@@ -1,4 +1,4 @@
-"""Who asks, in Prefect's terms: the flow run, and the task run within it."""
+"""Derive the holder's name of leases and jobs from the current flow run and task run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ ENGINE = "prefect"
 
 
 def holder_of(flow_run_id: object) -> str:
-    """The name that a flow run's leases and jobs carry."""
+    """Return the holder of a flow run's leases and jobs: ``prefect:<flow_run_id>``."""
     return f"{ENGINE}:{flow_run_id}"
 
 
 def current_holder() -> str | None:
-    """Of the run that this code is part of: its flow run, else (a task without a flow) its task run; None outside."""
+    """Return the holder for the current flow run, or for the current task run if the task has no flow run.
+
+    The result is None outside of a flow and a task.
+    """
     task = TaskRunContext.get()
     flow = FlowRunContext.get()
     run = (task and task.task_run.flow_run_id) or (flow and flow.flow_run and flow.flow_run.id)
@@ -23,6 +26,6 @@ def current_holder() -> str | None:
 
 
 def task_key() -> str:
-    """Tells the task runs of one flow run apart, and is the same for every retry of one."""
+    """Return a key that is unique per task run within a flow run and the same for all retries of a task run."""
     task = TaskRunContext.get()
     return f"{task.task_run.task_key}/{task.task_run.dynamic_key}" if task else ""

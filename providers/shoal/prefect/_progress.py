@@ -1,4 +1,4 @@
-"""What a task says while it waits for nodes."""
+"""`NodeLog`: log the number of nodes while a task waits for nodes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 
 class NodeLog:
-    """An `on_progress` of the core that logs each change to the run's log; interrupted, it ends the wait."""
+    """An `on_progress` callback that logs each change to the run's log, and can interrupt the call that waits."""
 
     def __init__(self) -> None:
         self._logger = get_run_logger()
-        self._said = ""
+        self._last_logged = ""
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """Have the call that reports here end, and roll back, at its next report."""
+        """Request that the waiting call ends and rolls back when it next calls this object."""
         self._interrupted = True
 
     def __call__(self, status: PoolStatus) -> None:
-        """Say how many nodes there are.
+        """Log how many nodes are active, if this has changed.
 
         Raises:
-            ScaleError: It was interrupted.
+            ScaleError: `interrupt` was called.
         """
         if self._interrupted:
             raise ScaleError(f'waiting for pool "{status.name}" was cancelled')
-        said = f"{status.name}: {len(status.active)} of {status.target} nodes active"
-        if said != self._said:
-            self._logger.info(said)
-            self._said = said
+        line = f"{status.name}: {len(status.active)} of {status.target} nodes active"
+        if line != self._last_logged:
+            self._logger.info(line)
+            self._last_logged = line

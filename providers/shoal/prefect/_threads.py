@@ -1,4 +1,4 @@
-"""The core is synchronous: an async task runs it in a thread, and a cancelled one tells the thread to stop."""
+"""Run shoal's synchronous functions in a thread, for async tasks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | None = None) -> T:
-    """Run `call` in a thread. Cancelled meanwhile, it is interrupted, and its end awaited: nothing is left half-way.
+    """Run `call` in a thread and return its result.
+
+    If the async task is cancelled, `interrupt` is called, and the task ends only after `call` has ended, so that no
+    work is left half done.
 
     Args:
-        call: What to run.
-        interrupt: Makes `call` end soon; called from another thread.
+        call: Function to run.
+        interrupt: Function that makes `call` end soon. It is called from another thread.
     """
     running = asyncio.ensure_future(asyncio.to_thread(call))
     try:
@@ -27,5 +30,5 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
                 await asyncio.to_thread(interrupt)
             await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # looked at, so that nobody warns of it: the cancellation is what counts
+            running.exception()  # Without this call, asyncio warns that the exception was never retrieved.
         raise

@@ -1,4 +1,4 @@
-"""One training as a task sees it: submitted, followed into the run's log, cancelled with the run."""
+"""`Training`: submit a job from a task, copy its log to the run's log, and cancel the job with the run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CANCELLED = "its Prefect run was cancelled"
 
 
 class Training:
-    """A training from its submission to its result.
+    """One job of a Prefect task, from its submission to its result.
 
     Args:
-        spec: What to train.
-        pool_name: Where; by default where the spec says.
+        spec: Spec of the job.
+        pool_name: Name, URI or block of the pool; None for the pool in `spec`.
     """
 
     def __init__(self, spec: JobSpec | FunctionJobSpec, pool_name: PoolSource) -> None:
@@ -35,33 +35,33 @@ class Training:
         self._cancelled = threading.Event()
 
     def run(self) -> JobResult:
-        """Submit it, or attach to the job that an earlier try of this task left running, and wait.
+        """Submit the job, or attach to the job that an earlier try of this task submitted, and wait for its result.
 
         Raises:
-            JobFailedError: It ended without a result; the message ends with the cause.
-            JobCancelledError: It was cancelled.
+            JobFailedError: The job ended without a result. The message ends with the cause.
+            JobCancelledError: The job was cancelled.
         """
         self._handle = submit(self._spec, holder=self._holder, key=self._key)
-        self.logger.info("submitted or found: job %s, attempt %d", self._handle.job_id, self._handle.attempt)
+        self.logger.info("submitted or attached to job %s, attempt %d", self._handle.job_id, self._handle.attempt)
         try:
             if self._cancelled.is_set():
                 self._handle.cancel(_CANCELLED)
             return self._handle.wait(on_log=self.logger.info)
         except Exception:
-            raise  # a timeout of the task among them: its retry attaches to the job
-        except BaseException:  # how Prefect and the user say stop
+            raise  # This includes a timeout of the task. The job is not cancelled, because a retry attaches to it.
+        except BaseException:  # Prefect and Ctrl-C cancel a run with a BaseException.
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        """End the job; from any thread."""
+        """Cancel the job. This method may be called from any thread."""
         self._cancelled.set()
         if self._handle is not None:
             self._handle.cancel(_CANCELLED)
 
 
 def artifact(result: JobResult) -> dict[str, Any]:
-    """What is shown of a training in Prefect's UI: arguments of `create_table_artifact`."""
+    """Return the arguments of `create_table_artifact` for the table that Prefect's UI shows for a job."""
     rows = [
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],

@@ -1,19 +1,19 @@
-"""The block `ComputePool`: a pool's definition, kept on the Prefect server."""
+"""The block `ComputePool`: the definition of a pool, stored on the Prefect server."""
 
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, Literal
+from typing import Any
 
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, HttpUrl, model_validator
 
 from shoal.pool import api
-from shoal.pool.spec import PoolSpec, is_uri
+from shoal.pool.spec import BackendName, PoolSpec, is_uri
 
 
 def _as_in_spec(field: str) -> Any:
-    """Description, default and limits of a field of `PoolSpec`: said once, there."""
+    """Return a copy of a field of `PoolSpec`, so that description, default and limits are defined only there."""
     return copy(PoolSpec.model_fields[field])
 
 
@@ -21,7 +21,7 @@ class ComputePool(Block):
     """A compute pool: a named set of nodes that training runs on.
 
     Raises:
-        ValidationError: A field is wrong; the message is that of `PoolSpec.parse`.
+        ValidationError: A field is invalid. The message is that of `PoolSpec.parse`.
 
     Example:
         ```python
@@ -33,7 +33,7 @@ class ComputePool(Block):
         ```
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # an address may have credentials, which are refused
+    model_config = ConfigDict(hide_input_in_errors=True)  # Errors must not show credentials in an address.
 
     _block_type_name = "Compute Pool"
     _block_type_slug = "compute-pool"
@@ -41,7 +41,7 @@ class ComputePool(Block):
     _documentation_url = HttpUrl("https://shoal.readthedocs.io/en/latest/prefect/")
 
     name: str = _as_in_spec("name")
-    backend: Literal["local", "ray"] = _as_in_spec("backend")
+    backend: BackendName = _as_in_spec("backend")
     min_nodes: int = _as_in_spec("min_nodes")
     max_nodes: int = _as_in_spec("max_nodes")
     cpus_per_node: int = _as_in_spec("cpus_per_node")
@@ -54,23 +54,23 @@ class ComputePool(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _through_the_one_parser(cls, values: Any) -> Any:
+    def _parse_as_pool_spec(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        # Prefect adds this one to what it stores.
+        # Prefect adds `block_type_slug` to the fields that it stores.
         fields = {name: value for name, value in values.items() if name != "block_type_slug"}
         return PoolSpec.parse(fields).model_dump()
 
     @property
     def spec(self) -> PoolSpec:
-        """What it defines."""
+        """Return the definition of the pool."""
         return PoolSpec.parse({name: getattr(self, name) for name in PoolSpec.model_fields})
 
     def get_pool(self, *, holder: str | None = None) -> api.ComputePool:
-        """The pool itself, with `up()`, `down()`, `scale()` and all the rest.
+        """Return a client of the pool, with methods such as `up()`, `down()` and `scale()`.
 
         Args:
-            holder: Who asks; by default this process.
+            holder: Holder of the leases and jobs that are requested through this client; by default this process.
 
         Example:
             ```python
@@ -81,23 +81,24 @@ class ComputePool(Block):
 
 
 PoolSource = str | ComputePool | None
-"""Which pool: its name, a URI, a block; None where the rule of `shoal.pool.which` knows."""
+"""Name, URI or block of a pool; None for the pool that `shoal.pool.resolve` selects by default."""
 
 
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:
-    """The core's pool that is meant.
+    """Return a client of the pool that a name, URI or block selects.
 
     Args:
-        source: Name, URI or block.
-        holder: Who asks; by default this process.
+        source: Name, URI or block. With None, the pool is ``$SHOAL_POOL`` or, if this is not set, the only pool.
+        holder: Holder of the leases and jobs that are requested through this client; by default this process.
 
     Raises:
-        InvalidArgumentError: A wrong URI, or none was named and there is not exactly one.
-        PoolNotFoundError: There is no pool of that name.
+        InvalidArgumentError: The URI is invalid, or neither `source` nor ``$SHOAL_POOL`` is set and the number of pools
+            is not one.
+        PoolNotFoundError: No pool has this name.
     """
     return source.get_pool(holder=holder) if isinstance(source, ComputePool) else api.ComputePool(source, holder=holder)
 
 
 def defines(source: PoolSource) -> bool:
-    """Whether it says what the pool is, and not only its name: then a pool that is down can be brought up."""
+    """Return whether `source` defines the pool (URI or block), so that a pool that is down can be brought up."""
     return isinstance(source, ComputePool) or (isinstance(source, str) and is_uri(source))

@@ -1,4 +1,4 @@
-"""What cleans up after a run: hooks for its own end, and the look at runs that ended without one."""
+"""Clean up after flow runs: a hook for the end of a run, and a function for runs that ended without this hook."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from shoal.prefect._holder import ENGINE, holder_of
 
 
 def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
-    """Hook for `on_failure`, `on_crashed` and `on_cancellation`: ends what the run has on any pool.
+    """Cancel a flow run's jobs and release its leases on all pools.
 
-    Prefect calls a cancellation hook from the process that serves the flow: it needs the same ``$SHOAL_HOME`` or
-    ``$SHOAL_STATE_URL`` as the flow.
+    Use this function as hook for `on_failure`, `on_crashed` and `on_cancellation`. Prefect calls a cancellation hook in
+    the process that serves the flow, so this process needs the same ``$SHOAL_HOME`` or ``$SHOAL_STATE_URL`` as the
+    flow.
 
     Args:
         flow: The flow.
-        flow_run: Its run.
-        state: What it ended in.
+        flow_run: Run of the flow.
+        state: Final state of the run.
 
     Example:
         >>> @flow(on_failure=[clean_up_run], on_crashed=[clean_up_run], on_cancellation=[clean_up_run])
@@ -35,19 +36,20 @@ def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
 
 
 def clean_up_ended_runs() -> list[str]:
-    """End what flow runs that are in a final state still have on any pool: the janitor's look.
+    """Cancel the jobs and release the leases of all flow runs that have ended; call this in a janitor flow.
 
-    A run that this server does not know is left to its own time to live: it may be another server's.
+    If this Prefect server does not know a run, the run may belong to another server. Its leases are not touched, and
+    expire after their time to live.
 
     Returns:
-        What was done, a sentence each.
+        One sentence for each thing that was done.
     """
     with get_client(sync_client=True) as client:
 
         def why_ended(run_id: str) -> str | None:
             try:
                 state = client.read_flow_run(UUID(run_id)).state
-            except (ValueError, ObjectNotFound):  # a name that a user has chosen, or another server's run
+            except (ValueError, ObjectNotFound):  # A user chose this holder name, or it is a run of another server.
                 return None
             return _ended_as(state) if state and state.is_final() else None
 

@@ -1,4 +1,4 @@
-"""`pool_lease`: a pool of some size for the duration of a block of code, and as it was before afterwards."""
+"""`pool_lease`: a context manager that leases nodes of a pool for a block of code."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from shoal.prefect.blocks import PoolSource, defines, pool_of
 def pool_lease(
     size: int, *, pool_name: PoolSource = None, ttl: float = LEASE_TTL, options: Mapping[str, Any] | None = None
 ) -> PoolForTheDuration:
-    """Have a pool of at least `size` nodes for the duration of a ``with`` or ``async with`` block of a flow.
+    """Lease at least `size` nodes of a pool for a ``with`` or ``async with`` block of a flow.
 
-    At its beginning: leases the nodes and waits for them, bringing the pool up if it is down and `pool_name` defines it
-    (URI or block); nothing is left if they do not come. Meanwhile the lease is renewed. At its end, come what may:
-    cancels jobs of this flow run that still run, releases the lease, and ends what nobody owns; a pool that was brought
-    up for leases is down again after the last of them.
+    At the start of the block, this leases the nodes and waits until they are ready. If the pool is down and `pool_name`
+    defines it (URI or block), the pool is brought up. If the nodes do not become ready, everything is rolled back.
+    During the block, the lease is renewed. At the end of the block, even after an exception, this cancels the jobs of
+    the flow run that still run, releases the lease, and removes leftovers without an owner. A pool that was brought up
+    for a lease goes down when its last lease is released.
 
-    A flow run has one lease on a pool: nesting two on the same pool is not possible.
+    A flow run can have only one lease on a pool, so two leases on the same pool cannot be nested.
 
     Args:
-        size: Nodes, the head among them.
+        size: Number of nodes, including the head node.
         pool_name: Name, URI or block of the pool.
-        ttl: Seconds that the lease outlives this process if it is killed.
+        ttl: Seconds after which the lease expires if this process is killed.
         options: ``rollback_after_seconds``, ``block_until_min_cluster_size``.
 
     Returns:
-        The context manager; it gives the pool.
+        A context manager that yields the pool.
 
     Raises:
-        ScaleError: The nodes did not come; the pool is as it was.
-        PoolDownError: The pool is down, and only its name was given.
-        InvalidArgumentError: A size above MAX_NODES, a wrong option.
+        ScaleError: The nodes did not become ready; the pool was rolled back to its previous size.
+        PoolDownError: The pool is down, and `pool_name` is only a name.
+        InvalidArgumentError: `size` exceeds MAX_NODES, or an option is invalid.
 
     Example:
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4") as pool:
@@ -52,7 +53,7 @@ def pool_lease(
 
 
 class PoolForTheDuration:
-    """What `pool_lease` returns."""
+    """Context manager that `pool_lease` returns."""
 
     def __init__(self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None) -> None:
         self._size = size
@@ -83,7 +84,10 @@ class PoolForTheDuration:
     def _holder() -> str:
         holder = current_holder()
         if holder is None:
-            raise MissingContextError("pool_lease belongs into a flow or task; elsewhere use shoal.ComputePool.lease")
+            raise MissingContextError(
+                "pool_lease was called outside of a flow and a task: call it in a flow or task, or use "
+                "shoal.ComputePool.lease instead"
+            )
         return holder
 
     def _enter(self, holder: str, log: NodeLog) -> ComputePool:
@@ -91,7 +95,7 @@ class PoolForTheDuration:
         self._lease = self._pool.lease(
             self._size, ttl=self._ttl, bring_up=defines(self._source), options=self._options, on_progress=log
         )
-        self._lease.__enter__()  # renewed from here on
+        self._lease.__enter__()  # This starts the renewal of the lease.
         return self._pool
 
     def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""The tasks, each with an `a…` twin for async flows. A task over a core call is a few lines: logic stays below."""
+"""Tasks that wrap functions of shoal's core. For each task, a task with the prefix `a` is for async flows."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def scale_cluster(
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Set a pool's base demand, and wait for it; see `shoal.scale_cluster`.
+    """Set a pool's base demand and wait for the nodes; see `shoal.scale_cluster`.
 
-    For the duration of a block of code use `pool_lease`, which restores the pool.
+    To get nodes only for a block of code, use `pool_lease`, which releases them at the end of the block.
 
     Args:
-        expected_cluster_size: Nodes, the head among them.
+        expected_cluster_size: Number of nodes, including the head node.
         pool_name: Name, URI or block of the pool.
-        is_async: Return as soon as the request is journaled.
+        is_async: Return when the request is recorded, before the nodes are ready.
         options: ``rollback_after_seconds``, ``block_until_min_cluster_size``.
 
     Returns:
-        True when the nodes are ready, with `is_async` when the request is accepted.
+        True when the nodes are ready, or with `is_async` when the request is accepted.
 
     Raises:
-        ScaleError: The size was not reached; rolled back.
-        InvalidArgumentError: A wrong size or option; nothing happened.
+        ScaleError: The pool did not reach the size; the scaling was rolled back.
+        InvalidArgumentError: The size or an option is invalid; the pool was not changed.
 
     Example:
         >>> @flow
@@ -65,7 +65,7 @@ async def ascale_cluster(
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """`scale_cluster` for async flows."""
+    """Set a pool's base demand and wait for the nodes: `scale_cluster` for async flows."""
     holder, log = current_holder(), NodeLog()
     return await in_thread(
         lambda: pool_of(pool_name, holder=holder).scale(
@@ -77,16 +77,16 @@ async def ascale_cluster(
 
 @task(cache_policy=NO_CACHE)
 def get_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
-    """The active nodes of a pool, the head first; see `shoal.get_nodes`.
+    """Return the active nodes of a pool; see `shoal.get_nodes`.
 
     Args:
         pool_name: Name, URI or block of the pool.
 
     Returns:
-        Name, CPUs and GPUs of each.
+        Name, number of CPUs and number of GPUs of each node, with the head node first.
 
     Raises:
-        PoolNotFoundError: There is no such pool.
+        PoolNotFoundError: The pool does not exist.
 
     Example:
         >>> nodes = get_nodes("retrain")
@@ -96,7 +96,7 @@ def get_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
 
 @task(cache_policy=NO_CACHE)
 async def aget_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
-    """`get_nodes` for async flows."""
+    """Return the active nodes of a pool: `get_nodes` for async flows."""
     return await in_thread(lambda: pool_of(pool_name).get_nodes())
 
 
@@ -104,19 +104,19 @@ async def aget_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
 def wait_for_nodes(
     expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
 ) -> list[NodeInfo]:
-    """Wait until so many nodes are active; scales nothing itself.
+    """Wait until a number of nodes is active, without scaling the pool.
 
     Args:
-        expected_cluster_size: Nodes, the head among them.
+        expected_cluster_size: Number of nodes, including the head node.
         pool_name: Name, URI or block of the pool.
-        timeout: Seconds to wait.
+        timeout: Maximum time to wait, in seconds.
 
     Returns:
-        The active nodes, the head first.
+        The active nodes, with the head node first.
 
     Raises:
-        ScaleError: Nobody wants that many nodes any more (rolled back, released, or never asked for), or the time
-            is over.
+        ScaleError: The pool's demand is below this number (the request was rolled back or released, or never made), or
+            the timeout has passed.
 
     Example:
         >>> scale_cluster(3, pool_name="retrain", is_async=True)
@@ -130,7 +130,7 @@ def wait_for_nodes(
 async def await_for_nodes(
     expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
 ) -> list[NodeInfo]:
-    """`wait_for_nodes` for async flows."""
+    """Wait until a number of nodes is active: `wait_for_nodes` for async flows."""
     holder, log = current_holder(), NodeLog()
     return await in_thread(
         lambda: pool_of(pool_name, holder=holder).wait_for_nodes(
@@ -150,28 +150,28 @@ def distributed_train(
     kwargs: Mapping[str, Any] | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
-    """Train on a pool; the job's log streams into the run's log.
+    """Train on a pool, and copy the job's log to the run's log.
 
-    The job is durable: a retry of this task attaches to the job if it still runs, and makes a new attempt if it
-    failed. Cancelling the run cancels the job.
+    The job does not end with this task. A retry of the task attaches to the job if it still runs, and starts a new
+    attempt if it failed. Cancelling the run cancels the job.
 
     Args:
-        spec: What to train: a `JobSpec`, a `FunctionJobSpec`, or the fields of one; beside `train_func` the other
-            fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
-        framework: What trains, where `spec` does not say.
-        train_func: A function that runs in every worker: itself, by value; its name ``pkg.module:name``; or a script's
-            path. `shoal.jobs.load_results` has what its ranks returned.
-        args: Its arguments; of a script, its command line.
-        kwargs: Its arguments by name.
-        pool_name: Name, URI or block of the pool; by default the one that the spec names.
+        spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of the
+            remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
+        framework: Library that trains the model, if `spec` does not contain it.
+        train_func: Function that runs in every worker. Pass the function itself (which is pickled by value), its name
+            as ``pkg.module:name``, or the path of a script. `shoal.jobs.load_results` returns the ranks' return values.
+        args: Positional arguments of the function, or command line arguments of the script.
+        kwargs: Keyword arguments of the function.
+        pool_name: Name, URI or block of the pool; by default the pool in `spec`.
 
     Returns:
-        The `JobResult` as plain data.
+        The `JobResult` as a dict of JSON values.
 
     Raises:
-        JobFailedError: The training failed; the message ends with the cause.
-        PoolDownError: The pool is not up: `pool_lease` brings it up.
-        InvalidArgumentError: The spec is wrong; nothing was started.
+        JobFailedError: The job failed. The message ends with the cause.
+        PoolDownError: The pool is not up. Use `pool_lease` to bring it up.
+        InvalidArgumentError: The spec is invalid; no job was started.
 
     Example:
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
@@ -181,8 +181,8 @@ def distributed_train(
     result = training.run()
     try:
         create_table_artifact(**artifact(result))
-    except Exception as error:  # hours of training are not thrown away because a table could not be shown
-        training.logger.warning("the artifact could not be made: %s", error)
+    except Exception as error:  # A missing table in the UI must not fail a task after hours of training.
+        training.logger.warning("the Prefect artifact could not be created: %s", error)
     return result.model_dump(mode="json")
 
 
@@ -196,28 +196,29 @@ async def adistributed_train(
     kwargs: Mapping[str, Any] | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
-    """`distributed_train` for async flows."""
-    said = await in_thread(lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs))
-    training = Training(said, pool_name)
+    """Train on a pool, and copy the job's log to the run's log: `distributed_train` for async flows."""
+    job = await in_thread(lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs))
+    training = Training(job, pool_name)
     result = await in_thread(training.run, training.cancel)
     try:
         await acreate_table_artifact(**artifact(result))
     except Exception as error:
-        training.logger.warning("the artifact could not be made: %s", error)
+        training.logger.warning("the Prefect artifact could not be created: %s", error)
     return result.model_dump(mode="json")
 
 
 @task(cache_policy=NO_CACHE)
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """End what this flow run still has on a pool: its jobs, its lease, and whatever nobody owns.
+    """Cancel this flow run's jobs on a pool, release its lease, and remove leftovers without an owner.
 
-    Needed only where no `pool_lease` is used; safe to run twice.
+    This is needed only without `pool_lease`. It is safe to run twice.
 
     Args:
         pool_name: Name, URI or block of the pool.
 
     Returns:
-        What was done: `cancelled`, `released`, `swept`, and `left` to another host.
+        A dict with the jobs that were `cancelled`, whether a lease was `released`, the leftovers that were `swept`, and
+        the leftovers that were `left` because only another host can remove them.
 
     Example:
         >>> cleanup_pool("retrain")
@@ -227,6 +228,6 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
 
 @task(cache_policy=NO_CACHE)
 async def acleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """`cleanup_pool` for async flows."""
+    """Clean up after this flow run on a pool: `cleanup_pool` for async flows."""
     holder = str(current_holder())
     return await in_thread(lambda: clean_up(pool_of(pool_name).name, holder, reason=_CLEANED).to_dict())

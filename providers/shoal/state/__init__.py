@@ -1,4 +1,4 @@
-"""The store that pools and jobs keep their rows in (SQLAlchemy, migrated by Alembic)."""
+"""The state store: database tables of pools and jobs (SQLAlchemy, migrated by Alembic)."""
 
 from __future__ import annotations
 

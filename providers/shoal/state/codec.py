@@ -1,8 +1,8 @@
-"""How values are written to the store, so that SQLite and PostgreSQL take the same ones and give back the same.
+"""Encode values for the store, so that SQLite and PostgreSQL accept and return the same values.
 
-JSON has no NaN and no infinity. Python writes them nevertheless; PostgreSQL refuses them, and SQLite keeps any text. So
-they are written as ``{"$float": "nan"}``. PostgreSQL also refuses NUL in a text, and neither database takes a surrogate
-without its partner.
+JSON has no NaN and no infinity. Python's `json` writes them nevertheless, PostgreSQL rejects them, and SQLite accepts
+any text. So NaN is written as ``{"$float": "nan"}``, and infinity likewise. PostgreSQL also rejects NUL in a text, and
+neither database accepts a lone surrogate.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 _TAG = "$float"
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LIKE_TAG = re.compile(r"\$+float")
-"""Keys that get one more ``$``, so that a user's own ``{"$float": "nan"}`` is told from a NaN."""
+"""Keys to which one more ``$`` is added, so that a user's own ``{"$float": "nan"}`` is not read as NaN."""
 
 
 def dumps(document: Any) -> str:
-    """Write a document as strict JSON in ASCII, where escapes stand for NUL and surrogates."""
+    """Encode a document as strict JSON in ASCII. NUL and surrogates are written as escapes."""
     return json.dumps(_tagged(document), allow_nan=False)
 
 
 def loads(written: str | bytes) -> Any:
-    """Read what `dumps` wrote, or what shoal 0.1 did: it wrote bare NaN and Infinity to SQLite."""
+    """Decode a document written by `dumps`, or by shoal 0.1, which wrote bare NaN and Infinity to SQLite."""
     return json.loads(written, object_hook=_untagged)
 
 
 def storable(text: str) -> str:
-    r"""Escape what no database takes in a text: NUL becomes ``\x00``, a surrogate without its partner ``\udc80``."""
+    r"""Escape characters that databases reject: NUL becomes ``\x00``, a lone surrogate for example ``\udc80``."""
     return text.replace("\0", r"\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -56,7 +56,7 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def _like_tag(value: dict[Any, Any]) -> str | None:
-    """The only key of a document that looks like the tag."""
+    """Return the key of a dict if it is the only one and looks like the tag, else None."""
     if len(value) != 1:
         return None
     [key] = value

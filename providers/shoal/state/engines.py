@@ -1,10 +1,11 @@
-"""How each database is opened, so that a transaction means the same in both: one writer at a time, consistent looks.
+"""Open the databases so that transactions behave the same in both: one writer at a time, and consistent reads.
 
-SQLite is opened the one way that lost no update in 12 processes x 20 read-modify-writes: autocommit mode, an explicit
-`BEGIN IMMEDIATE`, WAL, and a busy timeout. SQLAlchemy's default lost 220 of 240 in silence.
+SQLite is opened with autocommit mode, an explicit `BEGIN IMMEDIATE`, WAL, and a busy timeout. In a test of 12 processes
+with 20 read-modify-writes each, only these settings lost no update. SQLAlchemy's defaults silently lost 220 of 240.
 
-PostgreSQL gets the same by a lock that every write transaction takes first and its end releases. So no two of them can
-deadlock, none fails to serialise, and nobody has to remember which row to lock before which. Ours take milliseconds.
+On PostgreSQL, every write transaction first takes an advisory lock, and releases it at its end. So write transactions
+cannot deadlock or fail to serialize, and the order in which they lock rows does not matter. shoal's transactions take
+only milliseconds.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from shoal.errors import MissingExtraError, StoreError
 from shoal.state import codec
 
 LOCK_WAIT_S = 30
-"""How long a write waits for others: far above any transaction of ours, far below an operation's deadline."""
+"""Seconds that a write transaction waits for others. Much longer than any transaction of shoal, much shorter than the
+deadline of an operation."""
 
 _PAUSED_WRITER_S = 15
-"""A writer that says nothing for so long (paused, or its host is gone) loses its transaction, before others give up
-waiting for it. On SQLite, whose lock is its process's, nobody can take it away."""
+"""Seconds without a statement after which PostgreSQL ends a write transaction, whose process is paused or whose host is
+gone. Shorter than LOCK_WAIT_S, so that waiting transactions go on instead of failing. SQLite cannot end such a
+transaction, because its lock belongs to the process."""
 
 _WRITERS_LOCK = int.from_bytes(b"shoal")
-"""Key of the advisory lock: any number that others in the same database are unlikely to use."""
+"""Key of the advisory lock: a number that other programs in the same database are unlikely to use."""
 
 _BEGIN_WRITING = (
     f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; "
@@ -42,13 +45,13 @@ _BEGIN_WRITING = (
 _CONNECT = {
     "application_name": "shoal",
     "connect_timeout": "10",
-    # A server that went without a word (a cut link, a lost host) is noticed after some 20 s instead of 15 minutes.
+    # A connection to a lost host or over a cut link fails after about 20 s instead of 15 minutes.
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "2",
     "tcp_user_timeout": "20000",
 }
-"""What a URL may say otherwise (`?connect_timeout=3`)."""
+"""Connection parameters, unless the URL sets them (`?connect_timeout=3`)."""
 
 _JSON: dict[str, Any] = {"json_serializer": codec.dumps, "json_deserializer": codec.loads}
 
@@ -58,52 +61,55 @@ _pooled: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def parsed(url: str) -> URL:
-    """Check a URL and name the driver that is used.
+    """Parse and check a store URL, and set the driver for PostgreSQL.
 
     Raises:
-        StoreError: It is no URL, or of no database that the store can be kept in.
+        StoreError: The text is not a URL, or names a database that shoal does not support.
     """
     try:
         found = make_url(url)
         backend = found.get_backend_name() if found.drivername != "postgres" else "postgresql"
-    except (ArgumentError, ValueError):  # their texts may show a password
+    except (ArgumentError, ValueError):  # their messages may contain a password
         raise StoreError(
-            "SHOAL_STATE_URL is no URL (is its port a number, is its password percent-encoded?): write "
+            "SHOAL_STATE_URL is not a valid URL (is the port a number, and the password percent-encoded?): write "
             "postgresql+psycopg://USER@HOST:5432/DATABASE or sqlite:////FOLDER/state.db"
         ) from None
-    if "@" in (found.host or ""):  # the rest of a password that the driver would show as the host it cannot find
+    if "@" in (found.host or ""):  # part of the password, which the driver's error would show as an unknown host
         raise StoreError('SHOAL_STATE_URL has an "@" in its password: write it as %40')
     if backend == "postgresql":
         return found.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
-        raise StoreError(f"SHOAL_STATE_URL names {backend}: the store is kept in PostgreSQL or SQLite")
+        raise StoreError(f"SHOAL_STATE_URL names {backend}, which is not supported: use PostgreSQL or SQLite")
     if not Path(found.database or "").is_absolute():
         raise StoreError(
-            f"SHOAL_STATE_URL {url}: nodes run in other folders, so the path has to be absolute "
-            "(sqlite:////FOLDER/state.db, four slashes)"
+            f"SHOAL_STATE_URL {url}: the path has to be absolute, because nodes run in other folders "
+            "(write sqlite:////FOLDER/state.db, with four slashes)"
         )
     return found
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of a SQLite database; None for another."""
+    """Return the file of a SQLite URL, or None for another database."""
     found = parsed(url)
     return Path(found.database or "") if found.get_backend_name() == "sqlite" else None
 
 
 @lru_cache(maxsize=8)
 def engine(url: str) -> Engine:
-    """The engine of a URL, for writing.
+    """Return the engine for write transactions on a URL.
 
     Raises:
-        StoreError: As of `parsed`, or the driver is not installed.
+        StoreError: The URL is invalid (see `parsed`), or the driver is not installed.
     """
     found = parsed(url)
     return _sqlite(found) if found.get_backend_name() == "sqlite" else _postgresql(found)
 
 
 def reading(writing: Engine) -> Engine:
-    """The same engine for looks: each sees the database at one instant, waits for no writer and writes nothing."""
+    """Return the same engine for read transactions.
+
+    A read transaction sees the database at one instant, does not wait for writers, and cannot write.
+    """
     options: dict[str, Any] = {_READ_ONLY: True}
     if writing.dialect.name == "postgresql":
         options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -111,7 +117,7 @@ def reading(writing: Engine) -> Engine:
 
 
 def _sqlite(url: URL) -> Engine:
-    # NullPool: a connection kept open would go on reading a database file that was removed or replaced.
+    # NullPool, because an open connection would keep reading a database file that was removed or replaced.
     made = create_engine(url, poolclass=NullPool, connect_args={"timeout": float(LOCK_WAIT_S)}, **_JSON)
 
     @event.listens_for(made, "connect")
@@ -129,20 +135,20 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    said = {name: value for name, value in _CONNECT.items() if name not in url.query}
+    parameters = {name: value for name, value in _CONNECT.items() if name not in url.query}
     try:
         made = create_engine(
             url,
-            # Said, because a server may have another default: a snapshot older than the lock would hide what the
-            # writer before wrote.
+            # Explicit, because a server may have another default. With REPEATABLE READ, a snapshot taken before the
+            # advisory lock would hide the previous writer's changes.
             isolation_level="READ COMMITTED",
-            # One connection is kept a process (a node's supervisor looks every second), and every look tries it first:
-            # the server may have been started anew meanwhile. More, for threads, are closed after use.
+            # Each process keeps one connection, because a node's supervisor reads every second. Further connections,
+            # for threads, are closed after use. The pre-ping detects that the server was restarted.
             pool_size=1,
             max_overflow=-1,
             pool_pre_ping=True,
-            # Nothing prepared: a pooler between may give each transaction another server.
-            connect_args={**said, "prepare_threshold": None},
+            # No prepared statements, because a connection pooler may send each transaction to another server session.
+            connect_args={**parameters, "prepare_threshold": None},
             **_JSON,
         )
     except ModuleNotFoundError as error:
@@ -151,7 +157,7 @@ def _postgresql(url: URL) -> Engine:
     @event.listens_for(made, "begin")
     def _begin(connection: Connection) -> None:
         if not _reads(connection):
-            # Without parameters, so that the three go in one message.
+            # Without parameters, the three statements are sent in one message.
             connection.exec_driver_sql(_BEGIN_WRITING, execution_options={"no_parameters": True})
 
     _pooled.add(made)
@@ -163,7 +169,7 @@ def _reads(connection: Connection) -> bool:
 
 
 def _forked() -> None:
-    """A forked child drops the connections that it shares with its parent, without a word to the server."""
+    """Drop the connections that a forked child shares with its parent, without closing them on the server."""
     for made in list(_pooled):
         made.dispose(close=False)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a store, and what to do about it: from a database's error to ours."""
+"""Convert database errors to a `StoreError` that tells the user what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -11,59 +11,69 @@ from shoal.errors import StoreError, StoreUnreachableError
 from shoal.redaction import redact_value
 
 _AWAY = {
-    "database is locked": "another process has been writing for very long: look for one that is paused, and end it",
-    "lock timeout": "another process has been writing for very long: look for it in pg_stat_activity, and end it",
+    "database is locked": "another process has been writing for too long: find the process, which may be paused, and "
+    "end it",
+    "lock timeout": "another process has been writing for too long: find it in pg_stat_activity, and end it",
     "too many": "the server has no connection left, and each node and each process keeps one: raise max_connections",
     "slots are reserved": "the server has no connection left for this user: raise max_connections",
-    "Connection refused": "no server listens there: start it, or check host and port in SHOAL_STATE_URL",
-    "No such file or directory": "no server listens there: start it, or check the socket's folder in SHOAL_STATE_URL",
+    "Connection refused": "no server listens at this address: start it, or check host and port in SHOAL_STATE_URL",
+    "No such file or directory": "no server listens at this socket: start it, or check the socket's folder in "
+    "SHOAL_STATE_URL",
     "resolve host": "check the host in SHOAL_STATE_URL",
     "translate host name": "check the host in SHOAL_STATE_URL",
     "timeout expired": "the server does not answer: check host and port in SHOAL_STATE_URL, and the network between",
     "starting up": "the server is starting: try again in a moment",
-    "shutting down": "the server is being stopped: try again when it is back",
+    "shutting down": "the server is shutting down: try again when it runs again",
     "recovery mode": "the server is recovering: try again in a moment",
-    "terminating connection": "the server ended the connection: try again when it is back",
-    "server closed the connection": "the server went away: try again when it is back",
-    "connection is closed": "the server went away: try again when it is back",
+    "terminating connection": "the server ended the connection: try again when it runs again",
+    "server closed the connection": "the server closed the connection: try again when it runs again",
+    "connection is closed": "the server closed the connection: try again when it runs again",
 }
-"""A sign in the database's message that it cannot be used now, and may be later -> what to do; the first that fits."""
+"""Errors that may go away by themselves. Keys: part of the database's message. Values: advice to the user. The first
+matching entry is used."""
 
 _WRONG = {
     # SQLite
-    "database disk image is malformed": "the file is corrupt: restore a backup, or move it away to start anew",
-    "file is not a database": "the file is no SQLite database: move it away, or set SHOAL_HOME",
-    "attempt to write a readonly database": "the file is read-only: make it writable, or set SHOAL_HOME",
-    "database or disk is full": "the disk is full: free some room and run `shoal sweep`",
-    "unable to open database file": "it cannot be opened: check the folder and its permissions, or set SHOAL_HOME",
-    "disk I/O error": "the disk refuses: look for a full or failing one, free some room and run `shoal sweep`",
-    "no such table": "it is not shoal's, or was not finished: `shoal pool list` sets it up",
+    "database disk image is malformed": "the file is corrupt: restore a backup, or move it away to start with a new "
+    "store",
+    "file is not a database": "the file is not a SQLite database: move it away, or set SHOAL_HOME to another folder",
+    "attempt to write a readonly database": "the file is read-only: make it writable, or set SHOAL_HOME to another "
+    "folder",
+    "database or disk is full": "the disk is full: free some disk space and run `shoal sweep`",
+    "unable to open database file": "the file cannot be opened: check the folder and its permissions, or set "
+    "SHOAL_HOME to another folder",
+    "disk I/O error": "the disk reports an error: check whether it is full or failing, free some disk space and run "
+    "`shoal sweep`",
+    "no such table": "the file belongs to another program, or its setup was interrupted: run `shoal pool list` to "
+    "create the tables",
     # PostgreSQL
-    "read-write mode during recovery": "the server is a standby: name the primary in SHOAL_STATE_URL",
+    "read-write mode during recovery": "the server is a standby: use the primary in SHOAL_STATE_URL",
     "password authentication failed": "check user and password in SHOAL_STATE_URL or ~/.pgpass",
     "no password supplied": "put the password into ~/.pgpass, or into SHOAL_STATE_URL",
-    "pg_hba.conf": "the server lets this user in from elsewhere only: ask who runs it for a line in its pg_hba.conf",
-    'role "': "check the user in SHOAL_STATE_URL, or have the server's owner create it",
-    "does not exist": "make the database (`createdb NAME`), or check its name in SHOAL_STATE_URL",
+    "pg_hba.conf": "the server does not accept this user from this host: ask its administrator for an entry in "
+    "pg_hba.conf",
+    'role "': "check the user in SHOAL_STATE_URL, or ask the server's administrator to create it",
+    "does not exist": "create the database (`createdb NAME`), or check its name in SHOAL_STATE_URL",
 }
-"""The same for what lasts until somebody does something about it."""
+"""Errors that last until the user solves them. Keys and values as in `_AWAY`."""
 
 _SQLSTATES = {
-    "25P03": "this process was paused in the middle of writing, and nothing was written: try again",
-    "42501": "the user lacks rights: GRANT CREATE, USAGE ON SCHEMA public TO it, or let it own the database",
-    "42P01": "the tables are missing: `shoal pool list` makes them",
-    "53100": "the server's disk is full: free some room there and run `shoal sweep`",
+    "25P03": "this process was paused during a write transaction, and nothing was written: try again",
+    "42501": "the database user lacks rights: run GRANT CREATE, USAGE ON SCHEMA public TO the user, or make it the "
+    "database's owner",
+    "42P01": "the tables are missing: run `shoal pool list` to create them",
+    "53100": "the server's disk is full: free some disk space there and run `shoal sweep`",
 }
-"""PostgreSQL's code -> what to do."""
+"""Keys: PostgreSQL's SQLSTATE. Values: advice to the user."""
 
 
 def shown(url: str) -> str:
-    """A URL as it may be read by anyone."""
+    """Return a URL without its credentials."""
     return redact_value(make_url(url).render_as_string(hide_password=False))
 
 
 def explain(error: SQLAlchemyError, url: str) -> StoreError:
-    """The error that a user sees: which store, what is wrong, what to do."""
+    """Build the error that the user sees. Its message names the store, the problem and what to do."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     text = " ".join(str(cause).split())
     for kind, advice in _candidates(cause, text):
@@ -81,8 +91,8 @@ def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreErr
 
 
 def too_new(url: str, version: str, known: str) -> StoreError:
-    """A newer shoal wrote it."""
+    """Build the error for a store that a newer shoal has written."""
     return StoreError(
-        f"{shown(url)} was written by a newer shoal (schema {version}, this one knows {known}): upgrade shoal, or set "
-        "SHOAL_HOME (SHOAL_STATE_URL) to another"
+        f"{shown(url)} was written by a newer shoal (its schema is {version}, this version knows {known}): upgrade "
+        "shoal, or set SHOAL_HOME or SHOAL_STATE_URL to another store"
     )

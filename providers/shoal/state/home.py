@@ -1,4 +1,4 @@
-"""Where shoal keeps its files on this host."""
+"""Paths of shoal's files on this host: the home folder, subfolders, lock files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ log = logging.getLogger("shoal.home")
 
 
 def home() -> Path:
-    """Return ``$SHOAL_HOME``, by default ``~/.shoal``: a folder of mode 0700, made or given that mode where it is not.
+    """Return ``$SHOAL_HOME`` (default: ``~/.shoal``). Create the folder if needed, and set its mode to 0700.
 
     Raises:
-        StoreError: The folder cannot be made or written, or other users may have changed what lies in it.
+        StoreError: The folder cannot be created or written, or other users may have changed files in it.
     """
     path = Path(os.environ.get("SHOAL_HOME") or "~/.shoal").expanduser().absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"SHOAL_HOME {path} cannot be made: {error}. Set SHOAL_HOME to a folder you can write"
+            f"SHOAL_HOME {path} cannot be created: {error}. Set SHOAL_HOME to a folder you can write"
         ) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise StoreError(f"SHOAL_HOME {path} is not writable. Set SHOAL_HOME to a folder you can write")
@@ -35,56 +35,67 @@ def home() -> Path:
 
 
 def _keep_private(path: Path) -> None:
-    for found in (path.lstat(), path.stat()):  # a symlink of another user may be turned elsewhere later
+    for found in (path.lstat(), path.stat()):  # check a link too, because its owner could change its target later
         if found.st_uid != os.geteuid() and not (stat.S_ISLNK(found.st_mode) and found.st_uid == 0):
             raise StoreError(
-                f"SHOAL_HOME {path} belongs to user {found.st_uid}, who can read and change what lies in it. "
+                f"SHOAL_HOME {path} belongs to user {found.st_uid}, who can read and change files in it. "
                 "Set SHOAL_HOME to a folder of your own"
             )
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o002:
         raise StoreError(
-            f"SHOAL_HOME {path} has mode {mode:04o}: any user may have changed what lies in it. Look through it and "
+            f"SHOAL_HOME {path} has mode {mode:04o}: any user may have changed files in it. Check its contents and run "
             f"`chmod 700 {path}`, or set SHOAL_HOME to a new folder"
         )
     if mode & 0o077:
         try:
             path.chmod(0o700)
         except OSError as error:
-            raise StoreError(f"SHOAL_HOME {path} has mode {mode:04o}, 0700 is needed: {error}") from error
-        log.warning("SHOAL_HOME %s had mode %04o, which let other users in: it is 0700 now", path, mode)
+            raise StoreError(
+                f"SHOAL_HOME {path} has mode {mode:04o}, and changing it to 0700 failed: {error}"
+            ) from error
+        log.warning("SHOAL_HOME %s had mode %04o, which let other users in: its mode is now 0700", path, mode)
 
 
 def subfolder(*parts: str) -> Path:
-    """A folder under :func:`home`, made where it does not exist."""
+    """Return a folder under :func:`home`, and create it if needed.
+
+    Raises:
+        StoreError: The folder cannot be created.
+    """
     path = home().joinpath(*parts)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{path} cannot be made: {error}. Free some room, or set SHOAL_HOME elsewhere") from error
+        raise StoreError(
+            f"{path} cannot be created: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+        ) from error
     return path
 
 
 def lock_file(name: str) -> Path:
-    """A file to lock for what there is one of for a host and store."""
+    """Return the path of a lock file that only processes of this host and store use."""
     return per_host(name, "lock")
 
 
 def per_host(name: str, suffix: str) -> Path:
-    """Return the path of a file of this host and store alone: hosts (on NFS) and stores may share a home."""
+    """Return the path of a file for this host and store only, because hosts (on NFS) and stores may share a home."""
     return home() / f"{name}-{host_id()}{store_tag()}.{suffix}"
 
 
 def store_tag() -> str:
-    """Tell the stores of one home apart; empty for its own. User and password are no part of which store it is."""
+    """Return a suffix that differs for each store that uses this home; empty for the home's own SQLite file.
+
+    The suffix does not depend on the user and password of the store's URL.
+    """
     url = os.environ.get("SHOAL_STATE_URL")
     if not url or sqlite_file(url) == home() / "state.db":
         return ""
-    said = parsed(url)
-    where = (
-        said.host,
-        said.port,
-        said.database,
-        [said.query.get(name) for name in ("host", "port", "dbname", "service")],
+    parts = parsed(url)
+    address = (
+        parts.host,
+        parts.port,
+        parts.database,
+        [parts.query.get(name) for name in ("host", "port", "dbname", "service")],
     )
-    return f"-{sha256(repr(where).encode()).hexdigest()[:6]}"
+    return f"-{sha256(repr(address).encode()).hexdigest()[:6]}"

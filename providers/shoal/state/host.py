@@ -1,4 +1,4 @@
-"""Which host this is: its name for people, and an identity that survives a change of the name."""
+"""Identify this host: its name for messages, and an id that stays the same when the name changes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the Linux kernel: the host's own processes live there, those of containers do not."""
+"""Namespace of the host's own processes (PROC_PID_INIT_INO in the Linux kernel). Containers have other namespaces."""
 
 
 def hostname() -> str:
-    """Name of this host, for messages."""
+    """Return the name of this host, for messages."""
     return socket.gethostname()
 
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Changes with every boot: no process of an earlier one is alive."""
+    """Return the id of the host's current boot. A process with another boot id has ended."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @lru_cache(maxsize=1)
 def host_id() -> str:
-    """Identity of the host that this process's pid belongs to, as 16 hexadecimal digits.
+    """Return the id of the host to which this process's pid belongs, as 16 hexadecimal digits.
 
-    It is derived from the machine-id, or from the hostname where there is none. Containers of one image share both, but
-    not their pid namespaces: inside one, its inode and the boot id are part of the identity.
+    The id is derived from the machine-id, or from the hostname if there is no machine-id. Containers of one image may
+    share both, but have different pid namespaces. So in a container, the namespace and the boot id are part of the id.
     """
     parts = [_machine_id() or hostname()]
     namespace = _pid_namespace()
@@ -46,7 +46,7 @@ def _machine_id() -> str | None:
             found = Path(path).read_text().strip()
         except OSError:
             continue
-        if found and found != "uninitialized":  # systemd's placeholder in images
+        if found and found != "uninitialized":  # systemd's placeholder in container and VM images
             return found
     return None
 

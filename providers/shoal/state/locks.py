@@ -1,4 +1,4 @@
-"""Locks between processes of one host, on files. What concerns all hosts is locked in the store."""
+"""File locks between processes of one host. Locks between hosts are in the store."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from shoal.errors import StoreError
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; it ends with the process at the latest."""
+    """Wait for an exclusive lock on a file and hold it inside the block. It ends with the process at the latest."""
     with open_locked(path, wait=True) as _:
         yield
 
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Try for the lock on ``path``; yields whether it is held.
+    """Try to lock a file, and yield whether the lock is held.
 
-    The descriptor is not inherited by children, so the lock cannot outlive its holder.
+    The file descriptor is not inherited by child processes, so the lock cannot outlive its holder.
+
+    Args:
+        path: The file, which is created if needed.
+        wait: Wait until the lock is free. Otherwise yield False at once if another process holds it.
 
     Raises:
-        StoreError: The file cannot be made or opened.
+        StoreError: The file cannot be created or opened.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(f"{path} cannot be locked: {error}. Free some room, or set SHOAL_HOME elsewhere") from error
+        raise StoreError(
+            f"{path} cannot be locked: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,4 +1,4 @@
-"""Runs the Alembic migrations on a connection."""
+"""Run the Alembic migrations on a connection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from alembic.config import Config
 from sqlalchemy import Connection
 
 SCRIPTS = Path(__file__).with_name("migrations")
-"""Alembic's folder of revisions."""
+"""Folder with the Alembic revisions."""
 
 
 def upgrade(connection: Connection) -> None:
-    """Bring the database to the newest schema, within the caller's transaction: all of it or nothing."""
+    """Upgrade the database to the newest schema inside the caller's transaction, so that all or nothing is changed."""
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS))
     config.attributes["connection"] = connection

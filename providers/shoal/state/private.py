@@ -1,4 +1,4 @@
-"""Folders that other users of the machine can neither enter nor replace, checked before each use."""
+"""Check that other users of the machine can neither enter nor replace a folder, and remove folders safely."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 
 def why_not_mine(folder: Path) -> str | None:
-    """Say why another user could have a hand in a folder.
+    """Return why another user could change or replace a folder.
 
     Args:
         folder: An absolute path.
 
     Returns:
-        The reason, to follow the folder's name in a sentence; None for a real folder of the calling user, in which and
-        above which no other user can put anything else in its place.
+        The reason as words to put after the folder's name, such as "is a symlink". None if the path is a real folder
+        that belongs to the calling user, and no other user can write to it or replace it.
     """
     try:
         found = folder.lstat()
     except OSError as error:
-        return f"cannot be looked at ({error.strerror})"
+        return f"cannot be checked ({error.strerror})"
     if stat.S_ISLNK(found.st_mode):
         return "is a symlink"
     if not stat.S_ISDIR(found.st_mode):
@@ -34,7 +34,7 @@ def why_not_mine(folder: Path) -> str | None:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Say why another user could enter a folder or have a hand in it; None where none can (see `why_not_mine`)."""
+    """Return why another user could enter, change or replace a folder, or None if none can (see `why_not_mine`)."""
     if why := why_not_mine(folder):
         return why
     mode = stat.S_IMODE(folder.lstat().st_mode)
@@ -42,14 +42,14 @@ def why_not_private(folder: Path) -> str | None:
 
 
 def why_replaceable(folder: Path) -> str | None:
-    """Say why another user could rename or remove what the calling user makes in a folder.
+    """Return why another user could rename or remove files that the calling user creates in a folder.
 
     Args:
         folder: An absolute path.
 
     Returns:
-        The reason, to follow the folder's name in a sentence; None where no other user can. A folder that all may write
-        to is safe when it has the sticky bit, as /tmp has.
+        The reason as words to put after the folder's name, such as "belongs to user 1001". None if no other user can. A
+        folder to which all users may write is safe if it has the sticky bit, like /tmp.
     """
     trusted = (0, os.geteuid())
     for link in (folder, *folder.parents):
@@ -59,34 +59,37 @@ def why_replaceable(folder: Path) -> str | None:
         try:
             found = above.stat()
         except OSError as error:
-            return f"cannot be looked at ({error.strerror}: {above})"
+            return f"cannot be checked ({error.strerror}: {above})"
         named = "" if above == folder else f"lies in {above}, which "
         if found.st_uid not in trusted and not _is_unmapped(found.st_uid):
             return f"{named}belongs to user {found.st_uid}"
         if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            return f"{named}has mode {stat.S_IMODE(found.st_mode):04o}: other users can replace what lies in it"
+            return f"{named}has mode {stat.S_IMODE(found.st_mode):04o}: other users can replace files in it"
     return None
 
 
 def remove_folder(folder: Path) -> bool:
-    """Remove a folder with all that is in it, never through a symlink.
+    """Remove a folder and its contents, without following symlinks.
 
     Args:
         folder: A folder whose parent passed `why_not_mine`.
 
     Returns:
-        Whether the path is free now; a symlink or a folder of another user stays.
+        Whether the path no longer exists. A symlink or a folder of another user is not removed.
     """
     try:
         found = folder.lstat()
     except FileNotFoundError:
         return True
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-        shutil.rmtree(folder, ignore_errors=True)  # follows no link, neither in the folder nor in its place
+        shutil.rmtree(folder, ignore_errors=True)  # rmtree never follows a symlink
     return not os.path.lexists(folder)
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether no user of this user namespace has the id: it is shown for the host's root, who owns /tmp there."""
+    """Return whether no user of this user namespace has the id.
+
+    In a container, files of the host's root, such as /tmp, are shown with such an id.
+    """
     ranges = (line.split() for line in Path("/proc/self/uid_map").read_text().splitlines())
     return not any(int(first) <= uid < int(first) + int(count) for first, _, count in ranges)

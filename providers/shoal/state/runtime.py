@@ -1,8 +1,8 @@
-"""The runtime roots: where the folders of running nodes are, on short paths that no other user can enter or squat on.
+"""Runtime roots: the parent folders of the folders of running nodes. Their paths are short and closed to other users.
 
-Ray makes the folders below a node's folder, and that folder too, with mode 0777: a user who can enter them takes the
-place of a socket and collects tokens. Only the root above, with mode 0700 and a name that nobody knows before, keeps
-other users out. So every use begins with a check, and a root that does not pass is left alone and made anew.
+Ray creates a node's folder and its subfolders with mode 0777. A user who can enter them could replace a socket and
+collect tokens. Only the root above the node's folder keeps other users out: it has mode 0700 and a name that cannot be
+guessed. So each use starts with a check. A root that fails the check is not touched, and a new root is created.
 """
 
 from __future__ import annotations
@@ -22,83 +22,85 @@ from shoal.state.locks import file_lock
 from shoal.state.private import remove_folder, why_not_mine, why_not_private, why_replaceable
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
-"""Tells a node's processes, whose temp folder is the node's own, the root that the node's folder is in."""
+"""Environment variable with the runtime root, for a node's processes. They cannot find the root from their TMPDIR,
+because it is the node's folder."""
 
 _MARKER = "shoal.json"
-"""File in a root that names its home and store."""
+"""File in a root that contains the root's home and store."""
 
 _NODE_ID = re.compile(r"[0-9a-f]{10}")
 
 _SOCKET_LIMIT = 107
-"""Bytes of an AF_UNIX path, its final zero left out."""
+"""Most bytes of an AF_UNIX path, without the final zero."""
 
 _LONGEST_SOCKET = "/shoal-12345678/0123456789/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead"
-"""The longest of a head's sockets, under the temp folder."""
+"""The longest socket path of a head, below the temp folder."""
 
 log = logging.getLogger("shoal.runtime")
 
 
 def runtime_root() -> Path:
-    """Return the folder for the folders of new nodes; made in the temp folder where there is none.
+    """Return the parent folder for the folders of new nodes. Create it in the temp folder if needed.
 
-    One per home, store, host and temp folder, recorded in the home. In a node's processes it is the root of that node.
+    There is one root for each home, store, host and temp folder. The home records all of them. In a process of a node,
+    this function returns that node's root.
 
     Raises:
-        StoreError: Nothing safe can be made in the temp folder, or its path is too long for sockets.
+        StoreError: No safe folder can be created in the temp folder, or its path is too long for sockets.
     """
-    if told := _told():
-        return told
+    if root := _root_of_this_node():
+        return root
     temp = temp_folder()
     if root := _newest(temp):
         return root
     with file_lock(lock_file("runtime")):
-        if root := _newest(temp):  # made by another process meanwhile
+        if root := _newest(temp):  # another process has created it in the meantime
             return root
         kept = [root for root in _recorded() if os.path.lexists(root)]
         for root in kept:
             if root.parent == temp and (why := _why_unusable(root)):
-                log.warning("runtime folder %s %s; it is left alone, and new nodes get another", root, why)
+                log.warning("runtime folder %s %s; it is not used any more, and new nodes get a new one", root, why)
         made = _make(temp)
         _record([*kept, made])
         return made
 
 
 def node_folders(node_id: str) -> list[Path]:
-    """Return every path at which a node's folder may be: nodes keep theirs when the root is made anew."""
+    """Return all possible paths of a node's folder. Nodes keep their folder when a new root is created."""
     return [root / node_id for root in _all_roots()]
 
 
 def node_ids() -> list[str]:
-    """Return the ids of all nodes with a folder in a root of this home and store; warn about anything else in one."""
+    """Return the ids of all nodes with a folder in a root of this home and store. Log a warning about other files."""
     found = set()
     for root in _all_roots():
         if why := why_not_mine(root):
-            log.warning("%s %s: it is left alone", root, why)
+            log.warning("%s %s: it is ignored", root, why)
             continue
         if root != _earlier_root() and not _is_marked(root):
-            log.warning("%s does not carry the marker of this home and store: it is left alone", root)
+            log.warning("%s lacks the marker file of this home and store: it is ignored", root)
             continue
         for entry in _entries(root):
             if _NODE_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 found.add(entry.name)
             elif entry.name != _MARKER:
-                log.warning("%s is not a node's folder: it is left alone", entry.path)
+                log.warning("%s is not a node's folder: it is ignored", entry.path)
     return sorted(found)
 
 
 def remove_node_folders(node_id: str) -> str | None:
-    """Remove a node's folder from whichever root it is in, and roots that are no longer used.
+    """Remove a node's folder from all roots, and remove roots that are no longer used.
 
     Returns:
-        What could not be removed; None when nothing of the node is left.
+        A message about a folder that could not be removed; None if nothing of the node is left.
     """
     for root in _all_roots():
         folder = root / node_id
-        # In a root of another user is nothing of ours, and nobody must be able to keep a node from ending.
+        # Skip roots of another user. They contain no folders of this home, and must not keep a node from ending.
         if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
             continue
         if folder.is_symlink() or not folder.is_dir():
-            log.warning("%s is not a node's folder: it is left alone", folder)
+            log.warning("%s is not a node's folder: it is ignored", folder)
         elif not remove_folder(folder):
             return f"{folder} cannot be removed"
     _drop_unused()
@@ -106,7 +108,7 @@ def remove_node_folders(node_id: str) -> str | None:
 
 
 def remove_own_folder(folder: Path) -> None:
-    """Remove the folder of the calling supervisor's node; its root as well when the home that records it is gone."""
+    """Remove the folder of the calling supervisor's node. Remove its root too if the home that records it is gone."""
     root = folder.parent
     if why_not_mine(root) is None:
         remove_folder(folder)
@@ -115,28 +117,31 @@ def remove_own_folder(folder: Path) -> None:
 
 
 def turn_lock(turn: int) -> Path:
-    """Return the lock file of a turn to start a node: the user's own on this host, whatever the home."""
+    """Return the lock file of a turn to start a node. All homes of a user on this host share the turns."""
     folder = temp_folder() / f"shoal-turns-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return lock_file(f"start{turn}")
-    if why_not_private(folder):  # another user was there first
+    if why_not_private(folder):  # another user has created a folder with this name
         return lock_file(f"start{turn}")
     return folder / f"start{turn}.lock"
 
 
-def _told() -> Path | None:
-    """The root of the node that the calling process belongs to; None elsewhere, or where it is of another home."""
-    told = os.environ.get(ROOT_VARIABLE)
-    return Path(told) if told and _why_unusable(Path(told)) is None else None
+def _root_of_this_node() -> Path | None:
+    """Return the root of the node to which the calling process belongs.
+
+    None if the process belongs to no node, or to a node of another home.
+    """
+    root = os.environ.get(ROOT_VARIABLE)
+    return Path(root) if root and _why_unusable(Path(root)) is None else None
 
 
 def temp_folder() -> Path:
-    """Return the host's temp folder, in a node's processes too, which have one of their own."""
-    if told := os.environ.get(ROOT_VARIABLE):
-        folder = Path(told).parent
-        if folder.name == f"shoal-{os.getuid()}":  # a root made by shoal before it recorded them
+    """Return the host's temp folder. In a node's processes this differs from TMPDIR, which is the node's folder."""
+    if root := os.environ.get(ROOT_VARIABLE):
+        folder = Path(root).parent
+        if folder.name == f"shoal-{os.getuid()}":  # a root created by a version of shoal that did not record its roots
             folder = folder.parent
         if folder.is_dir():
             return folder
@@ -148,23 +153,25 @@ def _newest(temp: Path) -> Path | None:
 
 
 def _why_unusable(root: Path) -> str | None:
-    return why_not_private(root) or (None if _is_marked(root) else "does not carry the marker of this home and store")
+    return why_not_private(root) or (None if _is_marked(root) else "lacks the marker file of this home and store")
 
 
 def _make(temp: Path) -> Path:
     if why := why_replaceable(temp):
-        raise StoreError(f"the temp folder {temp} {why}. Set TMPDIR to a folder that is safe, such as /tmp")
+        raise StoreError(f"the temp folder {temp} {why}. Set TMPDIR to a safe folder, such as /tmp")
     length = len(os.fsencode(temp)) + len(_LONGEST_SOCKET)
     if length > _SOCKET_LIMIT:
         raise StoreError(
-            f"the temp folder {temp} is too long a path: the nodes' sockets would have {length} bytes, {_SOCKET_LIMIT} "
-            "are allowed. Set TMPDIR to a shorter path, such as /tmp"
+            f"the path of the temp folder {temp} is too long: the paths of the nodes' sockets would have {length} "
+            f"bytes, {_SOCKET_LIMIT} are allowed. Set TMPDIR to a shorter path, such as /tmp"
         )
     try:
         root = Path(tempfile.mkdtemp(prefix="shoal-", dir=temp))
         _write(root / _MARKER, _mark())
     except OSError as error:
-        raise StoreError(f"nothing can be made in the temp folder {temp}: {error}. Set TMPDIR elsewhere") from error
+        raise StoreError(
+            f"no folder can be created in the temp folder {temp}: {error}. Set TMPDIR to another folder"
+        ) from error
     return root
 
 
@@ -173,7 +180,7 @@ def _mark() -> dict[str, str]:
 
 
 def _marker_of(root: Path) -> object:
-    """What a root's marker says; None where it has none."""
+    """Return the content of a root's marker file, or None if it has none."""
     try:
         return json.loads((root / _MARKER).read_text())
     except (OSError, ValueError):
@@ -189,7 +196,7 @@ def _record_file() -> Path:
 
 
 def _recorded() -> list[Path]:
-    """Every root made for this home, store and host that may still be there, the newest last."""
+    """Return every root created for this home, store and host that may still exist, the newest last."""
     try:
         return [Path(root) for root in json.loads(_record_file().read_text())]
     except (FileNotFoundError, ValueError):
@@ -201,25 +208,28 @@ def _record(roots: list[Path]) -> None:
         _write(_record_file(), [str(root) for root in roots])
     except OSError as error:
         raise StoreError(
-            f"{_record_file()} cannot be written: {error}. Free some room, or set SHOAL_HOME elsewhere"
+            f"{_record_file()} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
         ) from error
 
 
 def _write(path: Path, content: object) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content))
     partial.rename(path)
 
 
 def _earlier_root() -> Path:
-    """The root of nodes that were started by shoal before it recorded its roots."""
+    """Return the root of nodes started by a version of shoal that did not record its roots."""
     digest = sha256(os.fsencode(home()) + store_tag().encode()).hexdigest()[:6]
     return temp_folder() / f"shoal-{os.getuid()}" / digest
 
 
 def _close_earlier_root() -> None:
-    """Keep other users out of it from now on: the umask of then gave it its mode, and nodes may still run there."""
+    """Set the mode of the earlier root to 0700.
+
+    The version of shoal that created it left its mode to the umask, and nodes may still run in it.
+    """
     root = _earlier_root()
     for folder in (root.parent, root):
         try:
@@ -236,7 +246,7 @@ def _close_earlier_root() -> None:
 
 def _all_roots() -> list[Path]:
     def candidates() -> Iterator[Path]:
-        yield from filter(None, [_told()])
+        yield from filter(None, [_root_of_this_node()])
         yield from _recorded()
         yield _earlier_root()
 
@@ -247,7 +257,7 @@ def _all_roots() -> list[Path]:
 
 
 def _drop_unused() -> None:
-    """Remove empty roots that no new node will be put in, and forget those that are gone."""
+    """Remove empty roots that no new node will use, and remove deleted roots from the record."""
     earlier = _earlier_root()
     if why_not_mine(earlier) is None:
         _remove_empty(earlier)
@@ -267,7 +277,7 @@ def _entries(root: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(root) as entries:
             return list(entries)
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # another process has removed the root
         return []
 
 
@@ -276,5 +286,5 @@ def _remove_empty(root: Path) -> None:
         if [entry.name for entry in _entries(root)] in ([], [_MARKER]):
             (root / _MARKER).unlink(missing_ok=True)
             root.rmdir()
-    except OSError:  # used again, or gone, meanwhile
+    except OSError:  # another process has used or removed the root in the meantime
         return

@@ -1,4 +1,4 @@
-"""The tables, and the states their rows go through. Times are seconds since the epoch (UTC)."""
+"""Database tables of the store, and the states of their rows. Times are in seconds since the epoch (UTC)."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from shoal.state.codec import storable
 
 
 class PoolState(StrEnum):
-    """What is wanted of a pool as a whole."""
+    """State of a whole pool."""
 
     UP = "up"
-    """It should run: its nodes are held at its demand."""
+    """The pool runs, and the reconciler keeps its nodes at its demand."""
     STOPPING = "stopping"
-    """`down()` was asked: every node is being ended."""
+    """The pool goes down, and every node is being ended."""
     DOWN = "down"
-    """No node is left. Only `up()` leaves this state."""
+    """No node is left. The pool stays down until `up()` or a lease with `bring_up` starts it."""
 
 
 class NodeState(StrEnum):
-    """A node's way from intent to being forgotten. Its row exists before it does and goes when its end was seen."""
+    """State of a node. Its row is written before the node starts, and deleted after the node has ended."""
 
     PLANNED = "planned"
-    """Intent only: a supervisor may or may not have been spawned, none has claimed the row yet."""
+    """The row exists. A supervisor may have been spawned, but none has claimed the row yet."""
     STARTING = "starting"
-    """A supervisor has claimed the row and brings the node up."""
+    """A supervisor has claimed the row and is starting the node."""
     READY = "ready"
-    """Joined to the pool and able to take work."""
+    """The node has joined the pool and can take work."""
     DRAINING = "draining"
-    """Chosen to go: takes no new work, and is ended once idle or past its grace period."""
+    """The node takes no new work, and is ended when it is idle or its grace period has passed."""
     FAILED = "failed"
-    """Never came up, or died; what is left of it has still to be ended."""
+    """The node did not start, or died. Its remaining processes and files still have to be removed."""
     ENDING = "ending"
-    """Its processes are being ended; the row goes when none was seen."""
+    """The node's processes are being ended. The row is deleted when none is left."""
 
 
 class OperationKind(StrEnum):
-    """What a journaled operation changes."""
+    """Kind of change that a journaled operation makes."""
 
     UP = "up"
     SCALE = "scale"
@@ -49,31 +49,31 @@ class OperationKind(StrEnum):
 
 
 class OperationState(StrEnum):
-    """How far a journaled operation is."""
+    """State of a journaled operation."""
 
     OPEN = "open"
-    """Accepted; the reconciler works towards it until its deadline."""
+    """The operation was accepted, and the reconciler works on it until its deadline."""
     SUCCEEDED = "succeeded"
-    """Its size was reached, or at least its minimum by its deadline."""
+    """The operation reached its size, or at its deadline at least its minimum."""
     ROLLED_BACK = "rolled_back"
-    """It failed; its demand was withdrawn and the one before it restored."""
+    """The operation failed, and the previous demand was restored."""
     SUPERSEDED = "superseded"
-    """A newer operation, or `down()`, took its place before it was through."""
+    """A newer operation or `down()` replaced the operation before it was complete."""
 
 
 class JobState(StrEnum):
-    """How far one attempt of a job is."""
+    """State of one attempt of a job."""
 
     PENDING = "pending"
-    """Accepted here; its driver has not reported yet."""
+    """The attempt is in the store, but its driver has not reported yet."""
     RUNNING = "running"
-    """Its driver runs."""
+    """The driver runs."""
     SUCCEEDED = "succeeded"
-    """It has a result."""
+    """The attempt has a result."""
     FAILED = "failed"
-    """It ended without a result; `error` says why."""
+    """The attempt ended without a result. The column `error` contains the reason."""
     CANCELLED = "cancelled"
-    """Somebody ended it, or nobody asked about it for longer than `orphan_after`."""
+    """The attempt was cancelled, or no process asked about it for longer than `orphan_after`."""
 
 
 JOB_ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
@@ -82,23 +82,23 @@ JOB_ACTIVE = frozenset(JobState) - JOB_ENDED
 
 
 class PromotionState(StrEnum):
-    """How far a promotion is."""
+    """State of a promotion."""
 
     INTENDED = "intended"
-    """The alias is about to be set: after a crash, whether it was is read off the alias."""
+    """The alias is about to be set. After a crash, the alias itself shows whether it was set."""
     CONFIRMED = "confirmed"
     """The alias was set."""
     WITHDRAWN = "withdrawn"
-    """The next to take the lock did not find the alias set."""
+    """The promotion crashed, and the next process that took the lock found that the alias was not set."""
 
 
 def _state(enum: type[StrEnum]) -> Enum:
-    """Stored as the member's value in a plain string column, so that a new member needs no migration."""
+    """Return a string column type that stores the member's value, so that a new member needs no migration."""
     return Enum(enum, native_enum=False, length=20, values_callable=lambda e: [member.value for member in e])
 
 
 class _Text(TypeDecorator[str]):
-    """A text column, escaped where a database would refuse a character (`codec.storable`), in comparisons too."""
+    """Text column that escapes characters that databases reject (`codec.storable`), in comparisons too."""
 
     impl = String
     cache_ok = True
@@ -112,56 +112,66 @@ class _LongText(_Text):
 
 
 _HOLDER = _Text(255).with_variant(_LongText(), "postgresql")
-"""Airflow DAG ids and run ids may have 250 characters each. SQLite enforces no limit: its columns stay as they are."""
+"""Column type of holders. Airflow DAG ids and run ids may have 250 characters each, so PostgreSQL needs an unlimited
+text column. SQLite does not enforce the length, so its columns were not changed."""
 
 
 class Base(DeclarativeBase):
-    """What the tables share."""
+    """Base class of all tables."""
 
     type_annotation_map = {dict[str, Any]: JSON, dict[str, str]: JSON, str: _Text(255)}  # noqa: RUF012
 
 
 class Pool(Base):
-    """A named set of nodes: its spec, and what is wanted of it as a whole."""
+    """A pool: its name, settings and state."""
 
     __tablename__ = "pools"
 
     name: Mapped[str] = mapped_column(primary_key=True)
     spec: Mapped[dict[str, Any]]
     state: Mapped[PoolState] = mapped_column(_state(PoolState))
-    host: Mapped[str]  # name of the host that it is bound to; empty for a pool that any host can act on
-    host_id: Mapped[str | None]  # identity of that host, which outlives a change of its name; None in rows of 0.1
+    host: Mapped[str]
+    """Name of the host to which the pool is bound; empty if any host can act on it."""
+    host_id: Mapped[str | None]
+    """Id of that host, which survives a change of its name; None in rows of shoal 0.1."""
     min_nodes: Mapped[int]
     max_nodes: Mapped[int]
-    epoch: Mapped[int]  # counts its lives, one an `up()`: nodes of an older one have no right to exist
-    next_node: Mapped[int]  # number of the next node's name; never used twice in one life
-    owner: Mapped[dict[str, Any] | None]  # the process that an embedded pool dies with; None for every other
-    start_failures: Mapped[int] = mapped_column(
-        default=0
-    )  # nodes in a row that failed to start, or died young, with no operation open
-    last_failure: Mapped[str | None] = mapped_column(_Text)  # what the last of them said
-    cooldown_until: Mapped[float | None]  # no replacement is started before
+    epoch: Mapped[int]
+    """Number of times that the pool was started; nodes of an older epoch are ended."""
+    next_node: Mapped[int]
+    """Number in the next node's name; unique within one epoch."""
+    owner: Mapped[dict[str, Any] | None]
+    """Process in which the pool is embedded, if any; the pool ends with it."""
+    start_failures: Mapped[int] = mapped_column(default=0)
+    """Number of nodes in a row that failed to start, or died soon after, while no operation was open."""
+    last_failure: Mapped[str | None] = mapped_column(_Text)
+    """Error of the last of these nodes."""
+    cooldown_until: Mapped[float | None]
+    """Time before which no failed node is replaced."""
     created_at: Mapped[float]
-    touched_at: Mapped[float]  # last time somebody wanted something of it; `idle_timeout` counts from here
-    clock: Mapped[dict[str, Any] | None]  # stamp of the time when its rows last followed the clock (`shoal.pool.clock`)
+    touched_at: Mapped[float]
+    """Last use of the pool, from which `idle_timeout` counts."""
+    clock: Mapped[dict[str, Any] | None]
+    """Stamp of the last clock correction (`shoal.pool.journal.clock`)."""
 
 
 class Demand(Base):
-    """A pool's base demand: how many nodes `scale_cluster` (or `up`) last asked for.
+    """A pool's base demand: the number of nodes of the last `scale_cluster` or `up`.
 
-    A pool that is up without one was brought up by a lease, and goes down with the last.
+    A pool that is up without a base demand was started by a lease, and goes down after its last lease and job.
     """
 
     __tablename__ = "demand"
 
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), primary_key=True)
     size: Mapped[int]
-    operation_id: Mapped[str | None]  # who set it: only that operation's rollback may withdraw it
+    operation_id: Mapped[str | None]
+    """Operation that set the demand; only its rollback may change the demand back."""
     set_at: Mapped[float]
 
 
 class Lease(Base):
-    """A run's claim on a number of nodes, with a time to live."""
+    """A holder's claim for a number of nodes, with a time to live."""
 
     __tablename__ = "leases"
 
@@ -170,14 +180,16 @@ class Lease(Base):
     holder: Mapped[str] = mapped_column(_HOLDER)
     size: Mapped[int]
     epoch: Mapped[int]
-    ttl: Mapped[float]  # what a renewal adds, whoever renews it
+    ttl: Mapped[float]
+    """Seconds by which each renewal extends the lease."""
     expires_at: Mapped[float]
-    renewed_clock: Mapped[dict[str, Any] | None]  # stamp of `expires_at`, see `shoal.state.stamps`; None in rows of 0.1
+    renewed_clock: Mapped[dict[str, Any] | None]
+    """Stamp of `expires_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
     created_at: Mapped[float]
 
 
 class Operation(Base):
-    """One journaled change of size."""
+    """One journaled operation: a request to change the pool's size, and its result."""
 
     __tablename__ = "operations"
 
@@ -187,20 +199,24 @@ class Operation(Base):
     state: Mapped[OperationState] = mapped_column(_state(OperationState), index=True)
     holder: Mapped[str] = mapped_column(_HOLDER)
     size: Mapped[int]
-    min_size: Mapped[int | None]  # `block_until_min_cluster_size`
-    replaced_size: Mapped[int | None]  # the base demand it took the place of: what its rollback restores
+    block_until_min_cluster_size: Mapped[int | None] = mapped_column("min_size")
+    replaced_size: Mapped[int | None]
+    """Previous size of the base demand or lease, restored by a rollback."""
     replaced_operation_id: Mapped[str | None]
-    lease_id: Mapped[str | None]  # of a lease operation: what its rollback takes back
+    lease_id: Mapped[str | None]
+    """Lease that the operation created or renewed, if its kind is lease."""
     deadline: Mapped[float]
-    failures: Mapped[int]  # nodes that failed to start under it
-    node_errors: Mapped[dict[str, str]]  # node name -> what went wrong
+    failures: Mapped[int]
+    """Number of nodes that failed to start for this operation."""
+    node_errors: Mapped[dict[str, str]]
+    """Error of each failed node, by node name."""
     error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 
 
 class Node(Base):
-    """One node: intent, owner, and what its supervisor last said of it."""
+    """One node: its planned start, its supervisor, and the state that the supervisor last reported."""
 
     __tablename__ = "nodes"
 
@@ -209,16 +225,23 @@ class Node(Base):
     name: Mapped[str]
     is_head: Mapped[bool]
     state: Mapped[NodeState] = mapped_column(_state(NodeState))
-    epoch: Mapped[int]  # the pool's epoch that it was planned in
-    head_id: Mapped[str | None]  # the head it joins; a worker does not outlive its head
-    operation_id: Mapped[str | None]  # the operation open when it was planned, told of its failure
+    epoch: Mapped[int]
+    """The pool's epoch in which the node was planned."""
+    head_id: Mapped[str | None]
+    """Id of the head that a worker joins; the worker is ended with this head."""
+    operation_id: Mapped[str | None]
+    """Operation for which the node is started; a failed start counts for it."""
     cpus: Mapped[int]
     gpus: Mapped[int]
-    supervisor: Mapped[dict[str, Any] | None]  # process identity (boot id, pid, start ticks), written by its own claim
-    endpoint: Mapped[dict[str, str] | None]  # where to reach it, once ready
-    busy: Mapped[bool]  # as last reported by its supervisor
-    # All times of a node follow the jumps of the wall clock, so their differences are time that really passed.
-    spawned_at: Mapped[float | None]  # when a supervisor was last spawned for it
+    supervisor: Mapped[dict[str, Any] | None]
+    """Process identity, written when the supervisor claims the row."""
+    endpoint: Mapped[dict[str, str] | None]
+    """Addresses of the node; None until it is ready."""
+    busy: Mapped[bool]
+    """Whether work was running on the node, as last reported by the supervisor."""
+    # Jumps of the wall clock are added to all times of a node, so their differences are real durations.
+    spawned_at: Mapped[float | None]
+    """Time at which a supervisor was last spawned."""
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]
     error: Mapped[str | None] = mapped_column(_Text)
@@ -232,20 +255,30 @@ class Job(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
-    pool: Mapped[str] = mapped_column(index=True)  # no foreign key: a job's record outlives its pool
+    pool: Mapped[str] = mapped_column(index=True)
+    """Name of the pool. Not a foreign key, because a job's row outlives its pool."""
     holder: Mapped[str] = mapped_column(_HOLDER)
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
-    endpoint: Mapped[dict[str, str]]  # the head it was submitted to
-    driver: Mapped[dict[str, Any] | None]  # process identity of its driver
-    submitter: Mapped[dict[str, Any] | None]  # process identity of the process that sends it to the head
-    heartbeat_at: Mapped[float | None]  # last sign of life of its driver; None where the driver is of 0.1
-    orphan_after: Mapped[float | None]  # seconds without anybody asking, after which it ends itself
-    asked_at: Mapped[float]  # last time somebody asked about it
-    asked_clock: Mapped[dict[str, Any] | None]  # stamp of `asked_at`, see `shoal.state.stamps`; None in rows of 0.1
-    collected_at: Mapped[float | None]  # when its result was handed out
+    endpoint: Mapped[dict[str, str]]
+    """Addresses of the head to which the job was submitted."""
+    driver: Mapped[dict[str, Any] | None]
+    """Process identity of the job's driver."""
+    submitter: Mapped[dict[str, Any] | None]
+    """Process identity of the process that sends the job to the head."""
+    heartbeat_at: Mapped[float | None]
+    """Last sign of life of the driver; None for drivers of shoal 0.1."""
+    orphan_after: Mapped[float | None]
+    """Seconds without a poll after which the job ends itself."""
+    last_polled_at: Mapped[float] = mapped_column("asked_at")
+    """Last time that a process asked about the job."""
+    last_polled_clock: Mapped[dict[str, Any] | None] = mapped_column("asked_clock")
+    """Stamp of `last_polled_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
+    collected_at: Mapped[float | None]
+    """Time at which the result was returned to a caller."""
     result: Mapped[dict[str, Any] | None]
-    results_digest: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of `results.pkl`
+    results_digest: Mapped[str | None] = mapped_column(String(64))
+    """SHA-256 of `results.pkl`."""
     error: Mapped[str | None] = mapped_column(_Text)
     mlflow_run_id: Mapped[str | None]
     created_at: Mapped[float]
@@ -254,7 +287,7 @@ class Job(Base):
 
 
 class Lock(Base):
-    """A named lock with a time to live, for what must not happen twice at once (promoting a model)."""
+    """A named lock with a time to live, for actions that must not run concurrently (promoting a model)."""
 
     __tablename__ = "locks"
 
@@ -264,20 +297,29 @@ class Lock(Base):
 
 
 class Promotion(Base):
-    """One setting of a model's alias by shoal, written under the lock: the intent before it, its success after it."""
+    """One promotion of a model version to an alias.
+
+    The row is written under the promotion lock: as `intended` before the alias is set, as `confirmed` after it.
+    """
 
     __tablename__ = "promotions"
     __table_args__ = (Index("ix_promotions_alias", "registry_uri", "model", "alias"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)  # later ones have greater ids
-    registry_uri: Mapped[str] = mapped_column(Text)  # without credentials
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    """Id of the promotion. Later promotions have greater ids."""
+    registry_uri: Mapped[str] = mapped_column(Text)
+    """URI of the model registry, without credentials."""
     model: Mapped[str] = mapped_column(Text)
     alias: Mapped[str] = mapped_column(Text)
-    version: Mapped[str]  # that the alias is given to
-    previous: Mapped[str | None]  # that had it before; None: none had
+    version: Mapped[str]
+    """Model version to which the alias is set."""
+    previous: Mapped[str | None]
+    """Model version that had the alias before, if any."""
     metric: Mapped[str]
-    value: Mapped[float | None]  # of `version` on the holdout; None where it is not finite
-    holdout_digest: Mapped[str]  # of the rows that the metric was measured on
+    value: Mapped[float | None]
+    """Metric of `version` on the holdout rows; None if it is not finite."""
+    holdout_digest: Mapped[str]
+    """Digest of the holdout rows."""
     job_id: Mapped[str]
     attempt: Mapped[int]
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))

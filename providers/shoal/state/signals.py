@@ -1,4 +1,4 @@
-"""Putting off what a signal raises until a transaction is through."""
+"""Delay signal handlers until a transaction has ended."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from types import FrameType
 from typing import Any
 
 _RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""Ctrl-C, being ended politely, and the alarm with which workflow engines time a task out."""
+"""Signals whose handlers may raise: Ctrl-C, a request to end, and the alarm for task timeouts in workflow engines."""
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Run a short block to its end, then handle the signals that came meanwhile.
+    """Run a short block to its end, then handle the signals that arrived in it.
 
-    An exception raised by a signal handler in the middle of opening a transaction leaves it open for as long as the
-    traceback lives, and whoever handles the exception then waits in vain for the database that it holds itself.
+    If a signal handler raised while a transaction is being opened, the transaction would stay open as long as the
+    traceback exists. The code that handles the exception would then wait forever for the database that its own process
+    has locked.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs signal handlers in the main thread alone
+        yield  # Python runs signal handlers only in the main thread
         return
     came: list[int] = []
     handlers: dict[int, Any] = {}

@@ -1,7 +1,7 @@
-"""Steps by name: transactions and acts before, in and after which a process may die.
+"""Named steps: every transaction and action before, during or after which a process may die.
 
-The crash tests hook in at `passing` and try every point of every step. The steps of pools are in `shoal.pool.steps`,
-those of jobs in `shoal.jobs.steps`.
+The crash tests replace `passing` to kill a process at every point of every step. The steps of pools are in
+`shoal.pool.journal.steps`, the steps of jobs in `shoal.jobs.journal.steps`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from shoal.state.store import Store
 
 
 class At(StrEnum):
-    """Where in a step a process is."""
+    """A point of a step that a process passes."""
 
     BEFORE = "before"
     WRITTEN = "written"
-    """In a transaction only: everything is written, nothing committed."""
+    """Only in transactions: everything is written, but not yet committed."""
     AFTER = "after"
 
 
 def _go_on(step: StrEnum, at: At) -> None:
-    """Do nothing, as everywhere but in a crash test."""
+    """Do nothing. This is the default of `passing`; only the crash tests replace it."""
 
 
 passing: Callable[[StrEnum, At], None] = _go_on
-"""Called wherever a process passes a point of a step."""
+"""Function that is called at each point of each step."""
 
 
 @contextmanager
 def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
-    """Carry out a step that is one write transaction.
+    """Run a block as a step that is one write transaction.
 
     Raises:
-        StoreError: The database refused.
+        StoreError: The database reported an error.
     """
     passing(step, At.BEFORE)
     with store.transaction() as session:
@@ -48,7 +48,7 @@ def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
 
 @contextmanager
 def act(step: StrEnum) -> Iterator[None]:
-    """Carry out a step that changes files or the world, and not the store."""
+    """Run a block as a step that changes files, processes or other systems, but not the store."""
     passing(step, At.BEFORE)
     yield
     passing(step, At.AFTER)

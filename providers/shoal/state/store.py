@@ -1,4 +1,4 @@
-"""Opening the store and its transactions."""
+"""Open the state store and its transactions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SCHEMA_VERSION = "0004"
 
 
 def default_url() -> str:
-    """``$SHOAL_STATE_URL``, by default a SQLite file in ``$SHOAL_HOME``."""
+    """Return ``$SHOAL_STATE_URL``, or the URL of a SQLite file in ``$SHOAL_HOME`` if the variable is not set."""
     return os.environ.get("SHOAL_STATE_URL") or f"sqlite:///{home() / 'state.db'}"
 
 
 class Store:
-    """The rows of pools and jobs, in SQLite or PostgreSQL.
+    """The database with the rows of pools and jobs, in SQLite or PostgreSQL.
 
     Args:
-        url: SQLAlchemy URL; :func:`default_url` by default.
-        migrate: Bring the schema up to date (and make the database where there is none). A process that only proves its
-            right to exist says False: it must not make a database anew where somebody removed it.
+        url: SQLAlchemy URL. Default: :func:`default_url`.
+        migrate: Create the database if needed, and upgrade its schema. Background processes (supervisor, reconciler)
+            pass False, so that they do not create a database again that was removed.
 
     Raises:
-        StoreError: The database cannot be used; the message says why and what to do.
+        StoreError: The database cannot be used. The message says why and what to do.
     """
 
     def __init__(self, url: str | None = None, *, migrate: bool = True) -> None:
@@ -46,13 +46,13 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """One write transaction: committed at the end of the block, rolled back when it raises. Signals wait for it.
+        """Open a write transaction. Commit it at the end of the block, or roll it back if the block raises.
 
-        There is one at a time, in all processes on all hosts: what it reads stays true until its end. So keep it short,
-        and wait for nothing in it.
+        Only one write transaction is open at a time, in all processes on all hosts. So the rows that it reads do not
+        change until its end. Keep the block short, and do not wait for anything in it. Signals are handled after it.
 
         Raises:
-            StoreError: The database refused.
+            StoreError: The database reported an error.
         """
         try:
             with uninterrupted(), Session(self._engine, expire_on_commit=False) as session, session.begin():
@@ -62,10 +62,12 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One consistent look, which waits for no writer and holds none up.
+        """Open a read transaction, which sees the database at one instant.
+
+        Readers and writers do not wait for each other.
 
         Raises:
-            StoreError: The database refused.
+            StoreError: The database reported an error.
         """
         try:
             with Session(engines.reading(self._engine), expire_on_commit=False) as session:
@@ -74,7 +76,7 @@ class Store:
             raise explain(error, self.url) from error
 
     def exists(self) -> bool:
-        """False where the database file was removed."""
+        """Return False if the SQLite file was removed. Always True for PostgreSQL."""
         return self._file is None or self._file.exists()
 
     def _migrate(self) -> None:
@@ -82,8 +84,9 @@ class Store:
             with engines.reading(self._engine).connect() as connection:
                 if _version(connection) == SCHEMA_VERSION:
                     return
-            # Who comes second waits for the first as every writer does, on whatever host it is. The file lock is for
-            # SQLite alone, which refuses at once, whatever the timeout, while another turns a new file to WAL.
+            # If two processes migrate at once, the second waits for the first, like all write transactions. SQLite also
+            # needs the file lock: while one process changes a new file to WAL, SQLite rejects all others at once,
+            # regardless of the busy timeout.
             with (
                 file_lock(home() / "migrate.lock") if self._file else nullcontext(),
                 self._engine.begin() as connection,

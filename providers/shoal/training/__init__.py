@@ -1,1 +1,1 @@
-"""What runs inside the pool: the gang of workers, XGBoost's tracker, the engines, prediction. Knows nothing of jobs."""
+"""Training and prediction inside the pool: gangs of workers and the engines of each library. Must not import jobs."""

@@ -1,4 +1,4 @@
-"""Folders that shoal may replace: a marker in each names the job, and the attempt of it, that has made it."""
+"""Mark artifact folders with the job and attempt that created them, so that shoal never replaces a foreign folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 MARKER = ".shoal-job"
-"""Name of the marker: JSON with the fields of a :class:`Claim`."""
+"""Name of the marker file, which contains the fields of a :class:`Claim` as JSON."""
 
 _MAX_MARKER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One attempt's right to folders for artifacts.
+    """The right of one attempt of a job to create and replace artifact folders.
 
     Args:
-        job_id: The job.
-        owner: Tells apart jobs of one id, such as those of two stores or of two users.
+        job_id: Id of the job.
+        owner: Text that distinguishes jobs with the same id, for example of two stores or two users.
         attempt: Number of the attempt, from 1.
     """
 
@@ -36,75 +36,77 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Whether there is a folder that this attempt may replace: an empty one, or one of its job.
+        """Return whether the folder exists, and raise if this attempt must not replace it.
+
+        An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
         Args:
             folder: Absolute path or URI.
-            beside: Names of files that say nothing about whose the folder is.
+            beside: Names of files to ignore: a folder that contains only these files counts as empty.
 
         Returns:
-            False if nothing is there.
+            True if the folder exists and may be replaced; False if nothing exists at this location.
 
         Raises:
-            InvalidArgumentError: If something is there that this attempt must not touch.
+            InvalidArgumentError: The location is a file, a link, or a folder that this attempt must not replace.
         """
         fs, root = _filesystem(folder)
         linked = _is_link(folder)
         if not linked and not fs.exists(root):
             return False
         if linked or not fs.isdir(root):
-            raise InvalidArgumentError(f"{folder} is no folder: {self._remedy}")
+            raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:  # empty, or its maker was killed while it wrote the marker
+        if found is None and names <= {MARKER}:  # empty, or its creator was killed while it wrote the marker
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
-                f'{folder} is not empty, and no marker ({MARKER}) says that this job "{self.job_id}" has made it: '
-                f"{self._remedy}"
+                f'{folder} is not empty, and no marker file ({MARKER}) in it shows that job "{self.job_id}" '
+                f"created it: {self._remedy}"
             )
         if found.attempt > self.attempt:
             raise InvalidArgumentError(
                 f'{folder} belongs to attempt {found.attempt} of job "{self.job_id}", and attempt {self.attempt} is '
-                "older: it publishes nothing"
+                "older: only the newest attempt may publish files there"
             )
         return True
 
     def has_marked(self, folder: str) -> bool:
-        """Whether there is a folder with the marker of this very attempt."""
+        """Return whether the folder exists and contains the marker of exactly this attempt."""
         fs, root = _filesystem(folder)
         return not _is_link(folder) and _read(fs, root) == self
 
     def take(self, folder: str) -> None:
-        """Make a folder anew, with the marker of this attempt.
+        """Replace a folder by an empty one with the marker of this attempt.
 
         Args:
             folder: Absolute path or URI.
 
         Raises:
-            InvalidArgumentError: As :meth:`check`.
+            InvalidArgumentError: This attempt must not replace the folder; see :meth:`check`.
         """
         self.remove(folder)
         self.mark(folder)
 
     def mark(self, folder: str) -> None:
-        """Make a folder where there is none, and write the marker of this attempt into it."""
+        """Create the folder if it does not exist, and write the marker of this attempt into it."""
         fs, root = _filesystem(folder)
         fs.makedirs(root, exist_ok=True)
         fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
 
     def remove(self, folder: str) -> None:
-        """Remove a folder, if there is one.
+        """Remove a folder if it exists.
 
         Args:
             folder: Absolute path or URI.
 
         Raises:
-            InvalidArgumentError: As :meth:`check`.
+            InvalidArgumentError: This attempt must not replace the folder; see :meth:`check`.
         """
         if not self.check(folder):
             return
-        # The marker last: killed half-way, what is left can be removed by the next attempt.
+        # The marker is removed last. If this process is killed before that, the next attempt can remove the rest.
         if "://" not in folder:
             for path in Path(folder).iterdir():
                 if path.is_dir() and not path.is_symlink():
@@ -128,7 +130,8 @@ def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:
 
 
 def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
-    # One by one: `fs.rm` takes a name with "*", "?" or "[" for a pattern, and removes all that match.
+    # Each file is removed by itself, because `fs.rm` treats a name with "*", "?" or "[" as a pattern and removes all
+    # files that match.
     found: dict[str, Any] = fs.find(root, withdirs=True, detail=True)
     marker = f"{root}/{MARKER}"
     for path, info in found.items():
@@ -138,7 +141,7 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
         fs.rm_file(marker)
     folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
     for path in sorted(folders, reverse=True):
-        with contextlib.suppress(OSError):  # gone, or not empty: somebody has written there meanwhile
+        with contextlib.suppress(OSError):  # gone already, or another process has written a file into the folder
             fs.rmdir(path)
 
 

@@ -1,4 +1,4 @@
-"""The Ray cluster that this process is connected to, as nodes."""
+"""List the nodes and resources of the Ray cluster that this process is connected to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shoal.training.scaling import Node
 
 _HEAD_RESOURCE = "node:__internal_head__"
 GPU_TYPE = "accelerator_type:"
-"""What Ray puts in front of a node's type of GPU, to make a resource of it of which the node has 1."""
+"""Prefix of the resource that Ray defines for a node's GPU type; each node with GPUs has 1 of this resource."""
 
 
 def is_connected() -> bool:
-    """Whether this process is a connected Ray driver or worker; loads nothing to find out."""
+    """Return whether this process is a connected Ray driver or worker, without importing Ray."""
     import sys
 
     ray = sys.modules.get("ray")
@@ -20,7 +20,7 @@ def is_connected() -> bool:
 
 
 def active_nodes() -> list[Node]:
-    """The nodes that are alive, the head first, then by name."""
+    """Return the nodes that are alive: the head first, then the others by name."""
     return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
 
 
@@ -32,12 +32,12 @@ def _node(name: str, resources: dict[str, float]) -> Node:
 
 
 def node_order() -> dict[str, int]:
-    """Place of each living node, by Ray's node id: the head first, then by name."""
+    """Return Ray's node id -> position for the nodes that are alive: the head first, then the others by name."""
     return {node["NodeID"]: place for place, node in enumerate(_alive())}
 
 
 def total_resources() -> list[dict[str, float]]:
-    """The resources of each living node, used or not."""
+    """Return the total resources, free and used, of each node that is alive."""
     return [dict(node["Resources"]) for node in _alive()]
 
 

@@ -1,4 +1,4 @@
-"""Where code that runs in a gang learns its place in it, and how it speaks to whoever started the training."""
+"""Training context of a process: its rank in the gang, and functions to send log lines and notes to the driver."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 
 def say(text: str) -> None:
-    """Prints a line in this process; in the driver, that is where the caller is.
+    """Print a line in this process and flush the output.
 
     Args:
-        text: The line, without its end.
+        text: The line, without a line break at the end.
     """
     print(text, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """A worker's place in its gang.
+    """A worker's position in its gang and its connection to the driver.
 
     Args:
         rank: Rank of this worker, from 0.
         world_size: Number of workers.
         local_world_size: Number of workers on this worker's node.
-        log: Prints a line where the training's caller is, not in the worker.
-        note: Tells the driver something, in plain data.
+        log: Function that prints a line in the driver, where the user sees it.
+        note: Function that sends JSON data to the driver.
     """
 
     rank: int = 0
@@ -35,16 +35,16 @@ class TrainingContext:
     note: Callable[[Mapping[str, Any]], None] = lambda note: None
 
 
-# One per process: threads that the user starts in a worker are of the same rank.
+# One context per process: threads that the user starts in a worker have the same rank.
 _context = TrainingContext()
 
 
 def get_context() -> TrainingContext:
-    """The context of this process; outside a gang, rank 0 of 1."""
+    """Return the context of this process; outside a gang, this is rank 0 of 1 worker."""
     return _context
 
 
 def set_context(context: TrainingContext) -> None:
-    """Sets the context; the gang calls it once in each worker."""
+    """Set the context of this process; the gang calls this function once in each worker."""
     global _context
     _context = context

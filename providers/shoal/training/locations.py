@@ -1,4 +1,4 @@
-"""Where artifacts go, a directory or URI: made absolute by the caller, and tried before a training run writes there."""
+"""Artifact locations (directories or URIs): make them absolute, and test that they can be written to."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ _FILE = "file://"
 
 
 def resolved(location: str) -> str:
-    """Make a location absolute, so that another process of this host writes to the same place.
+    """Make a location absolute, so that another process on this host writes to the same place.
 
-    An absolute path and a URI stay as they are: the fingerprints of jobs contain them.
+    Absolute paths and URIs are returned unchanged, because the fingerprints of jobs contain them.
 
     Args:
-        location: Local path (relative, or with ``~``) or URI.
+        location: Local path (may be relative or begin with ``~``) or URI.
+
+    Returns:
+        Absolute path or URI.
 
     Raises:
-        InvalidArgumentError: If it is blank, or a ``file://`` URI that names a host.
+        InvalidArgumentError: The location is blank, or a ``file://`` URI with a host.
     """
     if not location.strip():
         raise InvalidArgumentError("artifact_location is blank: give a directory or a URI, or leave it out")
@@ -41,18 +44,18 @@ def resolved(location: str) -> str:
 
 
 def local_path(location: str) -> str:
-    """The path of a ``file://`` URI; any other location as it is."""
+    """Return the path of a ``file://`` URI; any other location is returned unchanged."""
     return url2pathname(urlsplit(location).path) if location.startswith(_FILE) else location
 
 
 def try_out(location: str) -> None:
-    """Make the folder where there is none, and write and remove a small file in it.
+    """Create the folder if it does not exist, then write a small file into it and remove the file.
 
     Args:
         location: Absolute path or URI.
 
     Raises:
-        InvalidArgumentError: If that fails; the message contains the cause.
+        InvalidArgumentError: The location cannot be written to; the message contains the cause.
     """
     try:
         if "://" in location:
@@ -62,7 +65,7 @@ def try_out(location: str) -> None:
             Path(location).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
-    except Exception as error:  # every filesystem has exceptions of its own
+    except Exception as error:  # each fsspec filesystem raises its own exception types
         raise InvalidArgumentError(
             f'artifact_location "{location}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI that this host can write"

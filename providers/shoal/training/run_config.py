@@ -1,15 +1,15 @@
-"""How a training is run, whatever it trains."""
+"""Options of a run, for all estimators and distributors."""
 
 from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from shoal.training.config import Config
+from shoal.settings import Settings
 from shoal.training.locations import resolved
 
 
-class RunConfig(Config):
-    """Where and under which limits a training runs; the same for all estimators and distributors.
+class RunConfig(Settings):
+    """Pool, limits and places of a run; the same for all estimators and distributors.
 
     Example:
         >>> from shoal import RunConfig
@@ -23,12 +23,12 @@ class RunConfig(Config):
         default=None, min_length=1, description="Id of the job, to attach to it when asked again; None: a fresh one."
     )
     max_restarts: int = Field(
-        default=0, ge=0, description="How often a training goes on from its last checkpoint after a worker was lost."
+        default=0, ge=0, description="How often a training may resume from its last checkpoint after a worker was lost."
     )
     min_workers: int | None = Field(
         default=None,
         ge=1,
-        description="Workers that are enough to go on with after a loss; None: as many as before, for the same model.",
+        description="Fewest workers to resume with after a loss; None: as many as before, which gives the same model.",
     )
     checkpoint_every: int | None = Field(
         default=None,
@@ -58,7 +58,7 @@ class RunConfig(Config):
     orphan_after: float | None = Field(
         default=900.0,
         gt=0,
-        description="Seconds without anybody asking for the job after which it ends itself; None: never.",
+        description="Seconds after which the job ends itself if no process has asked for it; None: never.",
     )
 
     @field_validator("artifact_location")

@@ -1,4 +1,4 @@
-"""How many workers of which size: from what the user asked for and the nodes that are active. Pure."""
+"""Number and size of a boosting training's workers, from its scaling config and the active nodes. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 from pydantic import ConfigDict, Field, field_validator
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.config import Config
+from shoal.settings import Settings
 
 
 class Node(TypedDict):
@@ -22,10 +22,10 @@ class Node(TypedDict):
     gpu_type: NotRequired[str | None]
 
 
-class ScalingConfig(Config):
-    """How many workers train, and with what.
+class ScalingConfig(Settings):
+    """Number and resources of the workers.
 
-    It says nothing of the machine that it is made on: ``use_gpu=True`` is legal where there is no GPU.
+    It does not depend on this machine: ``use_gpu=True`` is legal on a machine without a GPU.
     """
 
     model_config = ConfigDict(strict=True)
@@ -50,7 +50,7 @@ class ScalingConfig(Config):
 
 
 class XGBScalingConfig(ScalingConfig):
-    """How many workers train an XGBoost model, and with what.
+    """Number and resources of the workers that train an XGBoost model.
 
     Example:
         >>> XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
@@ -90,9 +90,9 @@ def resolve_size(
     cpu_fraction: float = 1.0,
     clamp: bool = False,
 ) -> GangSize:
-    """Turns a scaling config into a number of workers and the size of each.
+    """Compute the number of workers and the size of each from a scaling config.
 
-    All workers of a gang are of one size. With ``num_cpu_per_worker=-1`` the workers are dealt to the nodes (one to
+    All workers of a gang are of one size. With ``num_cpu_per_worker=-1`` the workers are assigned to the nodes (one to
     each, or one to each GPU, with ``num_workers=-1``; else each to the node that has the most CPUs left for it), a
     node's CPUs are divided by its workers, and the smallest share is everybody's.
 
@@ -145,8 +145,8 @@ def resolve_size(
         wanted = room
     if config.num_cpu_per_worker == -1:
         each_node = [node["gpus"] if use_gpu else 1 for node in rooms]
-        dealt = each_node if wanted == sum(each_node) and config.num_workers == -1 else _deal(rooms, wanted, gpus)
-        per_worker = min(node["cpus"] // count for node, count in zip(rooms, dealt, strict=True) if count)
+        assigned = each_node if wanted == sum(each_node) and config.num_workers == -1 else _assign(rooms, wanted, gpus)
+        per_worker = min(node["cpus"] // count for node, count in zip(rooms, assigned, strict=True) if count)
     claimed = per_worker * cpu_fraction
     return GangSize(wanted, claimed, max(1, int(claimed)), gpus)
 
@@ -172,15 +172,17 @@ def _workers_on(node: Node, cpus: int, gpus: int) -> int:
     return min(fit, node["gpus"]) if gpus else fit
 
 
-def _deal(rooms: Sequence[Node], workers: int, gpus: int) -> list[int]:
-    """Number of workers on each node, each dealt to the node that has the most CPUs left for it."""
-    dealt = [0] * len(rooms)
+def _assign(rooms: Sequence[Node], workers: int, gpus: int) -> list[int]:
+    """Assign each worker to the node that has the most CPUs left for it; return the number of workers per node."""
+    assigned = [0] * len(rooms)
     for _ in range(workers):
         _, best = max(
-            (node["cpus"] / (dealt[i] + 1), -i) for i, node in enumerate(rooms) if dealt[i] < _workers_on(node, 1, gpus)
+            (node["cpus"] / (assigned[i] + 1), -i)
+            for i, node in enumerate(rooms)
+            if assigned[i] < _workers_on(node, 1, gpus)
         )
-        dealt[-best] += 1
-    return dealt
+        assigned[-best] += 1
+    return assigned
 
 
 def _refuse_or_warn(clamp: bool, problem: str, instead: str) -> None:

@@ -8,11 +8,12 @@ import subprocess
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.pool import processes
 from shoal.pool.backends import BACKENDS, Backend
-from shoal.pool.backends.local import node_folder
-from shoal.pool.processes import NODE_TAG, ProcessId
+from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
+from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from tests.pool.backends.foreign import ForeignCluster
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.pool import processes
-from shoal.pool.processes import NODE_TAG
+from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.processes import NODE_TAG
 
 ROOT = Path(__file__).parents[3]
 MOST_WORKERS = 3

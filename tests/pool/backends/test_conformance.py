@@ -16,11 +16,11 @@ from shoal.pool.reconcile import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.pool.backends.cases import Foreign, Local, backend
-from tests.support.pool_processes import rows
+from tests.support.pool_processes import node_rows
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(params=["tiny", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=[pytest.param("tiny", marks=pytest.mark.processes), pytest.param("ray", marks=pytest.mark.ray)])
 def case(request):
     if request.param == "tiny":
         request.getfixturevalue("tiny")
@@ -39,7 +39,7 @@ def ref(case, size):
 
 
 def refs():
-    return [NodeRef.of(node) for node in rows()]
+    return [NodeRef.of(node) for node in node_rows()]
 
 
 def names(pool):
@@ -55,11 +55,11 @@ def test_nodes_are_listed_with_what_they_have_and_the_head_first(case, pool):
 
 def test_starting_again_starts_nothing_more(case, pool):
     pool.scale(2)
-    before = {node.id: node.endpoint for node in rows()}
+    before = {node.id: node.endpoint for node in node_rows()}
     backend(case).start(ref(case, 2), refs())
     reconcile(Store(), pool.name)
     reconcile(Store(), pool.name)
-    assert {node.id: node.endpoint for node in rows()} == before
+    assert {node.id: node.endpoint for node in node_rows()} == before
     assert len(names(pool)) == 2
 
 
@@ -71,19 +71,19 @@ def test_two_that_act_at_once_make_one_set_of_nodes(case, pool):
     for thread in both:
         thread.join()
     wait_until(lambda: reconcile(Store(), pool.name) is not None and len(names(pool)) == 2, "both nodes")
-    assert len({tuple(sorted(node.endpoint.items())) for node in rows()}) == 2
+    assert len({tuple(sorted(node.endpoint.items())) for node in node_rows()}) == 2
 
 
 def test_looking_changes_nothing(case, pool):
-    before = [(node.id, node.state, node.endpoint) for node in rows()]
+    before = [(node.id, node.state, node.endpoint) for node in node_rows()]
     assert backend(case).look(PoolSpec.parse(case.uri), refs()) == Seen()
     assert backend(case).look(PoolSpec.parse(case.uri), []) == Seen()
-    assert [(node.id, node.state, node.endpoint) for node in rows()] == before
+    assert [(node.id, node.state, node.endpoint) for node in node_rows()] == before
 
 
 def test_a_lost_node_is_noticed_and_replaced_while_its_demand_lives(case, pool):
     pool.scale(2)
-    victim = next(node for node in rows() if not node.is_head)
+    victim = next(node for node in node_rows() if not node.is_head)
     case.lose(victim)
     wait_until(lambda: names(pool) == ["conform-0"], "the loss")
     assert set(backend(case).look(PoolSpec.parse(case.uri), refs()).lost) == {victim.id}
@@ -98,10 +98,10 @@ def test_a_lost_node_is_noticed_and_replaced_while_its_demand_lives(case, pool):
 
 def test_an_end_is_confirmed_and_may_be_asked_for_again(case, pool):
     pool.scale(2)
-    worker = next(node for node in rows() if not node.is_head)
+    worker = next(node for node in node_rows() if not node.is_head)
     gone = NodeRef.of(worker)
     assert pool.scale(1) is True
-    assert [node.is_head for node in rows()] == [True]
+    assert [node.is_head for node in node_rows()] == [True]
     assert not case.trace(worker)
     assert backend(case).end(ref(case, 1), [gone]) == {gone.id: None}
     assert names(pool) == ["conform-0"]
@@ -136,15 +136,16 @@ def test_what_is_refused_changes_nothing(case, pool):
 
 def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
     pool.scale(2)
-    leaving = rows()
+    leaving = node_rows()
     pool.down()
-    assert rows() == []
+    assert node_rows() == []
     assert not any(case.trace(node) for node in leaving)
     pool.down()  # again: nothing happens
     assert names(pool.up()) == ["conform-0"]
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_the_same_with_real_ray_nodes_on_this_machine(alone):
     case = Local()
     pool = ComputePool(case.uri).up()

@@ -185,7 +185,7 @@ def test_busy_cpus_are_waited_for_aloud_until_the_deadline(
     holder = Gang.start(GangShape(1, 1.0))
     monkeypatch.setattr(gangs, "_PATIENCE_SECONDS", 0.2)
     try:
-        with pytest.raises(CapacityError, match="did not get their CPUs"):
+        with pytest.raises(CapacityError, match="did not get the resources"):
             Gang.start(TWO, timeout=2.0)
         assert "waiting for 2 workers of 1 CPU" in capsys.readouterr().out
     finally:

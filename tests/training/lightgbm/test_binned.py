@@ -12,12 +12,12 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.training.lightgbm.binned import Binned
-from shoal.training.lightgbm.reference import make_reference
+from shoal.training.boosting.rows import Columns, Part, ShardRows
+from shoal.training.boosting.task import Task
+from shoal.training.lightgbm.binning import make_reference
+from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.worker import label_check, refuse_if_too_large
-from shoal.training.rows import Columns, Part, ShardRows
-from shoal.training.task import Task
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
 PARAMS = {"num_leaves": 7, "verbosity": -1, "num_threads": 1, "deterministic": True, "force_col_wise": True}

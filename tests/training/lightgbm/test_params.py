@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.lightgbm.engine import LightGBM
 from shoal.training.lightgbm.params import (
     begins_anew,
@@ -17,7 +18,6 @@ from shoal.training.lightgbm.params import (
     segment_params,
     worker_params,
 )
-from shoal.training.request import TrainRequest
 
 COLUMNS = ["a", "b"]
 
@@ -37,7 +37,7 @@ def test_names_that_matter_early_are_lightgbms_own() -> None:
     ("params", "objective", "named"),
     [
         ({"app": "binary"}, "regression", 'app="binary"'),
-        ({"objective": "binary", "loss": "l1"}, None, "one parameter"),
+        ({"objective": "binary", "loss": "l1"}, None, "the same parameter"),
         ({"num_iterations": 50}, None, "num_iterations"),
         ({"num_leaves": object()}, None, "num_leaves"),
     ],
@@ -51,9 +51,9 @@ def test_a_function_as_objective() -> None:
     merged = merge_params({"num_leaves": 3}, lambda *_: None, 10)
     assert merged == {"num_leaves": 3}
     assert worker_params(merged, COLUMNS, threads=2, gpus=0, workers=2, custom_objective=True)["objective"] == "none"
-    with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold app="none"'):
+    with pytest.raises(InvalidArgumentError, match=r'objective is a function, but params contain app="none"'):
         merge_params({"app": "none"}, lambda *_: None, 10)
-    with pytest.raises(InvalidArgumentError, match=r"params\['metric'\] is a function: give it to the estimator"):
+    with pytest.raises(InvalidArgumentError, match=r"params\['metric'\] is a function: pass it to the estimator"):
         merge_params({"metric": lambda *_: None}, None, 10)
 
 
@@ -72,7 +72,7 @@ def test_columns_of_categories_and_columns_of_codes_are_not_mixed() -> None:
     given = worker_params({}, COLUMNS, **settings)
     assert given["categorical_feature"] == ["b"]
     check_params(given, COLUMNS)
-    with pytest.raises(InvalidArgumentError, match=r"name them all in fit\(categorical_cols=\)"):
+    with pytest.raises(InvalidArgumentError, match=r"name all these columns in fit\(categorical_cols=\)"):
         worker_params({"cat_feature": "name:a"}, COLUMNS, **settings)
 
 
@@ -122,15 +122,15 @@ def test_when_more_is_kept_than_a_model_holds() -> None:
         ({"tree_learner": "feature"}, "tree_learner"),
         ({"tree_learner": "serial"}, "tree_learner"),
         ({"linear_tree": True}, "linear_tree"),
-        ({"objective": "custom"}, "means a function"),
+        ({"objective": "custom"}, "means that the objective is a function"),
         ({"group_column": "q"}, r"group_col to fit\(\)"),
-        ({"machines": "10.0.0.1:1"}, "find each other"),
-        ({"workers": "10.0.0.1:1"}, "find each other"),
+        ({"machines": "10.0.0.1:1"}, "shoal connects the workers itself"),
+        ({"workers": "10.0.0.1:1"}, "shoal connects the workers itself"),
         ({"early_stopping_round": 3}, r"fit\(\)"),
         ({"early_stopping_rounds": 3}, r"fit\(\)"),
         ({"verbose_eval": 3}, r"fit\(\)"),
         ({"num_leafs": 3}, "did you mean num_leaf"),
-        ({"learning_rate": 0.1, "shrinkage_rate": 0.2}, "one parameter"),
+        ({"learning_rate": 0.1, "shrinkage_rate": 0.2}, "the same parameter"),
         ({"categorical_feature": ["z"]}, "'z'"),
     ],
 )
@@ -205,6 +205,6 @@ def test_gpus_are_used_only_where_they_are_asked_for(
         input_cols=tuple(COLUMNS),
         label_col="y",
         params=params,
-        scaling={"use_gpu": use_gpu},
+        scaling_config={"use_gpu": use_gpu},
     )
     assert LightGBM().device(asked) == device

@@ -13,15 +13,15 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.rows import Columns, Part, ShardRows
+from shoal.training.boosting.task import Checkpoint, Segment, Task
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import get_context
-from shoal.training.lightgbm.binned import Binned
+from shoal.training.lightgbm.binning import make_reference
+from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.params import merge_params, worker_params
-from shoal.training.lightgbm.reference import make_reference
 from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.segments import Trainer
-from shoal.training.rows import Columns, Part, ShardRows
-from shoal.training.task import Checkpoint, Segment, Task
-from shoal.training.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import softmax, squared_error, worst_error
 
@@ -142,5 +142,5 @@ def test_metrics_of_ones_own_come_after_lightgbms(rows: Path) -> None:
     whole = boosted(rows, {"metric": "l1"}, user_code, lost=True)
     assert list(whole.history["eval"]) == ["l1", "worst", "hits", "constant"]
     assert {len(values) for values in whole.history["eval"].values()} == {ROUNDS}
-    with pytest.raises(InvalidArgumentError, match='two metrics are called "l1"'):
+    with pytest.raises(InvalidArgumentError, match='two metrics have the name "l1"'):
         boosted(rows, {"metric": "l1"}, UserCode(metrics=(lambda *_: ("l1", 1.0, False),)), lost=False)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.two_node_cluster import TwoNodes
 from tests.training.pytorch.test_run import distributor
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 # Sums in another order, in float32: the two differed by 4e-7 of a loss, and by 1.2e-7 in a weight.
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
@@ -24,7 +24,7 @@ CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
     ("script", "arguments"),
     [
         pytest.param("fabric_script.py", ["--devices", 1, "--num-nodes", 2], id="fabric"),
-        pytest.param("accelerate_script.py", [], id="accelerate", marks=pytest.mark.long),
+        pytest.param("accelerate_script.py", [], id="accelerate"),
     ],
 )
 def test_a_librarys_script_trains_on_two_nodes_what_it_trains_alone(

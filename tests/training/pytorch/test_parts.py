@@ -30,11 +30,11 @@ from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context
 from shoal.training.pytorch.environment import Machine, environments
+from shoal.training.pytorch.mlflow import adopt_model
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program, Script
 from shoal.training.pytorch.progress import Metrics
 from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out
-from shoal.training.pytorch.tracked import adopt_model
 from shoal.training.scaling import Node
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
@@ -235,7 +235,7 @@ def test_a_changed_checkpoint_is_not_unpickled_and_the_one_before_it_is_read(
     assert driver.worker().load() == {"step": 5}
     for path in files_of(tmp_path / "job"):
         torch.save(Opened(tmp_path / "opened"), path)
-    with pytest.raises(TrainingError, match=r"no checkpoint in .* is as it was saved"):
+    with pytest.raises(TrainingError, match=r"no checkpoint in .* is valid"):
         driver.worker().load()
     assert not (tmp_path / "opened").exists()
 
@@ -297,7 +297,10 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
     files = [model_dir.digests(tmp_path / str(rank)) for rank in (0, 1)]
     parts = shared_out(files)
     assert parts == [["deep/of-0", "differs", "same"], ["deep/of-1"]]
-    assert "differs in the model folder is not the same on all ranks: that of rank 0 is kept" in capsys.readouterr().out
+    assert (
+        "differs in the model folder is not the same on all ranks: the file of rank 0 is kept"
+        in capsys.readouterr().out
+    )
     destination = Destination(str(tmp_path / "out"), Claim("job", "me"), lambda: True)
     for text in ("1", "2"):  # the second run of a job replaces what the first has left
         (tmp_path / "0" / "differs").write_text(text)
@@ -357,7 +360,7 @@ def test_an_older_attempt_does_not_publish_over_a_newer_one(tmp_path: Path) -> N
 def test_an_attempt_that_was_paused_before_it_published_asks_whether_it_still_may(tmp_path: Path) -> None:
     published(tmp_path, Claim("job", "me", 1), "old")
     answers = iter([True, False])  # when it prepares, and when it has uploaded
-    with pytest.raises(TrainingError, match='attempt 2 of job "job" has ended or a newer one has begun'):
+    with pytest.raises(TrainingError, match='attempt 2 of job "job" has ended, or a newer attempt has begun'):
         published(tmp_path, Claim("job", "me", 2), "paused", lambda: next(answers))
     assert (tmp_path / "model" / "job" / "weights").read_text() == "old"
 
@@ -410,7 +413,7 @@ def test_large_data_in_a_closure_is_refused_with_advice() -> None:
     def train() -> int:
         return int(data.sum())
 
-    with pytest.raises(InvalidArgumentError, match=r"train takes 64 MiB along .* dataset_map"):
+    with pytest.raises(InvalidArgumentError, match=r"train is 64 MiB large .* dataset_map"):
         Program.of(train, [], {}).dumps()
 
 
@@ -427,7 +430,7 @@ def test_a_script_travels_as_text_and_finds_what_lies_beside_it(tmp_path: Path) 
     assert program() is None
     assert (tmp_path / "out").read_text() == "42 ['1.5']"
     assert (sys.argv, sys.path) == (argv, path)
-    with pytest.raises(InvalidArgumentError, match="no arguments by name: \\['epochs'\\]"):
+    with pytest.raises(InvalidArgumentError, match="no keyword arguments: \\['epochs'\\]"):
         Program.of(SCRIPT, [], {"epochs": 1})
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         Program.of(tmp_path / "no.py", [], {})
@@ -468,7 +471,7 @@ def test_run_local_is_rank_0_of_1_with_a_process_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
 def test_a_wrong_number_of_processes_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="num_processes must be a positive number"):
+    with pytest.raises(InvalidArgumentError, match="num_processes must be a positive whole number"):
         TorchDistributor(wrong)
 
 
@@ -512,4 +515,4 @@ def test_a_model_that_cannot_be_counted_is_told_and_fails_nothing(monkeypatch: p
     told: list[str] = []
     adopt_model(told.append)
     assert told
-    assert "could not be counted as the job's" in told[0]
+    assert "could not be assigned to the job's run" in told[0]

@@ -15,13 +15,14 @@ from shoal.data import DataConnector, ShardedDataConnector
 from shoal.distributors.pytorch import (
     PyTorchDistributor,
     PyTorchScalingConfig,
+    Response,
     TorchDistributor,
     WorkerResourceConfig,
     get_context,
     run_local,
 )
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
-from shoal.training import resilience
+from shoal.training import restarts
 from shoal.training.claims import MARKER
 from shoal.training.gang import lifeline
 from shoal.training.gang.gang import Gang
@@ -84,20 +85,16 @@ def test_a_sharded_connector_gives_each_rank_its_part_and_a_plain_one_all(
     assert sorted(first + second) == sorted(datasets["whole"].to_pandas()["a"].tolist())
 
 
-@pytest.mark.parametrize(
-    "scaling", [pytest.param(TWO, id="two"), pytest.param(THREE, id="three", marks=pytest.mark.long)]
-)
-def test_ddp_is_as_good_as_one_process_with_the_same_global_batch(
-    driver: TwoNodes, tmp_path: Path, scaling: PyTorchScalingConfig
-) -> None:
+def as_good_as_alone(run: Response, steps: int, batch: int) -> None:
+    """Compare a run of `functions.train` with one process that has the same global batch."""
+
     def alone() -> tuple[list[float], dict[str, torch.Tensor]]:
-        losses = functions.train(12, 48)
+        losses = functions.train(steps, batch)
         folder = Path(get_context().get_model_dir())
         model = torch.load(folder / "model.pt")
         shutil.rmtree(folder)
         return losses, model
 
-    run = distributor(functions.train, tmp_path, scaling).run(12, 48)
     losses, weights = run_local(alone)
     for result in run.get_results():
         assert result == run.get_results()[0]
@@ -106,6 +103,11 @@ def test_ddp_is_as_good_as_one_process_with_the_same_global_batch(
     assert losses[-1] < 0.5 * losses[0]
     for name, values in torch.load(Path(run.get_model_dir(), "model.pt")).items():
         torch.testing.assert_close(values, weights[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.long
+def test_ddp_of_three_is_as_good_as_one_process(driver: TwoNodes, tmp_path: Path) -> None:
+    as_good_as_alone(distributor(functions.train, tmp_path, THREE).run(12, 48), 12, 48)
 
 
 def test_a_torchrun_script_runs_unchanged(driver: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +119,7 @@ def test_a_torchrun_script_runs_unchanged(driver: TwoNodes, tmp_path: Path, caps
         distributor(SCRIPT, tmp_path).run("--wrong")
 
 
+@pytest.mark.long
 def test_fsdp2_trains_on_cpus_and_gives_its_whole_state(driver: TwoNodes, tmp_path: Path) -> None:
     first, second = distributor(functions.shard_fully, tmp_path).run().get_results()
     assert first["losses"] == second["losses"]
@@ -126,10 +129,20 @@ def test_fsdp2_trains_on_cpus_and_gives_its_whole_state(driver: TwoNodes, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def undisturbed(driver: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of ten steps on two nodes."""
-    losses: list[float] = distributor(functions.train, tmp_path_factory.mktemp("whole")).run(10, 64).get_results()[0]
+def undisturbed_run(driver: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Response:
+    """Ten steps on two nodes."""
+    return distributor(functions.train, tmp_path_factory.mktemp("whole")).run(10, 64)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(undisturbed_run: Response) -> list[float]:
+    """Its losses."""
+    losses: list[float] = undisturbed_run.get_results()[0]
     return losses
+
+
+def test_ddp_is_as_good_as_one_process_with_the_same_global_batch(undisturbed_run: Response) -> None:
+    as_good_as_alone(undisturbed_run, 10, 64)
 
 
 @pytest.mark.parametrize("deed", ["kill", pytest.param("stop", marks=pytest.mark.long)])
@@ -146,7 +159,7 @@ def test_a_lost_worker_is_replaced_and_the_loss_goes_on(
     run = distributor(functions.train, tmp_path, max_restarts=1).run(10, 64, deed=deed, at=6, folder=str(tmp_path))
     assert run.result.restarts == 1
     assert run.get_results() == [undisturbed, undisturbed]
-    assert "going on from checkpoint 6 (restart 1 of 1)" in capsys.readouterr().out
+    assert "continuing from checkpoint 6 (restart 1 of 1)" in capsys.readouterr().out
     assert_ended([int((tmp_path / "done").read_text())])
     assert not (tmp_path / "checkpoints").exists() or not left_in(tmp_path / "checkpoints")
 
@@ -180,7 +193,7 @@ def test_after_the_loss_of_a_node_the_loss_goes_on_on_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(resilience, "_REPLACE_SECONDS", 1.0)
+    monkeypatch.setattr(restarts, "_REPLACE_SECONDS", 1.0)
     training = distributor(functions.train, tmp_path, max_restarts=1, min_workers=1, job_id="node")
     try:
         run = training.run(10, 64, deed="kill the node", at=6, folder=str(tmp_path))
@@ -193,8 +206,8 @@ def test_after_the_loss_of_a_node_the_loss_goes_on_on_what_is_left(
     np.testing.assert_allclose(losses, undisturbed, rtol=1e-4)
     assert run.get_metrics() == {"loss": losses[-1]}
     printed = capsys.readouterr().out
-    assert "rank 1 (node b, pid" in printed and "going on from checkpoint 6 (restart 1 of 1)" in printed
-    assert "going on with 1 workers" in printed
+    assert "rank 1 (node b, pid" in printed and "continuing from checkpoint 6 (restart 1 of 1)" in printed
+    assert "continuing with 1 workers" in printed
     assert_nothing_left(driver, gangs, tmp_path)
 
 
@@ -218,6 +231,7 @@ def test_a_lost_node_is_waited_for(
     assert_nothing_left(driver, gangs, tmp_path)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_lost_too_often_ends_the_run(driver: TwoNodes, tmp_path: Path) -> None:
     with pytest.raises(WorkerLostError, match=r"rank 1 \(node b, pid \d+\) was lost"):
         distributor(functions.train, tmp_path, job_id="lost").run(10, 64, deed="kill", at=2, folder=str(tmp_path))
@@ -235,11 +249,12 @@ def test_the_first_to_raise_is_the_cause_though_all_fail(driver: TwoNodes, tmp_p
 
 def test_a_run_ends_at_its_time_limit(driver: TwoNodes, gangs: list[Gang], tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="time limit"):
-        distributor(functions.hang, tmp_path, PyTorchScalingConfig(), timeout=20).run(str(tmp_path))
+        distributor(functions.hang, tmp_path, PyTorchScalingConfig(), timeout=5).run(str(tmp_path))
     [gang] = gangs  # whether its worker has come to the function by then or not
     assert_ended([worker.pid for worker in gang.workers])
 
 
+@pytest.mark.long
 def test_workers_may_share_a_node_and_claim_nothing(driver: TwoNodes, tmp_path: Path) -> None:
     places = distributor(functions.where, tmp_path, THREE).run().get_results()
     assert [place["LOCAL_RANK"] for place in places] == ["0", "1", "2"]

@@ -9,7 +9,7 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.xgboost.params import (
     check_params,
     device_of,
-    draws_lots,
+    is_stochastic,
     merge_params,
     seed_of,
     worker_params,
@@ -37,7 +37,7 @@ def test_same_objective_twice_is_no_contradiction(objective: str) -> None:
         ({"n_estimators": 50}, None, "n_estimators"),
         ({"num_boost_round": 50}, None, "num_boost_round"),
         ({"max_depth": object()}, None, "max_depth"),
-        ({"objective": lambda: 0}, None, "is a function: give it to the estimator"),
+        ({"objective": lambda: 0}, None, "is a function: pass it to the estimator"),
         ({1: 2}, None, "name"),
     ],
 )
@@ -48,9 +48,9 @@ def test_contradictions_and_what_cannot_be_written_down(params: dict, objective:
 
 def test_a_function_as_objective() -> None:
     assert merge_params({"max_depth": 3}, lambda *_: None, 10) == {"max_depth": 3}
-    with pytest.raises(InvalidArgumentError, match=r'objective is a function, and params hold objective="reg:l'):
+    with pytest.raises(InvalidArgumentError, match=r'objective is a function, but params contain objective="reg:l'):
         merge_params({"objective": "reg:linear"}, lambda *_: None, 10)
-    with pytest.raises(InvalidArgumentError, match="objective must be a function, or the name of one"):
+    with pytest.raises(InvalidArgumentError, match="objective must be a function or the name of an objective"):
         merge_params({}, 3, 10)  # type: ignore[arg-type]
     check_params({"num_class": 3, "disable_default_eval_metric": True}, ["a"])
 
@@ -70,14 +70,14 @@ def test_what_workers_get() -> None:
 
 def test_the_seed_is_the_parameters_own_if_they_name_one() -> None:
     assert [seed_of(params, 7) for params in ({}, {"seed": 1}, {"random_state": 2})] == [7, 1, 2]
-    with pytest.raises(InvalidArgumentError, match="a seed is a whole number"):
+    with pytest.raises(InvalidArgumentError, match="a seed must be an integer"):
         seed_of({"seed": "one"}, 7)
 
 
 def test_when_xgboost_draws_lots() -> None:
-    assert not draws_lots({"objective": "binary:logistic", "subsample": 1.0, "max_depth": 3})
+    assert not is_stochastic({"objective": "binary:logistic", "subsample": 1.0, "max_depth": 3})
     for params in ({"subsample": 0.5}, {"colsample_bynode": 0.9}, {"booster": "dart"}, {"objective": "rank:ndcg"}):
-        assert draws_lots(params)
+        assert is_stochastic(params)
 
 
 @pytest.mark.parametrize("params", [{"nthread": 4}, {"n_jobs": 4}, {"tree_method": "exact"}, {"booster": "gblinear"}])

@@ -10,9 +10,9 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
-from shoal.data.plan import Shard
+from shoal.data.planning.row_groups import Shard
 from shoal.errors import DataError
-from shoal.training.rows import Columns, Part, ShardRows
+from shoal.training.boosting.rows import Columns, Part, ShardRows
 from shoal.training.xgboost.worker import ShardIter
 from tests.support.two_node_cluster import COLUMNS, ROWS
 

@@ -12,6 +12,8 @@ from shoal.errors import TrainingError
 from shoal.training.xgboost.tracker import Tracker
 from tests.support.two_node_cluster import assert_ended
 
+pytestmark = pytest.mark.processes
+
 PARENT = """
 import threading
 from shoal.training.xgboost.tracker import Tracker

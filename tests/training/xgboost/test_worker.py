@@ -17,11 +17,11 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training import memory
+from shoal.training.boosting.rows import Columns, Part, ShardRows, in_whole_groups
+from shoal.training.boosting.task import Checkpoint, Segment, Task
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import TrainingContext, get_context
-from shoal.training.rows import Columns, Part, ShardRows, in_whole_groups
-from shoal.training.task import Checkpoint, Segment, Task
-from shoal.training.user_code import UserCode
+from shoal.training.host import memory
 from shoal.training.xgboost import worker
 from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import mean_error, softmax, squared_error
@@ -131,7 +131,7 @@ def test_no_batch_ends_within_a_group(queries: Path) -> None:
 
 def test_a_weight_is_a_groups(queries: Path) -> None:
     columns = Columns(tuple(COLUMNS), "y", weight="b", group="q")
-    with pytest.raises(DataError, match='the rows of a group differ in their weight "b"'):
+    with pytest.raises(DataError, match='different values in the weight column "b"'):
         session(queries, columns=columns, params=RANK, eval_sets={})
 
 
@@ -175,7 +175,7 @@ def test_a_function_as_objective_interrupted_or_not(
 
 def test_a_metric_with_the_name_of_another(rows: Path) -> None:
     of = session(rows, user_code=UserCode(metrics=(lambda *_: ("rmse", 1.0),)))
-    with pytest.raises(InvalidArgumentError, match='two metrics are called "rmse"'):
+    with pytest.raises(InvalidArgumentError, match='two metrics have the name "rmse"'):
         model(of)
 
 

@@ -1,20 +1,21 @@
-"""Where nodes run: one module per kind, behind the few methods of `base.Backend`."""
+"""Backends that start and end nodes: one subpackage for each kind, with the interface `base.Backend`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen
-from shoal.pool.backends.local import LocalBackend
+from shoal.pool.backends.local.backend import LocalBackend
+from shoal.pool.spec import BackendName
 
 
 def _ray() -> Backend:
-    from shoal.pool.backends.ray import RayBackend  # an HTTP client, which local pools do without
+    from shoal.pool.backends.ray.backend import RayBackend  # imports an HTTP client that local pools do not need
 
     return RayBackend()
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
-"""`PoolSpec.backend` -> what makes it."""
+BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
+"""For each value of `PoolSpec.backend`: a function that returns the backend."""
 
 __all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen"]

@@ -1,9 +1,12 @@
-"""What a kind of pool has to be able to do. Everything else (demand, rollback, leases, journal) is the same for all.
+"""The interface of a pool backend. Demand, rollback, leases and the journal are the same for all backends.
 
-Two kinds fit behind it. Where nodes are *ours to run* (`local`), a process of ours owns each, claims its row and writes
-there how far the node is; `look` only has to tell which of them are gone. Where nodes are started *by an API* (`ray`,
-later KubeRay, Spark, Snowflake), nothing of ours runs beside them: `look` also tells which rows have a node by now, and
-`start` and `end` carry over how many are wanted in all, because such APIs take a size and no single node.
+There are two kinds of backends:
+
+- shoal runs the nodes (`local`). A supervisor process owns each node, claims its row and writes the node's state to it.
+  `look` only has to report which nodes are gone.
+- An API starts the nodes (`ray`; later KubeRay, Spark, Snowflake). No process of shoal runs beside a node, so `look`
+  also reports which rows have a node by now. `start` and `end` pass on the total number of nodes, because these APIs
+  take a size and not a single node.
 """
 
 from __future__ import annotations
@@ -13,19 +16,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.processes import ProcessId
 from shoal.pool.spec import PoolSpec
+from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState
 
 
 @dataclass(frozen=True)
 class PoolRef:
-    """A pool as a backend needs to know it.
+    """The data of a pool that a backend needs.
 
     Attributes:
-        spec: What it is.
-        size: How many nodes it is to have now; 0 while it goes down.
-        stamp: When that was decided (seconds since the epoch): whoever was paused since then finds a newer one.
+        spec: The pool's settings.
+        size: Number of nodes that the pool should have now; 0 while it goes down.
+        stamp: Time of this decision in seconds since the epoch. A process that was paused after the decision finds a
+            newer stamp, and does not overwrite the newer decision.
     """
 
     spec: PoolSpec
@@ -35,7 +39,7 @@ class PoolRef:
 
 @dataclass(frozen=True)
 class NodeRef:
-    """What a backend needs to know of a node's row. Two are equal while the node has the same owner."""
+    """The data of a node's row that a backend needs. Two references are equal while the node has the same owner."""
 
     id: str
     name: str
@@ -48,7 +52,7 @@ class NodeRef:
 
     @classmethod
     def of(cls, node: Node) -> NodeRef:
-        """The reference of a row."""
+        """Build the reference of a node's row."""
         supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
         return cls(
             node.id, node.name, node.pool, node.epoch, supervisor, node.is_head, NodeState(node.state), node.endpoint
@@ -57,12 +61,12 @@ class NodeRef:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A node that came up without a process of ours to say so.
+    """A node that an API has started, as `Backend.look` found it.
 
     Attributes:
-        endpoint: ``ray_node_id``, and of the head ``api`` and ``gcs``. No two rows of a pool get the same.
-        cpus: CPUs that it really has.
-        gpus: GPUs that it really has.
+        endpoint: ``ray_node_id``, and for the head also ``api`` and ``gcs``. Each row of a pool gets another Ray node.
+        cpus: CPUs that the node really has.
+        gpus: GPUs that the node really has.
     """
 
     endpoint: Mapping[str, str]
@@ -72,12 +76,12 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Seen:
-    """What `Backend.look` saw; a node that is in neither is as its row says.
+    """Result of `Backend.look`. For a node in neither mapping, its row is still correct.
 
     Attributes:
-        lost: Node id -> why it is no more.
-        arrived: Node id -> what it turned out to be, for rows whose node is there by now.
-        silence: Why nothing could be seen at all, where that is so: no news, neither good nor bad.
+        lost: For each lost node: its id and the reason.
+        arrived: For each row whose node has arrived: the node's id and the arrival.
+        silence: Reason why the nodes could not be checked at all; None if they were checked.
     """
 
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -86,62 +90,67 @@ class Seen:
 
 
 class Backend(Protocol):
-    """Starts and ends nodes.
+    """The methods that start and end nodes.
 
-    Every method may be called again with the same arguments, by several processes at once, and by one that was killed
-    half-way and is now somebody else. None writes to the store: rows change by what they return.
+    Every method is idempotent: it may be called again with the same arguments, by several processes at once, and again
+    after a process was killed in the middle of a call. No method writes to the store. The callers write the results.
     """
 
     bound_to_host: bool
-    """Whether only the host that brought a pool up can act on it."""
+    """Whether only the host that started a pool can act on it."""
 
     start_timeout: float
-    """Seconds after which a node that is not up never will be."""
+    """Seconds after which a node that is not up counts as failed."""
 
     start_timeout_per_node: float
-    """Seconds more for each node before it, where starts take turns."""
+    """Additional seconds for each node that starts before it, for backends whose starts take turns."""
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Refuse a size that can never be reached, before anything is journaled. May ask over the network.
+        """Reject a size that the pool can never reach, before anything is journaled. May send network requests.
 
         Raises:
-            InvalidArgumentError: It cannot have so many nodes; the message says how many it can.
-            PoolUnreachableError: Whatever runs the pool does not answer, or refuses us.
+            InvalidArgumentError: The pool cannot have this many nodes. The message names the largest possible size.
+            PoolUnreachableError: The cluster does not answer, or rejects the request.
         """
 
     def prepare(self, spec: PoolSpec) -> None:
-        """Make what nodes need before the first of a new life starts (a token). Quick: called in a transaction."""
+        """Create the files that nodes need (a token) before the first node of a pool starts.
+
+        Must be quick, because it is called inside a transaction.
+        """
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Remove what `prepare` made, once no node is left; `everything`: logs too, the pool is forgotten."""
+        """Remove the files made by `prepare` after all nodes have ended. With `everything`, remove the logs too."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """See what has become of nodes. Changes nothing and raises nothing: who describes a pool looks too.
+        """Check which nodes are lost and which have arrived. Must not change anything, and must not raise.
 
-        Called within seconds again and again: it takes no longer than a request or two.
+        It is called every few seconds, also by `describe_pool`, so it must take no longer than one or two requests.
         """
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Have nodes started whose rows stand; returns at once. Called again for those that nobody has claimed since.
+        """Start nodes whose rows exist, and return without waiting for them.
 
-        Nothing is confirmed by its return: a node is there when its owner or `look` says so. A failure that another try
-        may cure is not raised, the next call is that try.
+        Called again for nodes whose row was not claimed in time. A node counts as started only when its supervisor or
+        `look` reports it. Errors that a retry may solve must not be raised: the next call is the retry.
         """
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """End nodes and see them gone: node id -> None when nothing of it is left, else what is.
+        """End nodes and check that they are gone.
 
-        None is a promise: the row goes, and nobody looks again. A node that never was has ended too.
+        Returns:
+            For each node id: None if nothing of the node is left, else a description of what is left. For None, the
+            caller deletes the row and does not check again. A node that was never started counts as ended.
         """
 
     def existing(self) -> list[str]:
-        """Ids of all nodes of this home that there is any trace of, rows or not."""
+        """Return the ids of all nodes of this home that left any trace on this host, with or without a row."""
 
     def clear(self, node_id: str) -> str | None:
-        """End a node of `existing` that has no row, and see it gone: as `end`."""
+        """End a node that has no row and check that it is gone. Return None or what is left, as `end` does."""
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Where a head that is ready takes jobs, from the endpoint in its row."""
+        """Build the address at which a ready head accepts jobs from the endpoint in the head's row."""
 
     def log(self, node: NodeRef) -> str:
-        """Where to read what a node had to say."""
+        """Return the location of a node's log, or an empty string if shoal has none."""

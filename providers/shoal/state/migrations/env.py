@@ -1,4 +1,4 @@
-"""Alembic's entry: shoal hands it an open connection (see `shoal.state.migrate`)."""
+"""Alembic's entry point. It uses the open connection that `shoal.state.migrate` passes."""
 
 from alembic import context
 
@@ -6,7 +6,7 @@ from shoal.state.schema import Base
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    # `alembic revision --autogenerate` of a developer: compare with a database given by -x url=...
+    # A developer runs `alembic revision --autogenerate` with -x url=... for the database to compare with.
     from sqlalchemy import create_engine
 
     connection = create_engine(context.get_x_argument(as_dictionary=True)["url"]).connect()

@@ -1,1 +1,1 @@
-"""A gang: the workers of one training, all or none, and the first cause when one of them fails."""
+"""Gangs: start the workers of one training all together, run functions on them, and find the cause of a failure."""

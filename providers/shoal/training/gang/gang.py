@@ -1,8 +1,9 @@
-"""A gang: the workers of one training run, all or none, and the first cause when one of them fails.
+"""Start the workers of one training, run functions on all of them, and raise the cause of a failure.
 
-Each worker is a Ray actor on its own bundle of one placement group, and holds a lifeline to the driver. A run ends when
-every rank has answered, or at the first failure: then all are killed, what the ranks said of it is weighed (a death
-explains its peers' errors, never the other way round), and the cause is raised. A gang that failed is never used again.
+Each worker is a Ray actor on its own bundle of one placement group and holds a lifeline (a socket) to the driver. A
+run ends when every rank has returned a result, or at the first failure. After a failure the gang collects the ranks'
+errors for a few seconds, raises the most likely cause (a dead worker explains the errors of its peers, never the other
+way round) and kills all workers. A gang that failed is never used again.
 """
 
 from __future__ import annotations
@@ -25,39 +26,40 @@ from shoal.training.context import say
 from shoal.training.gang.lifeline import EventKind, Switchboard
 from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
 
-# How long a gang waits for CPUs that other work holds. Long enough for a neighbour's training to end, short enough that
-# a task of a workflow does not hold its slot for hours.
+# Default time to wait for CPUs that other work uses. It is long enough for another training to end, and short enough
+# that a workflow task does not occupy its slot for hours.
 WAIT_SECONDS = 600.0
-# After the first failure: how long to listen for what explains it. Peers of a raising or killed worker failed 0.1 s
-# after it, their connections closed by the kernel at once; a host that vanished takes the 4 s of the lifeline's
-# keepalive.
+# How long to collect further errors after the first failure. The peers of a worker that raised or was killed failed
+# 0.1 s after it, because the kernel closed their connections at once. A vanished host is detected only after the 4 s
+# of the lifeline's keepalive.
 _SETTLE_SECONDS = 0.5
 _EXPLAIN_SECONDS = 4.5
-# Killed processes were gone within 0.1 s here; these bound the waits for a node that is dead, or a host that vanished.
+# Killed processes ended within 0.1 s in our measurements. These limits matter only for a dead node or a vanished host.
 _KILL_SECONDS = 1.0
 _END_SECONDS = 4.0
-# Actors of a node that is up start in 1 to 5 s, more on a machine that imports in many processes at once.
+# Actors on a running node start in 1 to 5 s, and more slowly on a machine where many processes import at once.
 _START_SECONDS = 120.0
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 2.0
-# Ray refuses to reserve nothing.
+# Ray does not accept a bundle without any resource.
 _LEAST = 0.001
-# A wait that goes on should not look like a hang.
+# Interval of the messages that tell the user that the gang is waiting and not hanging.
 _SAY_EVERY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class GangShape:
-    """What makes two gangs alike.
+    """Number and size of a gang's workers; a gang can be reused for another run of the same shape.
 
     Args:
         num_workers: Number of workers.
-        cpus_per_worker: CPUs that each claims; fractions are Ray's to count.
-        gpus_per_worker: GPUs that each claims.
-        gpu_type: Type that they must be of; None: any.
-        per_node: Workers on each of its nodes, no two of which are one; None: wherever there is room.
-        sparing: Whether the workers give back what they free at once, so that one library's leavings are another's
-            room; a library that frees and asks again all the time is the slower for it.
+        cpus_per_worker: CPUs that each worker reserves in Ray; may be a fraction.
+        gpus_per_worker: GPUs that each worker reserves.
+        gpu_type: Required type of GPU; None accepts any type.
+        per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
+            workers wherever there is room.
+        trim_memory: Whether the workers return freed memory to the operating system at once, so that another library
+            in the process can use it. This slows down a library that frees and allocates memory all the time.
     """
 
     num_workers: int
@@ -65,7 +67,7 @@ class GangShape:
     gpus_per_worker: int = 0
     gpu_type: str | None = None
     per_node: int | None = None
-    sparing: bool = False
+    trim_memory: bool = False
 
     def __str__(self) -> str:
         each = f"{self.cpus_per_worker:g} CPU{'' if self.cpus_per_worker == 1 else 's'}"
@@ -76,37 +78,37 @@ class GangShape:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What is claimed in one piece each, as Ray names it: a worker's share, or that of all workers on a node."""
+        """Resources of each placement group bundle: of one worker, or of all workers on one node if `per_node`."""
         together = self.per_node or 1
         gpus = {"GPU": float(self.gpus_per_worker * together)} if self.gpus_per_worker else {}
         if self.gpu_type:
-            # A node has 1 of its type, whatever the number of its GPUs: all workers on it share that.
+            # A node has 1 of its GPU type's resource, however many GPUs it has. All workers on the node share it.
             gpus[cluster.GPU_TYPE + self.gpu_type] = _LEAST
         bundle = {"CPU": max(self.cpus_per_worker, _LEAST) * together, **gpus}
         return [bundle] * (self.num_workers // together)
 
 
-class Companion(Protocol):
-    """Something beside the workers that ends with the gang, such as a tracker."""
+class Sidecar(Protocol):
+    """A sidecar: a helper process or thread that ends together with the gang, such as XGBoost's tracker."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop the helper and release its resources."""
         ...
 
 
 class _Weight(IntEnum):
-    """How much of the truth an event holds; the lowest explains the others."""
+    """Priority of a failure as the cause of a run's end; the lowest value explains the others."""
 
     STARVED = 0
-    """A worker was killed for want of memory: Ray knows that, the lifeline only that it is gone."""
+    """A worker was killed because memory ran out. Ray reports this reason; the lifeline reports only the loss."""
     LOST = 1
     """A worker's process or node is gone."""
     RAISED = 2
-    """A worker's own code raised."""
-    COMPANION = 3
-    """The tracker ended; it also does so because a worker did."""
+    """A worker's own code raised an exception."""
+    SIDECAR = 3
+    """A sidecar, such as the tracker, failed. This may be a consequence of a worker's end."""
     PEER = 4
-    """A worker could not reach another."""
+    """A worker could not reach another worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +135,13 @@ class _Note:
 
 
 _Event = _Cause | _Answer | _Done | _Note
-_C = TypeVar("_C", bound=Companion)
+_C = TypeVar("_C", bound=Sidecar)
 OnNote = Callable[[int, dict[str, Any]], None]
-"""Called with the rank of a worker and what it told the driver."""
+"""Function that is called with a worker's rank and a note (JSON data) from that worker."""
 
 
 class Gang:
-    """Workers on a placement group; :meth:`start` makes one.
+    """The running workers of one training; :meth:`start` creates a gang.
 
     Args:
         shape: Number and size of the workers.
@@ -151,7 +153,7 @@ class Gang:
         self.ended = False
         self._group: Any = None
         self._actors: list[Any] = []
-        self._companions: dict[str, Companion] = {}
+        self._sidecars: dict[str, Sidecar] = {}
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
         self.host = _driver_address()
@@ -159,21 +161,21 @@ class Gang:
 
     @classmethod
     def start(cls, shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None) -> Gang:
-        """Starts all the workers, or none; called in a connected Ray driver.
+        """Start all workers of a gang, or none; the process must be a connected Ray driver.
 
-        Ranks follow the nodes: the head's workers first, then the other nodes' by name.
+        Ranks are numbered node by node: first the workers on the head node, then those on the other nodes by name.
 
         Args:
             shape: Number and size of the workers.
             timeout: Seconds to wait for CPUs and GPUs that are in use.
-            env: Environment variables for the workers, credentials among them.
+            env: Environment variables for the workers; may contain credentials.
 
         Returns:
-            The gang, its workers alive and connected.
+            A gang whose workers are all running and connected.
 
         Raises:
-            CapacityError: If the active nodes can never hold it, or did not in time.
-            WorkerLostError: If a worker died while it started.
+            CapacityError: The active nodes are too small for the gang, or had no free room within `timeout`.
+            WorkerLostError: A worker died, or did not answer in time, while it started.
         """
         gang = cls(shape)
         try:
@@ -186,7 +188,7 @@ class Gang:
 
     @property
     def sound(self) -> bool:
-        """Whether it can be used: all its workers live, and nothing went wrong."""
+        """Whether the gang can run a function: it has not ended or failed, and all its workers are alive."""
         return (
             not self.ended
             and not self._failed.is_set()
@@ -194,22 +196,23 @@ class Gang:
             and len(self._switchboard.connected()) == self.shape.num_workers
         )
 
-    def companion(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
-        """Something that ends with the gang; made once.
+    def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
+        """Return the sidecar of this name and create it at the first call; it is closed when the gang ends.
 
         Args:
-            name: What it is kept under.
-            make: Makes it; it gets a function to call, from any thread, when the thing fails, whereupon the gang does.
+            name: Name of the sidecar within this gang.
+            make: Function that creates the sidecar. Its argument is a function that the sidecar calls, from any
+                thread and with a message, when it fails. The gang's run then fails with this message.
 
         Returns:
-            The one made now or before.
+            The sidecar.
         """
-        if name not in self._companions:
-            self._companions[name] = make(lambda what: self._note(_Cause(_Weight.COMPANION, TrainingError(what))))
-        return self._companions[name]  # type: ignore[return-value]
+        if name not in self._sidecars:
+            self._sidecars[name] = make(lambda what: self._note(_Cause(_Weight.SIDECAR, TrainingError(what))))
+        return self._sidecars[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has the workers import modules, without what they can do without; returns at once."""
+        """Let the workers import modules in the background, without optional packages that they do not need."""
         for actor in self._actors:
             actor.preload.remote(list(modules))
 
@@ -221,24 +224,26 @@ class Gang:
         timeout: float | None = None,
         on_note: OnNote | None = None,
     ) -> list[Any]:
-        """Calls a function in every worker and waits for all.
+        """Call a function in every worker and wait for all results.
 
         Args:
-            function: What to call.
-            args_per_rank: Its arguments, for each rank.
-            timeout: Seconds that it may take; None: no limit.
-            on_note: Called, in this thread, with rank and note, for each that a worker sends meanwhile.
+            function: Function to call.
+            args_per_rank: Positional arguments of the call, by rank.
+            timeout: Maximum time in seconds; None means no limit.
+            on_note: Function to call in this thread, with rank and note, for each note that a worker sends during the
+                run.
 
         Returns:
-            What each rank returned, by rank.
+            The function's return values, by rank.
 
         Raises:
-            WorkerLostError: If a worker's process or node was lost.
-            ShoalError: The first cause of any other failure, naming the rank; the worker's traceback is in its notes.
-                The gang has ended, and none of its processes is left.
+            WorkerLostError: A worker's process or node was lost.
+            ShoalError: The run failed for another reason. The message names the rank of the first cause, and the
+                exception's notes contain that worker's traceback. After any exception the gang has ended, and none of
+                its processes is left.
         """
         if self.ended:
-            raise TrainingError("this gang has ended")
+            raise TrainingError("this gang has ended and cannot run another function: start a new one with Gang.start")
         try:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
             return self._run(function, args_per_rank, deadline, on_note)
@@ -247,24 +252,28 @@ class Gang:
             raise
 
     def end(self) -> None:
-        """Kills the workers and companions, and returns when their processes have ended; safe to call again."""
+        """Kill the workers, close the sidecars and wait until their processes have ended; may be called again."""
         if self.ended:
             return
         self.ended = True
         with contextlib.suppress(Exception):
-            # Ray may be shut down already, in which case the actors are, too.
+            # If Ray is shut down already, the actors have ended too.
             self._kill_actors()
         if self._switchboard is not None:
             self._hang_up(self._switchboard)
-        for companion in self._companions.values():
-            companion.close()
+        for sidecar in self._sidecars.values():
+            sidecar.close()
 
     def _hang_up(self, board: Switchboard) -> None:
         if not board.wait_all_gone(_KILL_SECONDS):
-            # Of a node whose raylet is dead or stopped, Ray cannot kill the workers: they do it themselves.
+            # Ray cannot kill workers on a node whose raylet is dead or stopped. Closing their lifelines makes these
+            # workers end themselves.
             board.hang_up()
             if not board.wait_all_gone(_END_SECONDS):
-                say(f"a worker of the gang of {self.shape} is out of reach: it ends itself when its host runs again")
+                say(
+                    f"a worker of the gang of {self.shape} cannot be reached: the worker will end itself when its host "
+                    "runs again"
+                )
         board.close()
 
     # Starting
@@ -276,18 +285,18 @@ class Gang:
         began = said = time.monotonic()
         self._refuse_if_impossible()
         self._group = placement_group(self.shape.bundles, strategy="STRICT_SPREAD" if self.shape.per_node else "SPREAD")
-        # A free pool answers in 0.05 s, one whose last gang was just killed in up to 2 s; only who has to wait longer
-        # is told.
+        # A free pool answers in 0.05 s, and a pool whose last gang was just killed in up to 2 s. Only a longer wait
+        # is worth a message.
         patience = _PATIENCE_SECONDS
         while not self._group.wait(timeout_seconds=max(0.0, min(patience, deadline - time.monotonic()))):
-            # Nodes may leave while we wait.
+            # Nodes may leave the pool during the wait.
             self._refuse_if_impossible()
             now = time.monotonic()
             free = ray.available_resources()
             state = f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} CPUs are free"
             if now >= deadline:
                 raise CapacityError(
-                    f"{self.shape} did not get their CPUs within {now - began:.0f} s ({state}): "
+                    f"{self.shape} did not get the resources within {now - began:.0f} s ({state}): "
                     "wait for the other work on this pool to end, or add nodes with shoal.scale_cluster"
                 )
             if patience == _PATIENCE_SECONDS or now - said >= _SAY_EVERY_SECONDS:
@@ -306,8 +315,8 @@ class Gang:
         if room < self.shape.num_workers:
             cpus = sum(node.get("CPU", 0.0) for node in nodes)
             raise CapacityError(
-                f"{self.shape} do not fit on this pool, which has room for {room} ({len(nodes)} nodes, {cpus:g} CPUs): "
-                "add nodes with shoal.scale_cluster or ask for less"
+                f"{self.shape} do not fit on this pool, which has room for {room} of them ({len(nodes)} nodes, "
+                f"{cpus:g} CPUs): add nodes with shoal.scale_cluster or ask for less"
             )
 
     def _spawn(self, env: dict[str, str]) -> None:
@@ -338,7 +347,7 @@ class Gang:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
             ).remote()
             self._actors.append(actor)
-            if self.shape.sparing:
+            if self.shape.trim_memory:
                 actor.spare.remote()
             place = Place(rank, size, on_node[node_of[bundle]], board.host, board.port, board.token)
             joins.append(actor.join.remote(place, env))
@@ -357,7 +366,7 @@ class Gang:
                     f"rank {rank} (node {node}) was lost while it started: {_first_line(exc)}"
                 ) from exc
         self.workers = tuple(infos)
-        # A worker's answer may be here before its hello, which another thread reads.
+        # Another thread reads the workers' hello frames, so a worker's join() may return before its hello was read.
         if not board.wait_joined(size, max(0.1, deadline - time.monotonic())):
             raise WorkerLostError(
                 f"a worker of the gang of {self.shape} could not connect to the driver at {board.host}"
@@ -374,7 +383,7 @@ class Gang:
     ) -> list[Any]:
         import ray
 
-        # Stored once, not once per rank.
+        # put() stores the function once, instead of once per rank.
         shared = ray.put(function)
         for rank, (actor, args) in enumerate(zip(self._actors, args_per_rank, strict=True)):
             future = actor.run.remote(shared, args).future()
@@ -397,7 +406,10 @@ class Gang:
         return [results[rank] for rank in range(len(self._actors))]
 
     def _first_cause(self, first: _Cause) -> ShoalError:
-        """Listens for what explains the first failure: at most 5 s, and no longer than it takes to know."""
+        """Wait up to 5 s for further failures and return the error that explains the others.
+
+        The wait is short as soon as a failure other than an unreachable peer is known.
+        """
         began = time.monotonic()
         causes = [first]
         while all(cause.weight is not _Weight.STARVED for cause in causes):
@@ -407,7 +419,7 @@ class Gang:
                 break
             if isinstance(event, _Cause):
                 causes.append(event)
-        # min() keeps the earliest of equals.
+        # Among failures of the same weight, min() returns the earliest.
         return min(causes, key=lambda cause: cause.weight).error
 
     def _raised(self, rank: int, failure: Failure) -> _Cause:
@@ -419,7 +431,7 @@ class Gang:
         return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error)
 
     def _answered(self, rank: int, future: Any) -> None:
-        """Ray's thread: a worker's call ended, or the worker did."""
+        """Record the end of a worker's call or the worker's death; Ray calls this method in a thread of its own."""
         exc = future.exception()
         if exc is None:
             outcome: Success | Failure = future.result()
@@ -434,14 +446,15 @@ class Gang:
         elif _is_death(exc):
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {_first_line(exc)}")))
         else:
-            # Such as a result that cannot be pickled: a task's error ends with what was raised.
+            # For example a result that cannot be pickled. The last line of a Ray task error is the original error.
             raised = str(exc).strip().splitlines()[-1]
             self._note(_Cause(_Weight.RAISED, TrainingError(f"{self._who(rank)} failed: {raised}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
-        """The switchboard's thread."""
+        """Handle an event from a worker's lifeline; the switchboard calls this method in its own thread."""
         if kind is EventKind.LINE:
-            # A line that this process cannot print, its output closed or in ASCII, is no reason to end a training run.
+            # Printing fails if this process's output is closed, or is ASCII only. The training run must not end
+            # because of that.
             with contextlib.suppress(OSError, ValueError):
                 say(text)
         elif kind is EventKind.DONE:
@@ -457,7 +470,7 @@ class Gang:
         self._events.put(event)
 
     def _next(self, deadline: float) -> _Event | None:
-        """The next event; None when the deadline has passed."""
+        """Return the next event, or None when the deadline has passed."""
         try:
             wait = deadline - time.monotonic()
             return self._events.get(timeout=None if wait == math.inf else max(0.0, wait))
@@ -476,7 +489,7 @@ class Gang:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         if self._group is not None:
-            # Frees the CPUs, and has the raylets kill whatever process still runs on them.
+            # This frees the CPUs and makes the raylets kill the processes that still use them.
             remove_placement_group(self._group)
 
 
@@ -487,18 +500,21 @@ def _driver_address() -> str:
 
 
 def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
-    """The address for a gang's lifelines: loopback where all workers are on the driver's own node.
+    """Return the address to listen on for lifelines: loopback if all workers are on the driver's node.
 
     Args:
-        address: The driver's address, which the other nodes reach.
+        address: Address of the driver that the other nodes can reach.
         node: Ray's id of the driver's node.
-        workers_nodes: Those of the workers' nodes.
+        workers_nodes: Ray's ids of the workers' nodes.
     """
     return "127.0.0.1" if set(workers_nodes) == {node} else address
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:
-    """Whether Ray's memory monitor killed the worker; of an actor, only the exit type in the text says so."""
+    """Return whether Ray's memory monitor killed the worker.
+
+    For an actor, Ray reports this only in the text of the error.
+    """
     import ray
 
     return isinstance(exc, ray.exceptions.OutOfMemoryError) or (_is_death(exc) and "NODE_OUT_OF_MEMORY" in str(exc))

@@ -1,16 +1,16 @@
-"""A socket between the driver and each worker of its gang, by which each knows at once that the other is gone.
+"""Lifelines: sockets between the driver and its workers, which show each side at once that the other one is gone.
 
-Ray tells of a dead actor too, but only where the actor's process ended: of a node that vanished it learns after five
-missed health checks, about 15 s. Here the kernel tells: a killed process closes its socket, and a host that no longer
-answers fails the keepalive. The socket carries the workers' log lines as well, which is far cheaper than an actor call
-per round and needs no actor.
+Ray reports a dead actor quickly only if the actor's process ended. Ray detects a vanished node after five missed
+health checks, which take about 15 s. A socket is faster: the kernel closes the socket of a killed process, and a
+host that no longer answers fails TCP keepalive. The socket also carries the workers' log lines. This is far cheaper
+than an actor call per round and needs no further actor.
 
-Frames are lines, worker to driver only: a hello, which is the gang's token and the worker's rank, then ``h`` (a
-heartbeat), ``d`` (a call is done), ``l`` with a line of log as JSON, ``n`` with a note for the driver as JSON, and
-``x`` with the reason why the worker ends itself.
+Frames are lines of text, and only workers send them. The first frame is a hello: the gang's token and the worker's
+rank. Then follow ``h`` (heartbeat), ``d`` (a call is done), ``l`` with a log line as JSON, ``n`` with a note for the
+driver as JSON, and ``x`` with the reason why the worker ends itself.
 
-Any process of the host can connect. Nothing that a connection sends before its hello is parsed: the hello is a short
-line, due within seconds, and its token is compared in constant time.
+Any process on the host can connect. Therefore the hello must be short and must arrive within seconds, its token is
+compared in constant time, and no other data is parsed before the hello is accepted.
 """
 
 from __future__ import annotations
@@ -30,40 +30,42 @@ from enum import Enum
 from typing import Any
 
 _HEARTBEAT_SECONDS = 1.0
-# A stopped process still has a kernel that answers keepalives. Python's own threads stand still while a C extension is
-# loaded from a cold disk (seconds), so silence is given more time than a vanished host.
+# The kernel answers keepalives even for a stopped process, so only missing heartbeats show that a process is stopped.
+# The limit is longer than for a vanished host, because loading a C extension from a cold disk blocks all Python
+# threads for seconds.
 _SILENCE_SECONDS = 20.0
-# A host that vanished: first probe after 1 s of silence, then every second; heartbeats of the other side that stay
-# unacknowledged for 3 s.
+# Settings that detect a vanished host: the first probe after 1 s of silence, then one every second, three in all. Sent
+# data may stay unacknowledged for 4 s.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 1),
     (socket.TCP_KEEPINTVL, 1),
     (socket.TCP_KEEPCNT, 3),
     (socket.TCP_USER_TIMEOUT, 4000),
 )
-# A frame is a line of log, or a note of a few metrics.
+# The longest frames are log lines and notes with a few metrics.
 _MAX_FRAME_BYTES = 2**20
-# Characters of one frame of log: each takes at most 12 bytes as JSON.
+# Maximum number of characters in a log frame. A character takes at most 12 bytes as JSON.
 _MAX_LOG_CHARACTERS = 2**16
-# A token of 32 characters, and a rank.
+# A hello contains a token of 32 characters and a rank.
 _MAX_HELLO_BYTES = 256
-# A worker says hello right after it has connected; on a busy machine it may not get its turn at once.
+# A worker sends its hello directly after connecting, but a busy machine may not schedule it at once.
 _HELLO_SECONDS = 10.0
-# Connections without a hello that are kept beside one per worker; beyond that, the oldest is closed.
+# Number of connections without a hello that are kept, in addition to one per worker. When there are more, the oldest
+# is closed.
 _SPARE_CONNECTIONS = 64
 
 
 class EventKind(Enum):
-    """What the switchboard heard."""
+    """Kind of an event that the switchboard reports about a worker."""
 
     GONE = "gone"
-    """The connection ended: the worker's process, or its host, is gone. The text says which it was."""
+    """The worker's process or host is gone, or does not respond; the text contains the reason."""
     LINE = "line"
     """The worker logged a line."""
     NOTE = "note"
-    """The worker told the driver something; the text is JSON."""
+    """The worker sent a note to the driver; the text is JSON."""
     DONE = "done"
-    """The worker finished a call; all that it logged during the call came before."""
+    """The worker finished a call; all its log lines of this call were reported before."""
 
 
 Listener = Callable[[int, EventKind, str], None]
@@ -82,12 +84,12 @@ class _Line:
 
 
 class Switchboard:
-    """The driver's end of all the lifelines of a gang.
+    """The driver's side of all lifelines of a gang.
 
     Args:
-        host: Address to listen on; the workers must reach it.
+        host: Address to listen on; the workers must be able to reach it.
         size: Number of workers.
-        listener: Called, from the switchboard's own thread, with rank, kind and text.
+        listener: Function to call for each event, in the switchboard's own thread, with rank, kind and text.
     """
 
     def __init__(self, host: str, size: int, listener: Listener) -> None:
@@ -109,46 +111,46 @@ class Switchboard:
         self._thread.start()
 
     def connected(self) -> set[int]:
-        """Ranks whose processes are alive."""
+        """Return the ranks whose lifelines are open."""
         with self._changed:
             return {line.rank for line in self._lines.values() if line.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Waits until so many workers have said hello, whether or not they are still there.
+        """Wait until a number of workers have said hello; workers that have ended since then count too.
 
         Args:
-            number: How many.
-            timeout: Seconds to wait at most.
+            number: Number of workers to wait for.
+            timeout: Maximum time to wait in seconds.
 
         Returns:
-            False if one has not.
+            False if fewer workers have said hello in time.
         """
         with self._changed:
             return self._changed.wait_for(lambda: len(self._joined) >= number, timeout)
 
     def wait_all_gone(self, timeout: float) -> bool:
-        """Waits until every worker's process has ended.
+        """Wait until every worker's process has ended.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Maximum time to wait in seconds.
 
         Returns:
-            False if one was still there.
+            False if a worker was still running at the end of the wait.
         """
         with self._changed:
             return self._changed.wait_for(lambda: all(line.rank is None for line in self._lines.values()), timeout)
 
     def hang_up(self) -> None:
-        """Has the workers that are still there end themselves; the lines stay open, to see them go."""
+        """Make the remaining workers end themselves; the lifelines stay open, so that `wait_all_gone` sees the end."""
         with self._changed:
             for line in self._lines.values():
                 with contextlib.suppress(OSError):
                     line.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Closes all lines and stops listening."""
+        """Close all lifelines and stop listening."""
         self._closing = True
-        with contextlib.suppress(OSError):  # the thread may have looked in between, and closed it already
+        with contextlib.suppress(OSError):  # the thread may have seen `_closing` and closed the socket already
             self._wake_in.send(b"x")
         self._thread.join(timeout=5)
 
@@ -158,7 +160,7 @@ class Switchboard:
                 for key, _ in self._selector.select(timeout=_HEARTBEAT_SECONDS):
                     if key.fileobj is self._server:
                         self._accept()
-                    # A connection may have been closed since the selector reported it, to make room for another.
+                    # _accept() may have closed this connection, after the selector reported it, to make room.
                     elif line := self._lines.get(key.fileobj):  # type: ignore[call-overload]
                         self._read(line)
                 self._check_silence()
@@ -188,7 +190,7 @@ class Switchboard:
         except BlockingIOError:
             return
         except OSError as exc:
-            self._lost(line, f"its host stopped answering ({exc.strerror})")
+            self._lost(line, f"its host no longer answers ({exc.strerror})")
             return
         if not data:
             self._lost(line, "its process was killed or crashed")
@@ -206,16 +208,16 @@ class Switchboard:
             try:
                 self._handle(line, line.rank, bytes(frame))
             except Exception as exc:
-                # Whatever one worker sends, the others' lifelines stay.
-                self._lost(line, f"it sent a frame that the driver cannot take ({type(exc).__name__}: {exc})")
+                # A malformed frame from one worker must not end the thread that serves all other workers.
+                self._lost(line, f"it sent a frame that the driver cannot read ({type(exc).__name__}: {exc})")
                 return
         if line.rank is None and len(rest) > _MAX_HELLO_BYTES:
             self._drop(line)
         elif len(rest) > _MAX_FRAME_BYTES:
-            self._lost(line, "it sent a line without an end")
+            self._lost(line, f"it sent a frame of more than {_MAX_FRAME_BYTES} bytes")
 
     def _admit(self, line: _Line, hello: bytes) -> bool:
-        """Take a connection's first frame; False if it is not the hello of a worker of this gang."""
+        """Check a connection's first frame; return False if the frame is not the hello of a worker of this gang."""
         token, _, rank = hello.partition(b" ")
         if len(hello) > _MAX_HELLO_BYTES or not hmac.compare_digest(token, self.token.encode()):
             return False
@@ -228,10 +230,10 @@ class Switchboard:
         return True
 
     def _handle(self, line: _Line, rank: int, frame: bytes) -> None:
-        """Take a frame of a worker.
+        """Pass a worker's frame to the listener.
 
         Raises:
-            Exception: The frame is malformed, or the listener cannot take it.
+            Exception: The frame is malformed, or the listener raised.
         """
         if frame[:1] == b"l":
             self._listener(rank, EventKind.LINE, str(json.loads(frame[1:])))
@@ -249,9 +251,9 @@ class Switchboard:
                 if now - line.opened > _HELLO_SECONDS:
                     self._drop(line)
             elif now - line.heard > _SILENCE_SECONDS:
-                # The line stays, to see the process end.
+                # The lifeline stays open, so that `wait_all_gone` sees the end of the process.
                 self._report(
-                    line, f"its process has been silent for {_SILENCE_SECONDS:.0f} s: stopped, or starved of CPU"
+                    line, f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time"
                 )
 
     def _lost(self, line: _Line, why: str) -> None:
@@ -272,13 +274,12 @@ class Switchboard:
 
 
 class Lifeline:
-    """A worker's end: while it stands, the driver knows that this process lives; when the driver hangs up, this process
-    ends.
+    """The worker's side of its lifeline; this process ends itself when the driver closes the connection.
 
     Args:
         host: Address of the driver's switchboard.
-        port: Its port.
-        token: Its token.
+        port: Port of the switchboard.
+        token: Token of the gang.
         rank: Rank of this worker.
     """
 
@@ -287,42 +288,43 @@ class Lifeline:
         self._sock.settimeout(None)
         _watch(self._sock)
         self._sending = threading.Lock()
-        # Ray's workers are children of their node's raylet, but outlive it; Ray itself notices a dead raylet after 14
-        # s.
+        # A Ray worker is a child of its node's raylet, but continues to run when the raylet dies. Ray itself notices a
+        # dead raylet only after 14 s.
         self._raylet = os.getppid()
         self._send(f"{token} {rank}".encode())
         threading.Thread(target=self._live, name="shoal-lifeline", daemon=True).start()
 
     def log(self, text: str) -> None:
-        """Has the driver print a line, or several; lone surrogates, which no terminal takes, as escapes.
+        """Send text to the driver, which prints it.
 
-        A line that is too long for a frame arrives as several.
+        Lone surrogates are sent as escapes, because terminals cannot print them. A text that is too long for one frame
+        is printed as several lines.
         """
         shown = text.encode(errors="backslashreplace").decode()
         for start in range(0, len(shown) or 1, _MAX_LOG_CHARACTERS):
             self._send(b"l" + json.dumps(shown[start : start + _MAX_LOG_CHARACTERS]).encode())
 
     def note(self, note: Mapping[str, Any]) -> None:
-        """Tells the driver something.
+        """Send a note to the driver.
 
         Args:
-            note: Plain data.
+            note: Data that JSON can represent.
         """
         self._send(b"n" + json.dumps(note).encode())
 
     def done(self) -> None:
-        """Says that a call is done."""
+        """Tell the driver that a call is done."""
         self._send(b"d")
 
     def _live(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._sock, selectors.EVENT_READ)
         while True:
-            # The driver never speaks: what can be read is its end.
+            # The driver never sends data, so a readable socket means that the driver closed the connection.
             if selector.select(timeout=_HEARTBEAT_SECONDS):
                 _leave()
             if os.getppid() != self._raylet:
-                self._send(b"x" + json.dumps("its node's raylet ended, and with it the node").encode())
+                self._send(b"x" + json.dumps("the raylet of its node ended, so the node is lost").encode())
                 _leave()
             self._send(b"h")
 
@@ -342,5 +344,5 @@ def _watch(sock: socket.socket) -> None:
 
 
 def _leave() -> None:
-    # Not sys.exit: the main thread may be inside a library that never returns.
+    # sys.exit() would not end the process: the main thread may be inside a library that never returns.
     os._exit(1)

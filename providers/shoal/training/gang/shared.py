@@ -1,4 +1,4 @@
-"""Gangs that outlive a run: the last of each shape waits, idle, for the driver's next run."""
+"""Reuse gangs between runs: the last gang of each shape stays idle until the driver's next run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """A gang that outlives the run, for the driver's next of its shape: starting costs seconds, reusing nothing.
+    """Provide a gang for one run and keep it for the next run of the same shape, because a start takes seconds.
 
-    It keeps its CPUs until :func:`end_gangs`, the end of this process, or a run of another shape.
+    An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs another shape.
 
     Args:
         shape: Number and size of the workers.
         timeout: Seconds to wait for CPUs and GPUs that are in use.
-        env: Environment variables for the workers; a gang is reused only with the same ones.
+        env: Environment variables for the workers; a gang is reused only for the same variables.
 
     Yields:
-        The gang, for this run alone. If the run fails, it ends.
+        The gang; no other run uses it at the same time. If the body of the ``with`` statement raises, the gang ends.
 
     Raises:
-        CapacityError: As :meth:`Gang.start`.
+        CapacityError: The active nodes are too small for the gang, or had no free room within `timeout`.
+        WorkerLostError: A worker died while it started.
     """
     key = (shape, tuple(sorted((env or {}).items())))
     with _idle_lock:
@@ -40,7 +41,7 @@ def shared_gang(
     if gang is None or not gang.sound:
         if gang is not None:
             gang.end()
-        # Idle gangs of other shapes hold CPUs that this one may need.
+        # Idle gangs of other shapes hold CPUs that the new gang may need.
         end_gangs()
         gang = Gang.start(shape, timeout=timeout, env=env)
     try:
@@ -52,12 +53,12 @@ def shared_gang(
     with _idle_lock:
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
-        # Another thread of this driver put one aside meanwhile.
+        # Another thread of this driver has stored a gang of the same shape in the meantime.
         gang.end()
 
 
 def end_gangs() -> None:
-    """Ends the gangs that wait for another run."""
+    """End all idle gangs, which wait for another run."""
     while True:
         with _idle_lock:
             if not _idle:
@@ -68,6 +69,6 @@ def end_gangs() -> None:
 
 @functools.cache
 def _end_at_exit() -> None:
-    # Not at import: handlers run last registered first, and this one needs Ray, whose own is registered when Ray is
-    # imported.
+    # Exit handlers run in reverse order of registration. This handler needs Ray, so it has to be registered after Ray's
+    # own handler, which is registered when Ray is imported.
     atexit.register(end_gangs)

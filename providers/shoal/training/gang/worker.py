@@ -1,4 +1,4 @@
-"""The actor that a gang's workers are: it runs one function after the other, and says how each ended."""
+"""The Ray actor that is a worker of a gang: it runs functions and returns their results or errors."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.data.shard import set_current_shard
+from shoal.data.gang_position import set_current_shard
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training import memory
 from shoal.training.context import TrainingContext, set_context
 from shoal.training.gang.lifeline import Lifeline
-from shoal.training.lean import import_lean
+from shoal.training.host import memory
+from shoal.training.host.imports import import_lean
 
 
 class PeerError(TrainingError):
-    """This worker failed only because another did; whoever raises it knows that its own part was sound."""
+    """Error of a worker that failed only because another worker failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Which process a worker is.
+    """Rank, node and process of a worker.
 
     Args:
         rank: Rank in the gang.
-        node: Name of its node.
-        pid: Its process id there.
+        node: Name of the worker's node.
+        pid: Process id on that node.
     """
 
     rank: int
@@ -40,15 +40,15 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker belongs.
+    """A worker's position in its gang and the address of the driver's switchboard.
 
     Args:
-        rank: Its rank.
-        world_size: Number of workers.
-        local_world_size: Number of workers on its node.
+        rank: Rank of the worker.
+        world_size: Number of workers in the gang.
+        local_world_size: Number of workers on the worker's node.
         host: Address of the driver's switchboard.
-        port: Its port.
-        token: Its token.
+        port: Port of the switchboard.
+        token: Token of the gang, which the worker sends to the switchboard.
     """
 
     rank: int
@@ -61,19 +61,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """What a call returned."""
+    """Return value of a successful call."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a call raised, in a form that needs none of the worker's modules to be read.
+    """Error of a failed call, in a form that the driver can unpickle without the worker's modules.
 
     Args:
-        summary: Type and message.
-        traceback: The traceback as text.
-        error: The exception itself, if it is one of shoal's own about the data, the training or its arguments.
+        summary: Type and message of the exception.
+        traceback: Traceback as text.
+        error: The exception itself if it is a DataError, TrainingError or InvalidArgumentError of shoal; else None.
     """
 
     summary: str
@@ -82,24 +82,29 @@ class Failure:
 
 
 class Worker:
-    """One worker of a gang: nobody until it joins, because a call that has arguments loads NumPy and Arrow."""
+    """One worker of a gang; it gets its rank only in `join`.
+
+    The constructor takes no arguments, because Ray loads NumPy and Arrow for a call with arguments, and `spare` has to
+    run before that.
+    """
 
     def __init__(self) -> None:
         self._lifeline: Lifeline | None = None
 
     def spare(self) -> None:
-        """Has this process give back what it frees; its first call."""
+        """Make this process return freed memory to the operating system; must be the first call."""
         memory.spare()
 
     def join(self, place: Place, env: Mapping[str, str]) -> int:
-        """Connects to the driver's switchboard.
+        """Connect to the driver's switchboard and set the training context.
 
         Args:
-            place: Where it stands in the gang, and where the switchboard is.
-            env: Environment variables to set; a call's arguments pass from process to process and are stored nowhere.
+            place: Position of this worker in the gang, and the address of the switchboard.
+            env: Environment variables to set. They are passed as an argument, because Ray sends arguments from process
+                to process and does not store them.
 
         Returns:
-            The process id.
+            The process id of this worker.
         """
         os.environ.update(env)
         self._lifeline = line = Lifeline(place.host, place.port, place.token, place.rank)
@@ -108,18 +113,19 @@ class Worker:
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Imports modules, leanly, while the driver does something else."""
+        """Import modules, without optional packages that they do not need; the driver does not wait for this."""
         import_lean(modules)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
-        """Calls a function.
+        """Call a function and return its result or its error.
 
         Args:
-            function: What to call.
-            args: Its arguments.
+            function: Function to call.
+            args: Positional arguments of the call.
 
         Returns:
-            What came of it; an exception too is a value, so that Ray's own errors mean that this process died.
+            The result or the error. An exception is returned and not raised, so that an error from Ray always means
+            that this process died.
         """
         assert self._lifeline is not None
         try:

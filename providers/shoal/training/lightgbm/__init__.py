@@ -1,1 +1,1 @@
-"""LightGBM on a gang: what the driver does, what every worker does."""
+"""Distributed LightGBM training: the driver's side and the workers' side."""

@@ -1,7 +1,8 @@
-"""Categories in LightGBM: noted in the model as if they came from a DataFrame, the one way it has for them.
+"""Store the categories of a training in the LightGBM model.
 
-The last line of a model's text lists the categories of each such column, and LightGBM's own `predict` encodes the
-category columns of a DataFrame by it.
+LightGBM can store only the categories of DataFrames, so shoal stores them in the same way. The last line of a model's
+text lists the categories of each categorical column, and LightGBM's own `predict` uses this list to encode the
+categorical columns of a DataFrame.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ if TYPE_CHECKING:
 
 
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
-    """Note the categories in a dataset, for those that refer to it and for the models trained on them.
+    """Store the categories in a dataset; datasets that use it as reference, and their models, inherit the categories.
 
     Args:
-        dataset: The dataset.
-        categories: Of its columns, in their order.
+        dataset: Dataset to change.
+        categories: Column -> categories, in the order of the dataset's columns.
     """
     if categories:
         dataset.pandas_categorical = list(to_lists(categories).values())
 
 
 def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
-    """The categories that a model was trained with, by column.
+    """Return column -> categories of the training, as stored in the model.
 
     Args:
-        booster: A model that was loaded from its text.
+        booster: Model that was loaded from its text.
     """
     lists = booster.pandas_categorical or []
     columns = booster.params.get("categorical_feature")
     if not lists or not isinstance(columns, list) or len(columns) != len(lists):
-        return {}  # it was trained on codes that its user made
+        return {}  # the model has no categories, or was trained on category codes that the user computed
     names = booster.feature_name()
     return from_lists({names[column]: values for column, values in zip(columns, lists, strict=True)})

@@ -1,4 +1,4 @@
-"""A LightGBM model and its bytes."""
+"""Load LightGBM models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ if TYPE_CHECKING:
 
 
 def load(model: bytes, best_iteration: int | None) -> lightgbm.Booster:
-    """Loads a model.
+    """Load a model.
 
     Args:
-        model: Its text.
-        best_iteration: Best round, from 0, which the text has no place for; None: all rounds are used.
+        model: Model in LightGBM's text format, encoded as UTF-8.
+        best_iteration: Best round, from 0, because the text format does not contain it; None: use all rounds.
 
     Returns:
-        The booster; it predicts with the best round, and is saved up to it, as after LightGBM's own early stopping.
+        The booster. It predicts with the rounds up to the best one, and saves only these, like a booster after
+        LightGBM's own early stopping.
     """
     import lightgbm
 

@@ -1,4 +1,4 @@
-"""How LightGBM's workers find each other: each holds a port until all are ready, then they connect by their list."""
+"""Connect LightGBM's workers: each reserves a port, and connects by the list of all addresses when all are ready."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from collections.abc import Iterator, Sequence
 from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 
 from shoal.errors import TrainingError
-from shoal.training.loopback import is_loopback, tie_to_loopback
+from shoal.training.host.loopback import is_loopback, tie_to_loopback
 
-# How much longer than its peers a living worker may take for a step, in minutes; as with XGBoost.
+# How many minutes longer than its peers a live worker may take for a step; the same as for XGBoost.
 _STEP_MINUTES = 10
-# A port that is let go of is LightGBM's a moment later; where another process was faster, it may let go of it again.
+# Another process may take the port in the moment between its release here and LightGBM's bind. LightGBM then tries
+# again, because the other process may release the port.
 _TRIES = 10
 _PATIENCE_SECONDS = 0.5
 _TIE_SECONDS = 0.002
 
 
 class Port:
-    """A port of this worker's node, held for LightGBM, which can only be told its number.
+    """A port that is reserved on this node until LightGBM uses it; LightGBM accepts only a port number, not a socket.
 
     Args:
-        host: This node's address.
+        host: Address of this node.
 
     Raises:
-        TrainingError: If the address is one of IPv6, which LightGBM does not speak.
+        TrainingError: The address is an IPv6 address, which LightGBM does not support.
     """
 
     def __init__(self, host: str) -> None:
         if ":" in host:
-            raise TrainingError(f"LightGBM knows no IPv6, and this node is {host}: give the pool IPv4 addresses")
+            raise TrainingError(
+                f"LightGBM does not support IPv6, but the address of this node is {host}: use IPv4 addresses for the "
+                "pool"
+            )
         self._host = host
-        # On all addresses, as LightGBM will; nothing listens on it.
+        # The socket is bound to all addresses, because LightGBM will bind to all. It does not listen.
         self._held = socket.socket()
         self._held.bind(("", 0))
         self._number: int = self._held.getsockname()[1]
@@ -43,17 +47,17 @@ class Port:
 
     @property
     def address(self) -> str:
-        """Where peers will find this worker."""
+        """Address and port at which the peers can connect to this worker."""
         return f"{self._host}:{self._number}"
 
     def join(self, machines: Sequence[str]) -> None:
-        """Connect to the other workers, once; returns when all are connected.
+        """Connect to the other workers, and return when all are connected; further calls do nothing.
 
         Args:
-            machines: Every worker's address, by rank: LightGBM's ranks are the places in this list.
+            machines: Address of each worker, by rank. LightGBM uses the index in this list as the rank.
 
         Raises:
-            TrainingError: If another process took the port.
+            TrainingError: Another process took the port.
         """
         if self._joined or len(machines) == 1:
             return
@@ -63,7 +67,7 @@ class Port:
         self._joined = True
 
     def close(self) -> None:
-        """Leave the other workers, or let go of the port."""
+        """Disconnect from the other workers, or release the port if it was never used."""
         self._held.close()
         if self._joined:
             _safe_call(_LIB.LGBM_NetworkFree())
@@ -78,15 +82,19 @@ class Port:
                     raise
                 if last:
                     raise TrainingError(
-                        f"another process took port {self._number} of {self._host} before LightGBM could listen on it: "
-                        "train again"
+                        f"another process uses port {self._number} of {self._host}, which shoal had reserved for "
+                        "LightGBM: train again"
                     ) from exc
             time.sleep(_PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
 def _listening_on_loopback_only() -> Iterator[None]:
-    """Ties LightGBM's listener while it connects, after which it is closed; ctypes lets this thread run meanwhile."""
+    """Bind LightGBM's listening socket to the loopback device while LightGBM connects.
+
+    LightGBM closes the socket when all workers are connected. The thread can run meanwhile, because ctypes releases the
+    GIL during the call.
+    """
     over = threading.Event()
 
     def tie() -> None:

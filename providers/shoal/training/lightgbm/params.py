@@ -1,4 +1,4 @@
-"""LightGBM's parameters: what the user wrote, checked, and what every worker gets."""
+"""Check the user's LightGBM parameters and build the parameters of the workers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.merging import ROUNDS, Names, merge, seed_in
-from shoal.training.user_code import Objective
+from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.user_code import Objective
 
-# Those that matter before LightGBM itself may be imported; it knows the others (see `_resolve`).
+# Aliases that are needed before LightGBM is imported. LightGBM itself has a list of all others (see `_resolve`).
 _SAME = {
     "objective": ("objective_type", "app", "application", "loss"),
     ROUNDS: (
@@ -39,24 +39,24 @@ _NAMES = Names(
     aliases={alias: name for name, aliases in _SAME.items() for alias in aliases},
     objectives={alias: name for name, aliases in _SAME_OBJECTIVES.items() for alias in aliases},
 )
-# The seeds that LightGBM derives from `seed`; whoever sets one sets it for the first segment.
+# The seeds that LightGBM derives from `seed`. If the user sets one, its value is the seed of the first segment.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
 RANKING = ("lambdarank", "rank_xendcg")
-"""Objectives that rank rows within groups."""
+"""Names of the objectives that rank rows within groups."""
 _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
-# Parameters of its other interfaces that people carry over, and where they go here.
-_GANG = "the workers find each other by themselves: leave it out"
-_FILES = "it is for LightGBM's command line: leave it out"
+# Parameters of LightGBM's other interfaces -> how to set them in shoal.
+_GANG = "shoal connects the workers itself: remove this parameter"
+_FILES = "this parameter is only for LightGBM's command line: remove it"
 _ELSEWHERE = {
-    "early_stopping_round": "give early_stopping_rounds to fit()",
+    "early_stopping_round": "pass early_stopping_rounds to fit()",
     "early_stopping_min_delta": "fit(early_stopping_rounds=) stops at any improvement, however small",
     "first_metric_only": "fit(early_stopping_rounds=) watches the last metric of the last eval set",
-    "verbose_eval": "give it to fit()",
-    "callbacks": "give them to the estimator",
-    "label_column": "give label_col to fit()",
-    "weight_column": "give weight_col to fit()",
-    "group_column": "give group_col to fit()",
-    "ignore_column": "leave it out of input_cols",
+    "verbose_eval": "pass it to fit()",
+    "callbacks": "pass them to the estimator",
+    "label_column": "pass label_col to fit()",
+    "weight_column": "pass weight_col to fit()",
+    "group_column": "pass group_col to fit()",
+    "ignore_column": "remove the column from input_cols instead",
     **dict.fromkeys(("num_machines", "local_listen_port", "time_out", "machine_list_filename", "machines"), _GANG),
     **dict.fromkeys(("config", "task", "data", "valid", "input_model", "output_model", "snapshot_freq"), _FILES),
 }
@@ -65,24 +65,24 @@ _ELSEWHERE = {
 def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
-    """Joins what may be said in two places, and refuses contradictions; see `merging.merge`."""
+    """Merge params, objective and number of rounds, and refuse contradictions; see `boosting.params.merge`."""
     merged = merge(params, objective, n_estimators, _NAMES)
     return {_NAMES.canonical(name): value for name, value in merged.items()}
 
 
 def objective_of(params: Mapping[str, Any]) -> str:
-    """The objective that merged parameters ask for, under its one name."""
+    """Return the canonical name of the objective in merged parameters."""
     return str(_NAMES.objective(params.get("objective", "regression")))
 
 
 def device_of(params: Mapping[str, Any]) -> str | None:
-    """The device that merged parameters ask for; None if they do not."""
+    """Return the device in merged parameters, or None if they contain none."""
     device = params.get("device_type")
     return None if device is None else str(device)
 
 
 def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
-    """The seed that the parameters name; `otherwise` if they do not."""
+    """Return the seed in the parameters, or `otherwise` if they contain none."""
     return seed_in(params, otherwise, _NAMES)
 
 
@@ -96,59 +96,62 @@ def worker_params(
     categorical_cols: Sequence[str] = (),
     custom_objective: bool = False,
 ) -> dict[str, Any]:
-    """What every worker passes to LightGBM, under LightGBM's own names, but for the seed.
+    """Return the parameters that every worker passes to LightGBM, under their canonical names and without the seed.
 
     Args:
         params: Merged parameters.
         input_cols: Feature columns, which `categorical_feature` may name.
-        threads: Threads per worker.
-        gpus: GPUs per worker.
+        threads: Number of threads per worker.
+        gpus: Number of GPUs per worker.
         workers: Number of workers.
-        categorical_cols: Those of the feature columns whose categories shoal encodes.
-        custom_objective: Whether a function is the objective.
+        categorical_cols: Feature columns whose categories shoal encodes.
+        custom_objective: Whether the objective is a function.
 
     Raises:
-        InvalidArgumentError: If one is unknown, contradicts another or the scaling config, or asks for what a gang
-            cannot do.
+        InvalidArgumentError: A parameter is unknown, contradicts another one or the scaling config, or is not possible
+            in distributed training.
     """
     given = _resolve(params)
     if given.get("num_threads") not in (None, 0, threads):
         raise InvalidArgumentError(
-            f"params hold num_threads={given['num_threads']!r}, but the workers have {threads} CPUs each: "
-            f"leave it out and set LightGBMScalingConfig(num_cpu_per_worker={given['num_threads']!r})"
+            f"params contain num_threads={given['num_threads']!r}, but each worker has {threads} CPUs: "
+            f"remove it and set LightGBMScalingConfig(num_cpu_per_worker={given['num_threads']!r})"
         )
     learner = str(given.get("tree_learner", "data"))
     if learner not in _LEARNERS and not (learner == "serial" and workers == 1):
         raise InvalidArgumentError(
-            f'tree_learner="{learner}" cannot train on dealt rows: leave it out, or say "data" or "voting"'
+            f'tree_learner="{learner}" cannot train on sharded rows: remove it, or set it to "data" or "voting"'
         )
     if given.get("linear_tree"):
         raise InvalidArgumentError(
-            "linear_tree: LightGBM grows such trees in one process only, from rows that are all in memory: leave it out"
+            "linear_tree is not possible here, because LightGBM trains linear trees only in one process and with all "
+            "rows in memory: remove it from params"
         )
     if custom_objective:
         given["objective"] = "none"
     elif objective_of(given) == "none":
         raise InvalidArgumentError(
-            f'objective="{given["objective"]}" means a function: give it to the estimator as objective'
+            f'objective="{given["objective"]}" means that the objective is a function: pass the function to the '
+            "estimator as objective"
         )
     rest = {name: value for name, value in given.items() if name != "seed"}
     if categorical_cols:
         if "categorical_feature" in rest:
             raise InvalidArgumentError(
-                "params hold categorical_feature, for columns of codes, and categorical_cols says the same of columns "
-                "of any values: name them all in fit(categorical_cols=)"
+                "params contain categorical_feature, which names columns of category codes, but fit() also got "
+                "categorical_cols, which names columns of any type: name all these columns in fit(categorical_cols=) "
+                "and remove categorical_feature"
             )
         rest["categorical_feature"] = list(categorical_cols)
     elif "categorical_feature" in rest:
         rest["categorical_feature"] = _categories(rest["categorical_feature"], input_cols)
     if not rest.get("force_row_wise"):
-        # Else LightGBM times both ways and takes the faster, and the model depends on it; this one needs half the
-        # memory.
+        # Without this setting LightGBM measures both methods and uses the faster one, and the model depends on the
+        # choice. The column-wise method needs half of the memory.
         rest["force_col_wise"] = True
     return {
         "verbosity": -1,
-        # The filter counts rows of the sample as if they were all.
+        # The filter treats the rows of the sample as if they were all rows.
         "feature_pre_filter": False,
         **rest,
         "deterministic": True,
@@ -160,19 +163,22 @@ def worker_params(
 
 
 def has_metric(params: Mapping[str, Any]) -> bool:
-    """Whether LightGBM evaluates a metric of its own with these parameters: an objective that has a name brings one."""
+    """Return whether LightGBM evaluates a metric with these parameters; each named objective has a default metric."""
     named = _metrics(params.get("metric"))
     return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
 
 def is_forest(params: Mapping[str, Any]) -> bool:
-    """Whether the model is the mean of trees that know nothing of each other, instead of their sum."""
+    """Return whether the model is a random forest: the mean of independent trees instead of a sum."""
     return params.get("boosting") in ("rf", "random_forest")
 
 
 def begins_anew(params: Mapping[str, Any]) -> bool:
-    """Whether LightGBM, with these parameters, keeps what a model's bytes do not hold: the state of its generators, or
-    which features have been paid for. Then each segment has to begin from bytes."""
+    """Return whether each segment must begin with a booster that is loaded from bytes.
+
+    This is necessary if LightGBM has state that the model's bytes do not contain: the state of its random number
+    generators, or the features whose cost (``cegb_*``) has been counted already.
+    """
     fractions = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
     return (
         any(float(params.get(name, 1)) < 1 for name in (*fractions, "feature_fraction", "feature_fraction_bynode"))
@@ -187,40 +193,41 @@ def begins_anew(params: Mapping[str, Any]) -> bool:
 
 
 def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
-    """What a segment is trained with: one that draws lots draws its own, whatever happened before it.
+    """Return the parameters of a segment, with seeds that depend only on the segment's number.
 
     Args:
-        params: What `worker_params` made.
-        seed: The first segment's seed.
-        index: Number of the segment.
+        params: Result of `worker_params`.
+        seed: Seed of the first segment.
+        index: Number of the segment, from 0.
     """
     index = index if begins_anew(params) else 0
     own = {name: params[name] + index for name in _SEEDS if name in params}
-    rest = {name: value for name, value in params.items() if name != "categorical_feature"}  # the dataset's
+    rest = {name: value for name, value in params.items() if name != "categorical_feature"}  # for datasets only
     return {**rest, **own, "seed": seed + index}
 
 
 def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False) -> None:
-    """Has LightGBM itself check the parameters, on two rows, before anything is started (2 ms).
+    """Let LightGBM check the parameters on two rows in this process, before any worker starts; takes 2 ms.
 
     Args:
-        params: What the workers will get.
+        params: Parameters of the workers.
         input_cols: Feature columns.
-        grouped: Whether the rows are in groups.
+        grouped: Whether the training has a group column.
 
     Raises:
-        TrainingError: With LightGBM's own message, if it refuses a value.
-        InvalidArgumentError: If it does not know a metric, which it would leave out without a word.
+        TrainingError: LightGBM refuses a value; the message contains LightGBM's message.
+        InvalidArgumentError: A column name contains a space, or LightGBM does not know a metric. LightGBM itself would
+            silently ignore the metric.
     """
     import lightgbm
     import numpy as np
 
     if spaced := [column for column in input_cols if re.search(r"\s", column)]:
         raise InvalidArgumentError(
-            f"LightGBM's feature names hold no spaces, so that {spaced[0]!r} would come back under another name: "
+            f"the feature name {spaced[0]!r} contains a space, which LightGBM would replace by another character: "
             "rename the column"
         )
-    # device_type: whoever checks may have no GPU. A label of 1 is legal for every objective; nothing is trained.
+    # The device is "cpu", because the driver's node may have no GPU. The label 1 is valid for every objective.
     probed = {**params, "device_type": "cpu", "num_machines": 1, "tree_learner": "serial", "num_threads": 1}
     asked: list[str | None] = [*_metrics(probed.pop("metric", None))] or [None]
     categories = probed.pop("categorical_feature", "auto")
@@ -237,7 +244,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
             named = {} if metric is None else {"metric": metric}
             booster = lightgbm.Booster({**probed, **named, "verbosity": -1}, rows).add_valid(rows, "eval")
             if metric and _NAMES.objective(metric) != "none" and not booster.eval_valid():
-                raise InvalidArgumentError(f"LightGBM knows no metric {metric!r}")
+                raise InvalidArgumentError(f"LightGBM does not know the metric {metric!r}")
     except (lightgbm.basic.LightGBMError, ValueError, TypeError) as exc:
         if isinstance(exc, InvalidArgumentError):
             raise
@@ -245,7 +252,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
 
 
 def own_message(exc: BaseException) -> str:
-    """LightGBM's message without its source lines."""
+    """Return LightGBM's error message without the source line at its end."""
     return re.sub(r" at \S+, line \d+ *\.?\s*$", "", str(exc).strip())
 
 
@@ -254,7 +261,10 @@ def _metrics(asked: Any) -> list[str]:
 
 
 def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters under LightGBM's own names, of each of which it keeps one of two silently."""
+    """Return the parameters under LightGBM's canonical names, and refuse unknown and contradicting ones.
+
+    If two aliases of a parameter are given, LightGBM itself silently ignores one of them.
+    """
     from lightgbm.basic import _ConfigAliases
 
     known: dict[str, list[str]] = _ConfigAliases._get_all_param_aliases()
@@ -263,15 +273,16 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in params.items():
         canonical = names.get(name)
         if (canonical or name) in _ELSEWHERE:
-            raise InvalidArgumentError(f"params hold {name}: {_ELSEWHERE[canonical or name]}")
+            raise InvalidArgumentError(f"params contain {name}: {_ELSEWHERE[canonical or name]}")
         if canonical is None:
             near = difflib.get_close_matches(name, sorted(names), n=2)
             hint = "; did you mean " + " or ".join(near) + "?" if near else ""
-            raise InvalidArgumentError(f"LightGBM knows no parameter {name!r}{hint}")
+            raise InvalidArgumentError(f"LightGBM does not know the parameter {name!r}{hint}")
         if canonical in found and found[canonical][1] != value:
             other, theirs = found[canonical]
             raise InvalidArgumentError(
-                f"params hold {other}={theirs!r} and {name}={value!r}, which are one parameter: leave one out"
+                f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
+                "remove one"
             )
         found[canonical] = (name, value)
     return {canonical: value for canonical, (_, value) in found.items() if value is not None}
@@ -284,5 +295,8 @@ def _categories(value: Any, input_cols: Sequence[str]) -> list[str | int]:
     ]
     for column in columns:
         if column not in input_cols and column not in range(len(input_cols)):
-            raise InvalidArgumentError(f"categorical_feature names {column!r}, which is not among the input_cols")
+            raise InvalidArgumentError(
+                f"categorical_feature contains {column!r}, which is neither the name nor the index of a column in "
+                "input_cols"
+            )
     return columns

@@ -1,13 +1,13 @@
-"""What a LightGBM model says of a dataset."""
+"""Predict datasets with LightGBM models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.training.boosting.prediction import predict_rows
 from shoal.training.lightgbm.categories import categories_of
 from shoal.training.lightgbm.params import objective_of
-from shoal.training.prediction import predict_rows
 
 if TYPE_CHECKING:
     import lightgbm
@@ -23,20 +23,21 @@ def predict_booster(
     *,
     base_margin_col: str | None = None,
 ) -> np.ndarray:
-    """Predicts every row of a dataset.
+    """Predict every row of a dataset.
 
     Args:
-        booster: The model.
-        connector: The rows; a value that is no category of the model counts as missing.
-        input_cols: Feature columns, in the order the model was trained with.
-        base_margin_col: Column of margins, if it was trained with one; LightGBM's own `predict` knows of none.
+        booster: Model.
+        connector: Dataset to predict; a category that the model does not know counts as a missing value.
+        input_cols: Feature columns, in the order of the training.
+        base_margin_col: Column of margins, if the model was trained with one. LightGBM's own `predict` does not
+            support margins.
 
     Returns:
-        float64 ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order. With
-        early stopping, what the best round predicts.
+        Predictions in row order: float64 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
+        row. A model that was trained with early stopping predicts with its best round.
 
     Raises:
-        DataError: If a column is missing, or neither a number nor a category.
+        DataError: A column is missing, or is neither numeric nor categorical.
     """
 
     def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
@@ -50,7 +51,7 @@ def predict_booster(
 
 
 def _linked(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    """What an objective makes of a raw score."""
+    """Convert raw scores to predictions, as LightGBM does for the objective in `params`."""
     import numpy as np
 
     linked: np.ndarray = score
@@ -67,5 +68,5 @@ def _linked(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
 
 
 def features_of(booster: lightgbm.Booster) -> list[str]:
-    """Names of the columns that a model takes, in its order."""
+    """Return the names of a model's feature columns, in the model's order."""
     return list(booster.feature_name())

@@ -1,4 +1,4 @@
-"""A sample of all rows, to which each worker contributes its part in proportion. Depends on plan and seed alone."""
+"""Sample the rows of all workers, each in proportion to its shard. The sample depends only on the plan and the seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.training.rows import ShardRows
+from shoal.training.boosting.rows import ShardRows
 
 _SAMPLE_ROWS = 200_000
 """LightGBM's own default of `bin_construct_sample_cnt`."""
@@ -16,13 +16,13 @@ _SAMPLE_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which rows of the whole a worker has.
+    """Position of a worker's rows among all rows.
 
     Args:
-        rank: Its rank.
-        before: Rows of the ranks before it.
-        rows: Its rows.
-        total: All rows.
+        rank: Rank of the worker.
+        before: Number of rows of all lower ranks.
+        rows: Number of rows of this worker.
+        total: Number of rows of all workers.
     """
 
     rank: int
@@ -31,11 +31,14 @@ class Share:
     total: int
 
     def chosen(self, wanted: int, seed: int) -> np.ndarray:
-        """Its part of a sample: numbers of rows in its shard, ascending.
+        """Choose this worker's rows of the sample; the choice depends only on the share and the seed.
 
         Args:
-            wanted: Rows in the whole sample.
-            seed: With the share, all that the choice depends on.
+            wanted: Number of rows of the whole sample.
+            seed: Seed of the choice.
+
+        Returns:
+            Row numbers within the worker's shard, ascending.
         """
         wanted = min(wanted, self.total)
         count = (self.before + self.rows) * wanted // self.total - self.before * wanted // self.total
@@ -45,10 +48,10 @@ class Share:
 
 
 def shares(rows: Sequence[int]) -> list[Share]:
-    """Every worker's share, by rank.
+    """Return every worker's share, by rank.
 
     Args:
-        rows: Rows of each shard, by rank.
+        rows: Number of rows of each shard, by rank.
     """
     ends = np.cumsum(rows)
     return [
@@ -58,16 +61,16 @@ def shares(rows: Sequence[int]) -> list[Share]:
 
 
 def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> np.ndarray:
-    """This worker's part of the sample, in one pass over its rows.
+    """Read this worker's part of the sample in one pass over its rows.
 
     Args:
-        rows: The shard.
-        share: Which of all rows it has.
-        params: LightGBM's parameters; they may say how large the sample is.
+        rows: Rows of the worker's shard.
+        share: Position of these rows among all rows.
+        params: LightGBM's parameters; `bin_construct_sample_cnt` sets the size of the whole sample.
         seed: Seed of the choice.
 
     Returns:
-        float32 ``[rows, columns]``.
+        Features of the chosen rows, float32 ``[rows, columns]``.
     """
     chosen = share.chosen(int(params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)), seed)
     parts = [np.empty((0, len(rows.columns.features)), np.float32)]

@@ -1,4 +1,4 @@
-"""Boosting in segments: whether a model was interrupted and resumed or not, its bytes are the same."""
+"""Boost in segments, so that an interrupted and resumed training gives the same model, byte for byte."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
-from shoal.training import memory
+from shoal.training.boosting.task import Boosted, Checkpoint, History, Segment, Task
+from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import TrainingContext
-from shoal.training.lightgbm.binned import Binned
+from shoal.training.host import memory
+from shoal.training.lightgbm.dataset import Binned
+from shoal.training.lightgbm.early_stopping import Stopping
 from shoal.training.lightgbm.params import begins_anew, is_forest, segment_params
-from shoal.training.lightgbm.stopping import Stopping
-from shoal.training.task import Boosted, Checkpoint, History, Segment, Task
-from shoal.training.user_code import refuse_namesakes
 
 
 class Trainer:
-    """Trains one segment after the other.
+    """A training on this rank, which is continued segment by segment.
 
     Args:
-        task: What to do.
-        context: This worker's place.
-        train: Rows to train on.
-        evals: Rows to evaluate on, by name; the same on all ranks.
+        task: Data and parameters of this worker.
+        context: Training context of this worker.
+        train: Training set.
+        evals: Eval sets by name; all ranks have the same rows.
     """
 
     def __init__(self, task: Task, context: TrainingContext, train: Binned, evals: dict[str, Binned]) -> None:
@@ -49,7 +49,8 @@ class Trainer:
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
-        # LightGBM's callbacks sum up at the end of training, which is not that of a segment.
+        # LightGBM's callbacks print a summary in the last round. The end of the training is therefore passed as one
+        # round later, unless this is the last segment.
         end = segment.stop if segment.last else segment.stop + 1
         unsaid = ""
         asked: EarlyStopException | None = None
@@ -71,7 +72,7 @@ class Trainer:
         if unsaid and (stopped or segment.last):
             self._context.log(unsaid)
         if rounds > self._state.rounds:
-            # Else all was trained before a loss: the text would name this segment's seed.
+            # If no round was trained, the old checkpoint is kept: a new model text would contain this segment's seed.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
         return Boosted(
@@ -84,33 +85,34 @@ class Trainer:
         )
 
     def _going_on(self, segment: Segment) -> lightgbm.Booster:
-        """A booster that goes on with the segment.
+        """Return a booster that continues with the segment.
 
-        One that is loaded from its bytes goes on as the one in memory would, to the last bit, unless LightGBM keeps
-        more than a model, or the trees' values were added to margins one by one: then every segment begins from bytes.
+        A booster that is loaded from its bytes continues exactly like the one in memory, to the last bit, with two
+        exceptions: LightGBM has state that the bytes do not contain, or the trees' values were added to margins one by
+        one. In these cases every segment begins with a booster that is loaded from bytes.
         """
         if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
             return self._booster
-        self._booster = None  # two at once would be two sets of scores
-        # The user's callbacks write to these what they have changed in the booster.
+        self._booster = None  # free the old booster first, because each booster keeps scores of all rows in memory
+        # The user's callbacks write their changes of the booster's parameters into this dict.
         self._params = segment_params(self._task.params, self._task.seed, segment.index)
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None
         threads = self._task.params["num_threads"]
-        # Each tree of a forest begins where the first one did.
+        # Each tree of a random forest starts from the same scores as the first one.
         self._train.start_from(None if is_forest(self._params) else old, threads)
         for binned in self._evals.values():
             binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
-            # Puts the old trees before the new ones; what they say of each row is in the scores already.
+            # This inserts the old trees before the new ones. The scores already contain the old trees' predictions.
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
         return booster
 
     def _stopping(self, booster: lightgbm.Booster, history: History) -> Stopping | None:
-        """The last metric of the last eval set, and what it was up to now."""
+        """Return early stopping by the last metric of the last eval set, with the metric's values up to now."""
         patience = self._task.early_stopping_rounds
         if patience is None:
             return None
@@ -118,12 +120,12 @@ class Trainer:
         return Stopping(patience, bool(higher), history.get(name, {}).get(metric, ()))
 
     def _evaluate(self, booster: lightgbm.Booster) -> list[Any]:
-        """All metrics of all eval sets; LightGBM's own come first in each."""
+        """Evaluate all metrics on all eval sets; for each eval set, LightGBM's own metrics come first."""
         results: list[Any] = booster.eval_valid(list(self._task.user_code.metrics))
         return results
 
     def _say(self, rounds: int, results: Sequence[Any]) -> str:
-        """Print a round's metrics if it is its turn; else returns what would have been said."""
+        """Print a round's metrics if the round is to be printed; otherwise return the text without printing it."""
         if self._context.rank or not self._task.print_every or not results:
             return ""
         text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))
@@ -133,7 +135,7 @@ class Trainer:
         return ""
 
     def _call_back(self, place: CallbackEnv, *, before: bool) -> EarlyStopException | None:
-        """Call the user's callbacks, in their order; returns with what one of them stops the training."""
+        """Call the user's callbacks in their order; return the exception by which a callback stops the training."""
         callbacks = [
             call for call in self._task.user_code.callbacks if getattr(call, "before_iteration", False) == before
         ]
@@ -146,12 +148,12 @@ class Trainer:
 
 
 def begins_anew_with(task: Task) -> bool:
-    """Whether each segment begins from the model's bytes, for which the rows have to be gone over again."""
+    """Return whether each segment begins with a booster from bytes, which requires another pass over the rows."""
     return begins_anew(task.params) or task.columns.base_margin is not None
 
 
 def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[int | None, float | None]:
-    """The best round and its metric: ours, else what LightGBM's own callback says."""
+    """Return the best round and its metric, from shoal's early stopping or else from LightGBM's own callback."""
     if stopping is not None:
         return stopping.best_round, None if stopping.best_round is None else stopping.best_value
     if asked is None:
@@ -160,5 +162,5 @@ def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[
 
 
 def _copy(history: History) -> History:
-    """One that can be written to: the driver's is not ours where both are in one process."""
+    """Copy a history, so that changes do not affect the driver's history if both are in the same process."""
     return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in history.items()}

@@ -1,4 +1,4 @@
-"""A trained booster as LightGBM's scikit-learn estimator."""
+"""Convert a trained booster to LightGBM's scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
     import lightgbm
 
 _CLASSIFYING = ("binary", "multiclass", "multiclassova")
-# Parameters that are arguments of the estimator, and go by its names.
+# LightGBM's parameter -> name of the corresponding argument of the scikit-learn estimator.
 _SHOWN_AS = {"seed": "random_state", "boosting": "boosting_type", "num_threads": "n_jobs"}
 
 
 def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm.LGBMModel:
-    """Wraps a booster.
+    """Wrap a booster in a fitted scikit-learn estimator.
 
     Args:
-        booster: The model.
-        params: Parameters that it was trained with; the estimator shows them.
+        booster: Model.
+        params: Parameters of the training, which the estimator shows.
 
     Returns:
-        A fitted ``LGBMClassifier`` for binary and multi-class objectives, with ``classes_`` 0 to n - 1, an
-        ``LGBMRanker`` for those that rank, else an ``LGBMRegressor``, which of a model with a custom objective gives
-        the raw scores. Like any of them, it predicts with the best round if there was early stopping.
+        An ``LGBMClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``LGBMRanker``
+        for ranking objectives, or else an ``LGBMRegressor``. The latter predicts raw scores if the model has a custom
+        objective. After early stopping the estimator predicts with the best round.
     """
     import lightgbm
     from sklearn.preprocessing import LabelEncoder
 
-    # A custom objective has no name among the parameters, but the model knows that there was one.
+    # `params` do not contain a custom objective, but the model's own parameters show that there was one.
     objective = "none" if objective_of(booster.params) == "none" else objective_of(params)
     kind = lightgbm.LGBMClassifier if objective in _CLASSIFYING else lightgbm.LGBMRegressor
     if objective in RANKING:
@@ -38,7 +38,7 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
     shown = {name: value for name, value in params.items() if name not in _SHOWN_AS}
     renamed = {ours: params[theirs] for theirs, ours in _SHOWN_AS.items() if theirs in params}
     model = kind(**{**shown, **renamed, "n_estimators": booster.current_iteration(), "objective": objective})
-    # What `fit` leaves behind: LightGBM has no way to make an estimator of a booster.
+    # These attributes are normally set by `fit`. LightGBM has no function that creates an estimator from a booster.
     model._Booster = booster
     model._best_iteration = booster.best_iteration
     model._n_features = booster.num_feature()

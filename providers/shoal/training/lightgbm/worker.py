@@ -1,7 +1,7 @@
-"""One rank of a LightGBM training: it samples its shard, bins it, and boosts together with the others.
+"""The workers' side of a LightGBM training: sample and bin a shard, and boost together with the other ranks.
 
-Loaded in workers only: it imports LightGBM. A training is `begin`, `prepare`, `boost` once per segment, `finish`, each
-called on all ranks at once.
+Only workers import this module, because it imports LightGBM. The driver calls `begin`, `prepare`, then `boost` for each
+segment, then `finish`, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from collections.abc import Iterator
 import numpy as np
 from lightgbm.basic import LightGBMError
 
-from shoal.data.plan import RowRange
+from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
-from shoal.training import memory
+from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budget
+from shoal.training.boosting.task import Boosted, Prepared, Segment, Task
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.lightgbm.agreement import Agreed, Offer, Opening
-from shoal.training.lightgbm.binned import Binned
+from shoal.training.host import memory
+from shoal.training.lightgbm.binning import make_reference
+from shoal.training.lightgbm.dataset import Binned
+from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
-from shoal.training.lightgbm.reference import make_reference
 from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
-from shoal.training.rows import CheckLabel, Part, ShardRows, cache_budget
-from shoal.training.task import Boosted, Prepared, Segment, Task
 
-# LightGBM gives a bin one byte, or two where there are more of them.
+# LightGBM stores the index of a bin in one byte, or in two if there are more bins than this.
 _ONE_BYTE_BINS = 256
-# Beside the bins, measured at 1 M and 5 M rows: label, the row's place in the tree, and for each score of
-# a row the score itself, its gradients, and those once more in the order of the leaves.
+# Memory per row in addition to the bins, measured with 1 M and 5 M rows. Per row: the label and the row's position in
+# the tree. Per score of a row: the score, its gradients, and the gradients again in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24
-# How its network's errors begin.
+# First words of LightGBM's messages about network errors, which lost peers cause.
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """A training that is under way in this process.
+    """The state of the current training in this process; the constructor reads this worker's part of the sample.
 
     Args:
-        opening: What to do.
-        context: This worker's place.
+        opening: First message from the driver.
+        context: Training context of this worker.
     """
 
     def __init__(self, opening: Opening, context: TrainingContext) -> None:
@@ -60,7 +60,7 @@ class _Session:
         self._seconds = time.perf_counter() - began
 
     def prepare(self, agreed: Agreed) -> Prepared:
-        """Bin the rows, in the bins that all have agreed on."""
+        """Build the datasets, with the bins of the common sample."""
         import ray
 
         began = time.perf_counter()
@@ -80,7 +80,8 @@ class _Session:
     def boost(self, segment: Segment) -> Boosted:
         """Train the rounds of a segment."""
         assert self._trainer is not None
-        # Not before: the bins have to be found without a network, and now all ranks have read their rows.
+        # The workers connect only now, because each worker must find the bins by itself, without LightGBM's network.
+        # At this point all ranks have read their rows.
         self.port.join(self._machines)
         return self._trainer.boost(segment)
 
@@ -93,16 +94,16 @@ _session: _Session | None = None
 
 
 def begin(opening: Opening) -> Offer:
-    """Read this worker's rows for the first time.
+    """Read this worker's rows for the first time, and sample them.
 
     Args:
-        opening: What to do.
+        opening: First message from the driver.
 
     Returns:
-        Its part of the sample, and where it will listen.
+        This worker's part of the sample, and its address.
 
     Raises:
-        DataError: If the rows cannot be used, or their bins will not fit in memory.
+        DataError: The rows cannot be used, or their bins do not fit in memory.
     """
     global _session
     with _own_errors():
@@ -114,14 +115,14 @@ def prepare(agreed: Agreed) -> Prepared:
     """Build this worker's datasets.
 
     Args:
-        agreed: What all go by.
+        agreed: Second message from the driver: the whole sample, and the addresses of all workers.
 
     Returns:
-        What it took.
+        Time and memory that this took.
 
     Raises:
-        DataError: If the rows cannot be used.
-        TrainingError: If LightGBM refuses, with its message.
+        DataError: The rows cannot be used for the training.
+        TrainingError: LightGBM failed; the message contains LightGBM's message.
     """
     assert _session is not None
     with _own_errors():
@@ -129,14 +130,14 @@ def prepare(agreed: Agreed) -> Prepared:
 
 
 def boost(segment: Segment) -> Boosted:
-    """Train a segment of the rounds.
+    """Train the rounds of a segment.
 
     Args:
-        segment: Which.
+        segment: Segment to train.
 
     Raises:
-        TrainingError: If LightGBM refuses, with its message.
-        PeerError: If another worker failed.
+        TrainingError: LightGBM failed; the message contains LightGBM's message.
+        PeerError: Another worker failed.
     """
     assert _session is not None
     with _own_errors():
@@ -144,7 +145,7 @@ def boost(segment: Segment) -> Boosted:
 
 
 def finish() -> None:
-    """Let go of the datasets and of the other workers."""
+    """Release the datasets and disconnect from the other workers."""
     global _session
     session, _session = _session, None
     assert session is not None
@@ -155,15 +156,15 @@ def finish() -> None:
 
 
 def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
-    """Refuses rows that will not fit in memory: LightGBM has no external memory.
+    """Raise if the rows do not fit in memory, because LightGBM cannot train from disk.
 
     Args:
-        task: What is to be trained on.
-        workers: Workers on this node.
-        available: Bytes that they have together.
+        task: Data and parameters of this worker.
+        workers: Number of workers on this node.
+        available: Memory that these workers can use together, in bytes.
 
     Raises:
-        DataError: With the figures, and what to do.
+        DataError: The rows do not fit; the message contains the sizes and advice.
     """
     features = len(task.columns.features)
     width = features * (1 if int(task.params.get("max_bin", 255)) < _ONE_BYTE_BINS else 2)
@@ -171,14 +172,18 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
     rows = task.train.shard.rows + sum(part.shard.rows for part in task.eval_sets.values())
     if rows * width * workers > available:
         raise DataError(
-            f"{rows:,} rows of {features} features for each of {workers} worker(s) on this node take "
-            f"{rows * width * workers / 2**30:.1f} GiB in LightGBM's bins and scores, and {available / 2**30:.1f} GiB "
-            "are left: use more nodes or larger ones, or XGBEstimator, which can train from disk"
+            f"{rows:,} rows of {features} features for each of {workers} worker(s) on this node need "
+            f"{rows * width * workers / 2**30:.1f} GiB for LightGBM's bins and scores, but only "
+            f"{available / 2**30:.1f} GiB are available: use more nodes or larger ones, or use XGBEstimator, which can "
+            "train from disk"
         )
 
 
 def label_check(task: Task) -> CheckLabel | None:
-    """What refuses labels but 0 and 1 for a binary objective; LightGBM would take all that are not positive for 0."""
+    """Return a check that refuses all labels except 0 and 1 for a binary objective; None for other objectives.
+
+    LightGBM itself would treat every label that is not positive as 0.
+    """
     if objective_of(task.params) != "binary":
         return None
 
@@ -187,7 +192,7 @@ def label_check(task: Task) -> CheckLabel | None:
         if len(bad):
             raise DataError(
                 f'{rows.path}, row group {rows.row_group}: the label "{task.columns.label}" is {label[bad[0]]} at row '
-                f"{rows.start + int(bad[0])}, but the objective binary takes labels 0 and 1 only"
+                f"{rows.start + int(bad[0])}, but the objective binary accepts only the labels 0 and 1"
             )
 
     return check

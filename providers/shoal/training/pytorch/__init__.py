@@ -1,1 +1,1 @@
-"""PyTorch on a gang: one function or script in every worker, with torchrun's environment."""
+"""Distributed PyTorch training: run a function or script in every worker, with torchrun's environment variables."""

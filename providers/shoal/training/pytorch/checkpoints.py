@@ -1,8 +1,9 @@
-"""Checkpoints of a function's run: the two newest states of rank 0, each complete or absent, and each sealed.
+"""Save and load sealed checkpoints: the two newest states of rank 0, each of which is either complete or absent.
 
-Others may be able to write where artifacts go, and reading a pickle runs code. So a checkpoint is read only where its
-seal is right: an HMAC of its number and content under a key that the driver makes for the run and hands to its workers.
-Rank 0 tells the driver the seals before a checkpoint gets its name, so that a resumed gang accepts no older one.
+Other users may be able to write to the artifact location, and loading a pickle runs code. A checkpoint is therefore
+loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key that the
+driver creates for the run and sends to the workers. Rank 0 sends the seals to the driver before a new checkpoint gets
+its final name, so that a resumed gang accepts no older checkpoint.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ Seals = Mapping[int, str]
 
 
 class Checkpoints:
-    """One run's checkpoints, of which the two newest are kept.
+    """The checkpoints of one run; the two newest are kept.
 
     Args:
-        folder: Directory or URI; it need not exist yet.
-        key: The run's key.
-        told: What the driver was told last; a run that resumes accepts these and newer ones.
-        tell: Called with the seals of the checkpoints that are kept, before the newest gets its name.
+        folder: Directory or URI; does not need to exist.
+        key: Secret key of the run.
+        told: Seals that the driver received last; a resumed run accepts these checkpoints and newer ones.
+        tell: Function to call with the seals of the checkpoints that are kept, before the newest gets its final name.
 
     Attributes:
-        told: As given, then the seals of what this process has saved last.
+        told: Seals that the driver has received last.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class Checkpoints:
         self._key = key
         self._tell = tell
         self._current: dict[int, str] = {}
-        """The checkpoint that this process saved or loaded last."""
+        """Number and seal of the checkpoint that this process saved or loaded last."""
 
     def save(self, state: Any) -> None:
-        """Write a state, then remove all but this and the one before it.
+        """Save a state as the newest checkpoint, then remove all checkpoints except this one and the previous one.
 
         Args:
-            state: Whatever ``torch.save`` takes.
+            state: Object that ``torch.save`` can save.
         """
         import torch
 
@@ -66,7 +67,7 @@ class Checkpoints:
         before = self._current or dict(sorted(self.told.items())[-1:])
         fs.makedirs(root, exist_ok=True)
         local = _is_local(fs)
-        # In the same folder, so that it becomes the checkpoint in one step.
+        # The temporary file is in the same folder, so that one rename turns it into the checkpoint.
         file = tempfile.NamedTemporaryFile(dir=root if local else None, delete=False)  # noqa: SIM115
         try:
             with file:
@@ -87,18 +88,18 @@ class Checkpoints:
             Path(file.name).unlink(missing_ok=True)
         for other, seal in found:
             if self.told.get(other) != seal:
-                fs.rm_file(f"{root}/{_name(other, seal)}")  # `fs.rm` takes "[1]" in a path for a pattern
+                fs.rm_file(f"{root}/{_name(other, seal)}")  # `fs.rm` treats "[1]" as a pattern
 
     def load(self) -> Any:
-        """The newest state whose seal is right, its tensors on the CPU; None if there is none.
+        """Return the newest state whose seal is correct, with tensors on the CPU; None if there is no checkpoint.
 
         Raises:
-            TrainingError: If there was one, and what is there now is not what was saved.
+            TrainingError: The run has saved checkpoints, but all of them were changed or replaced.
         """
         fs, root = self._filesystem()
         refused = []
         for number, seal in sorted(self._found(fs, root), reverse=True):
-            # A copy of this process's own: the file could change between the look at its seal and its use.
+            # The file is copied first, because another process could change it between the check and the load.
             with tempfile.TemporaryFile() as copy:
                 mac = self._mac(number)
                 with fs.open(f"{root}/{_name(number, seal)}", "rb") as file:
@@ -106,24 +107,27 @@ class Checkpoints:
                         mac.update(block)
                         copy.write(block)
                 if not hmac.compare_digest(mac.hexdigest(), seal):
-                    say(f"checkpoint {number} in {self.folder} is not as it was saved: it is not read")
+                    say(f"checkpoint {number} in {self.folder} was changed or belongs to another run: it is not loaded")
                     refused.append(number)
                     continue
                 self._current = {number: seal}
                 return _unpickle(copy)
         if refused and self.told:
             raise TrainingError(
-                f"no checkpoint in {self.folder} is as it was saved ({len(refused)} were changed or are of another "
-                "run), so there is nothing to go on from: see who else writes there, then start the training anew"
+                f"no checkpoint in {self.folder} is valid ({len(refused)} were changed or belong to another run), so "
+                "the training cannot continue: find out which other program writes there, then start the training again"
             )
         return None
 
     def latest(self) -> int | None:
-        """Number of the newest; None if there is none."""
+        """Return the number of the newest checkpoint, or None if there is none."""
         return max((number for number, _ in self._found(*self._filesystem())), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Number and seal of each that is there, without those that are older than, or other than, what was told."""
+        """Return number and seal of the checkpoints in the folder that the run accepts.
+
+        Checkpoints that are older than the seals in `told`, or that contradict them, are left out.
+        """
         if not fs.exists(root):
             return []
         names = (str(path).rpartition("/")[2] for path in fs.ls(root, detail=False))
@@ -142,11 +146,11 @@ class Checkpoints:
 
 
 class _Sealing:
-    """A file for ``torch.save`` that reckons the seal of what is written.
+    """A file for ``torch.save`` that computes the seal while data is written.
 
     Args:
-        file: Where to write.
-        mac: The seal so far.
+        file: File to write to.
+        mac: HMAC to update with the written data.
     """
 
     def __init__(self, file: IO[bytes], mac: hmac.HMAC) -> None:
@@ -154,7 +158,7 @@ class _Sealing:
         self.mac = mac
 
     def write(self, data: Any) -> int:
-        """Write bytes; ``torch.save`` writes one block after the other, and never seeks."""
+        """Write bytes and update the seal; this works because ``torch.save`` writes in order and never seeks."""
         self.mac.update(data)
         return self._file.write(data)
 
@@ -174,7 +178,8 @@ def _unpickle(file: IO[bytes]) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        # A state that holds more than tensors and plain values; the seal says that rank 0 of this run has written it.
+        # The state contains more than tensors and plain values. Loading it is safe, because the seal shows that rank 0
+        # of this run wrote it.
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=False)
 

@@ -1,4 +1,4 @@
-"""What a function that runs in a gang asks of it; outside of one, it is rank 0 of 1."""
+"""The context of a training function: rank, datasets, metrics and checkpoints. Outside a gang it is rank 0 of 1."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ if TYPE_CHECKING:
     from shoal.training.pytorch.checkpoints import Checkpoints
 
 Report = Callable[[dict[str, float], int | None], None]
-"""Takes metrics and the step that they are of."""
+"""Function that is called with metrics and their step."""
 
 
 class MetricsReporter:
-    """Sends metrics to whoever started the training, while it runs.
+    """Reporter that sends metrics to the driver during the training.
 
     Args:
-        report: Takes them.
+        report: Function to call with metrics and step.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Reports values; rank 0's are the run's own in MLflow, the others' have their rank in front.
+        """Report metrics to the driver.
+
+        In MLflow the metrics of rank 0 keep their names. The metrics of other ranks get the rank as a prefix.
 
         Args:
-            metrics: Name -> number, or tensor of one.
-            step: What the values are of; by default one more than the last of this rank.
+            metrics: Name -> number, or tensor with one element.
+            step: Step of the values, such as the epoch; by default the last step of this rank plus 1.
 
         Raises:
-            InvalidArgumentError: If a value is no number.
+            InvalidArgumentError: A value is not a number.
         """
         values = {}
         for name, value in metrics.items():
@@ -49,14 +51,14 @@ class MetricsReporter:
 
 
 class Context:
-    """A function's place in its gang, and what was handed to it; :func:`get_context` returns it.
+    """A training function's rank, inputs and outputs; :func:`get_context` returns the context of this process.
 
     Args:
         dataset_map: Datasets by name.
-        hyper_params: What was given as such.
-        model_dir: This rank's folder; one that is made when it is asked for by default.
-        checkpoints: Where states are kept; in this process by default.
-        report: Takes metrics; they are printed by default.
+        hyper_params: Hyperparameters of the run.
+        model_dir: Model folder of this rank; by default a temporary folder, created at the first use.
+        checkpoints: Checkpoints of the run; by default states are kept in the memory of this process.
+        report: Function to call with metrics and step; by default metrics are printed.
     """
 
     def __init__(
@@ -75,60 +77,61 @@ class Context:
         self._reporter = MetricsReporter(report or _print)
 
     def get_rank(self) -> int:
-        """Rank of this worker, from 0."""
+        """Return the rank of this worker, from 0."""
         return _number("RANK", 0)
 
     def get_local_rank(self) -> int:
-        """Rank among the workers of this node, from 0."""
+        """Return the rank of this worker among the workers of its node, from 0."""
         return _number("LOCAL_RANK", 0)
 
     def get_node_rank(self) -> int:
-        """Number of this node among the gang's, from 0."""
+        """Return the number of this node among the nodes of the gang, from 0."""
         return _number("GROUP_RANK", 0)
 
     def get_world_size(self) -> int:
-        """Number of workers."""
+        """Return the number of workers."""
         return _number("WORLD_SIZE", 1)
 
     def get_local_world_size(self) -> int:
-        """Number of workers on this node."""
+        """Return the number of workers on this node."""
         return _number("LOCAL_WORLD_SIZE", 1)
 
     def get_master_addr(self) -> str:
-        """Address of rank 0's node."""
+        """Return the address of rank 0's node."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     def get_master_port(self) -> int:
-        """Port of the rendezvous on it; 0 outside of a gang."""
+        """Return the port of the rendezvous on rank 0's node; 0 outside a gang."""
         return _number("MASTER_PORT", 0)
 
     def get_dataset_map(self) -> dict[str, DataConnector]:
-        """The datasets by name: of a `ShardedDataConnector`, ``get_shard()`` is this rank's part."""
+        """Return the datasets by name; ``get_shard()`` of a `ShardedDataConnector` returns this rank's part."""
         return dict(self._dataset_map)
 
     def get_hyper_params(self) -> dict[str, Any]:
-        """What `run` was given as `hyper_params`."""
+        """Return the `hyper_params` that were passed to `run`."""
         return dict(self._hyper_params)
 
     def get_model_dir(self) -> str:
-        """A folder of this rank's own: the files of all ranks become the run's model when all have succeeded."""
+        """Return this rank's model folder; when all ranks have succeeded, their files become the run's model."""
         if self._model_dir is None:
             self._model_dir = tempfile.mkdtemp(prefix="shoal-model-")
         return self._model_dir
 
     def get_metrics_reporter(self) -> MetricsReporter:
-        """What sends metrics to whoever started the training."""
+        """Return the reporter that sends metrics to the driver."""
         return self._reporter
 
     def save_checkpoint(self, state: Any, metrics: Mapping[str, Any] | None = None) -> None:
-        """Keeps a state for :meth:`get_checkpoint` after a restart; rank 0's counts, other ranks may call it or not.
+        """Save a state, which :meth:`get_checkpoint` returns after a restart.
 
-        What is sharded over the ranks has to be gathered first: ``get_model_state_dict`` of
-        ``torch.distributed.checkpoint.state_dict`` does so with ``full_state_dict=True``.
+        Only the state of rank 0 is saved; other ranks may call this method, but do not need to. A state that is sharded
+        over the ranks has to be gathered first, for example with ``get_model_state_dict`` of
+        ``torch.distributed.checkpoint.state_dict`` and ``full_state_dict=True``.
 
         Args:
-            state: Whatever ``torch.save`` takes: usually the state of model and optimizer, and the epoch.
-            metrics: Reported along with it.
+            state: Object that ``torch.save`` can save: usually the states of model and optimizer, and the epoch.
+            metrics: Metrics to report together with the state.
         """
         if self.get_rank() == 0:
             if self._checkpoints is None:
@@ -139,7 +142,7 @@ class Context:
             self._reporter.log_metrics(metrics)
 
     def get_checkpoint(self) -> Any:
-        """The state that was saved last, on every rank the same, its tensors on the CPU; None if there is none."""
+        """Return the state that was saved last, the same on all ranks and with tensors on the CPU; None without one."""
         return self._state if self._checkpoints is None else self._checkpoints.load()
 
 
@@ -148,27 +151,27 @@ def _outside() -> Context:
     return Context()
 
 
-# One per process: threads that the user starts in a worker are of the same rank.
+# One context per process: threads that the user starts in a worker have the same rank.
 _current: Context | None = None
 
 
 def get_context() -> Context:
-    """The context of this process; outside of a gang that of rank 0 of 1."""
+    """Return the context of this process; outside a gang, the context of rank 0 of 1."""
     return _current or _outside()
 
 
 def set_context(context: Context | None) -> None:
-    """Sets the context of this process; a worker does so before it calls the user's function.
+    """Set the context of this process; a worker calls this before the user's function.
 
     Args:
-        context: The context; None: outside again.
+        context: New context; None resets the process to the context outside a gang.
     """
     global _current
     _current = context
 
 
 def described(metrics: Mapping[str, float], step: int | None) -> str:
-    """Metrics as a line of a log."""
+    """Format metrics as a log line."""
     values = ", ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
     return values if step is None else f"step {step}, {values}"
 

@@ -1,7 +1,8 @@
-"""Running a function, or a script, in every worker of a gang on the Ray cluster that this process is connected to.
+"""Run a function or script in every worker of a gang on the Ray cluster that this process is connected to.
 
-Each attempt is a gang of its own: user code leaves modules, threads and devices behind that a next run must not find.
-Where a worker or its node is lost, another gang calls the function again, which goes on from its checkpoint.
+Each attempt starts a new gang, because the modules, threads and devices that user code leaves in a process must not
+affect the next run. If a worker or its node is lost, a new gang calls the function again, and the function continues
+from its checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.progress import Metrics, OnMetrics
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, RankStats
 from shoal.training.pytorch.scaling import lay_out
-from shoal.training.resilience import Resilience
+from shoal.training.restarts import Resilience
 
 
 def run(
@@ -38,29 +39,32 @@ def run(
     on_metrics: OnMetrics | None = None,
     may_publish: Callable[[], bool] = lambda: True,
 ) -> FunctionResult:
-    """Calls a function in every worker, and waits for all.
+    """Call a function in every worker, wait for all workers and publish the model folder.
 
     Args:
-        request: Where, and with what.
-        program: The function and its arguments, as :meth:`Program.dumps` has them.
-        claim: Names the folders of the model and the checkpoints, and says which may be replaced.
-        location: Directory or URI for them, absolute, which all nodes reach.
-        env: Environment variables for the workers, credentials among them; they pass from process to process and are
-            stored nowhere.
-        on_metrics: Called with the metrics that workers log, while they run.
-        may_publish: Whether this run is still the one whose model counts, asked right before it is published.
+        request: Datasets, hyperparameters, workers and limits of the run.
+        program: Pickled function and arguments, from :meth:`Program.dumps`.
+        claim: Job and attempt of the run; decides the names of the model and checkpoint folders, and which folders the
+            run may replace.
+        location: Absolute directory or URI for these folders; all nodes must be able to reach it.
+        env: Environment variables for the workers; may contain credentials. The variables are sent from process to
+            process and are not stored.
+        on_metrics: Function to call with the metrics that workers log during the run.
+        may_publish: Function that returns whether this run may still publish its model; called right before
+            publishing.
 
     Returns:
-        What each rank returned, and what the run took.
+        The return value of each rank, the path of the model folder and the run's statistics.
 
     Raises:
-        InvalidArgumentError: If this process is not connected to Ray, the location cannot be written to, or the folder
-            of the model or of the checkpoints is of something else.
-        DataError: If a dataset cannot be used.
-        CapacityError: If the active nodes cannot hold the workers, or did not within the deadline.
-        TrainingError: If a rank raised: the first to do so, with its traceback in the notes.
-        WorkerLostError: If a worker or its node was lost more often than `max_restarts` allows.
-        MissingExtraError: If PyTorch or Ray is not installed.
+        InvalidArgumentError: This process is not connected to Ray, the location cannot be written to, or the run must
+            not replace the model folder or the checkpoint folder.
+        DataError: A dataset cannot be used.
+        CapacityError: The active nodes are too small for the workers, or had no free room in time.
+        TrainingError: A rank raised an exception. The error is that of the first rank that failed, with its traceback
+            in the notes.
+        WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
+        MissingExtraError: PyTorch or Ray is not installed.
     """
     began = time.monotonic()
     if not cluster.is_connected():
@@ -100,7 +104,7 @@ class _Run:
         self._env = env
         self._began = began
         self._resilience = Resilience(request.run_config, began)
-        self._layout = lay_out(request.scaling, cluster.active_nodes(), clamp=request.run_config.clamp)
+        self._layout = lay_out(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
         if request.room_for:
             lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
         self._claim = claim
@@ -111,16 +115,16 @@ class _Run:
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:
-        """Run to the end, going on from the last checkpoint after each loss."""
+        """Run to the end, and continue from the last checkpoint after each lost worker."""
         self._claim.take(self._checkpoints.folder)
         try:
             with self._metrics:
-                return self._resilience.run(self._attempt, checkpoint=self._whence, make_do=self._make_do)
+                return self._resilience.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
         finally:
             try:
                 self._claim.remove(self._checkpoints.folder)
             except (ShoalError, OSError) as error:
-                say(f"the checkpoints in {self._checkpoints.folder} are left behind: {error}")
+                say(f"the checkpoints in {self._checkpoints.folder} could not be removed and are left behind: {error}")
 
     def _attempt(self) -> FunctionResult:
         from shoal.training.pytorch import worker
@@ -174,14 +178,14 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Take what a worker told the driver."""
+        """Handle a note from a worker: the seals of new checkpoints, or metrics."""
         if "checkpoints" in note:
             self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         else:
             self._metrics.note(rank, note)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
-        """Have the ranks upload their files, each one once; what an earlier run has left stays until then."""
+        """Let the ranks upload their files, each file once, and publish them; the old model is kept until then."""
         from shoal.training.pytorch import worker
 
         destination = self._destination
@@ -194,25 +198,29 @@ class _Run:
             destination.discard()
             raise
 
-    def _whence(self) -> str:
+    def _resume_point(self) -> str:
         number = self._checkpoints.latest()
         return "the beginning, because there is no checkpoint" if number is None else f"checkpoint {number}"
 
-    def _make_do(self) -> str | None:
-        """Go on on fewer nodes, if that is allowed."""
-        least = self._request.run_config.min_workers
-        if least is None:
+    def _shrink(self) -> str | None:
+        """Reduce the number of workers to those for which there is room, if `min_workers` allows this."""
+        min_workers = self._request.run_config.min_workers
+        if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
-            layout = lay_out(self._request.scaling, cluster.active_nodes(), clamp=True)
-        if not least <= layout.num_workers < self._layout.num_workers:
+            layout = lay_out(self._request.scaling_config, cluster.active_nodes(), clamp=True)
+        if not min_workers <= layout.num_workers < self._layout.num_workers:
             return None
         self._layout = layout
         return f"{layout.num_workers} workers"
 
 
 def _check_data(request: FunctionRequest, workers: int) -> None:
-    """Refuse what footers show: a missing or corrupt file, fewer rows than workers."""
+    """Check the datasets by their footers.
+
+    Raises:
+        DataError: A file is missing or corrupt, or a dataset has too few rows for the workers.
+    """
     for name, spec in request.dataset_map.items():
         connector = DataConnector.from_spec(spec)
         try:
@@ -220,4 +228,7 @@ def _check_data(request: FunctionRequest, workers: int) -> None:
         except DataError as error:
             raise DataError(f'dataset "{name}": {error}') from error
         if rows == 0 or (connector.sharded and rows < workers):
-            raise DataError(f'dataset "{name}" has {rows} rows for {workers} workers')
+            raise DataError(
+                f'dataset "{name}" has {rows} rows for {workers} workers: it must not be empty, and a sharded dataset '
+                "needs at least one row per worker"
+            )

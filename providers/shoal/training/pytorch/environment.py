@@ -1,4 +1,4 @@
-"""The environment of a worker: torchrun's own variables, so that code that runs under it runs here unchanged."""
+"""Build torchrun's environment variables for the workers, so that code written for torchrun runs unchanged."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a worker says of where it is.
+    """Node, address and GPUs of a worker.
 
     Args:
-        node: Name of its node.
-        address: Address of its node.
-        gpus: The GPUs that it was given, as CUDA_VISIBLE_DEVICES has them.
-        port: Where its store for the rendezvous listens; rank 0 alone has one.
+        node: Id of the worker's node.
+        address: Address of the node.
+        gpus: GPUs assigned to the worker, in the format of CUDA_VISIBLE_DEVICES.
+        port: Port of the store for the rendezvous; only rank 0 has a store, other ranks have 0.
     """
 
     node: str
@@ -27,13 +27,13 @@ class Machine:
 def environments(
     machines: Sequence[Machine], *, threads: int, restarts: int, max_restarts: int
 ) -> list[dict[str, str]]:
-    """What each rank's environment has beside its own.
+    """Return the environment variables to add for each rank.
 
     Args:
-        machines: Where each rank is, by rank; those on one node follow one another.
-        threads: Threads of each worker.
-        restarts: How often the training was restarted.
-        max_restarts: How often it may be.
+        machines: Node and address of each rank, by rank; the ranks of one node must be consecutive.
+        threads: Number of threads per worker.
+        restarts: Number of restarts so far.
+        max_restarts: Maximum number of restarts.
 
     Returns:
         Variables by rank.
@@ -57,7 +57,8 @@ def environments(
             "TORCHELASTIC_RUN_ID": "shoal",
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-            # The store is there already: rank 0 is a client of it like all others, and no port is raced for.
+            # The store is open already, so rank 0 connects as a client like all others, and no other process can take
+            # the port.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": str(threads),
             **_visible_gpus(machines, machine.node),
@@ -74,6 +75,9 @@ def _with_local_ranks(machines: Sequence[Machine]) -> Iterator[tuple[int, Machin
 
 
 def _visible_gpus(machines: Sequence[Machine], node: str) -> dict[str, str]:
-    """All of the gang's GPUs on the node, in the order of local ranks: ``cuda:{LOCAL_RANK}`` is each worker's own."""
+    """Return CUDA_VISIBLE_DEVICES with all GPUs of the gang on a node, so that ``cuda:{LOCAL_RANK}`` works as usual.
+
+    The GPUs are in the order of the local ranks.
+    """
     gpus = [gpu for machine in machines if machine.node == node for gpu in machine.gpus]
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}

@@ -1,4 +1,4 @@
-"""The files that ranks leave in their model folders, merged into one folder that is complete or absent."""
+"""Merge the files of all ranks' model folders into one published folder, which is either complete or absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK_BYTES = 2**20
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The files under a folder: path from there -> SHA-256."""
+    """Return relative path -> SHA-256 for all files under a folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -28,13 +28,13 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Which rank uploads which files: of those that several have, the lowest of them.
+    """Divide the upload of the model files among the ranks; the lowest rank that has a file uploads the file.
 
     Args:
-        files: By rank, what :func:`digests` found.
+        files: Result of :func:`digests` for each rank.
 
     Returns:
-        Paths by rank.
+        Relative paths to upload, by rank.
     """
     owner: dict[str, int] = {}
     differ = set()
@@ -43,17 +43,17 @@ def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
             if digest != files[owner.setdefault(path, rank)][path]:
                 differ.add(path)
     for path in sorted(differ):
-        say(f"{path} in the model folder is not the same on all ranks: that of rank {owner[path]} is kept")
+        say(f"{path} in the model folder is not the same on all ranks: the file of rank {owner[path]} is kept")
     return [[path for path, first in owner.items() if first == rank] for rank in range(len(files))]
 
 
 def upload(folder: Path, paths: Iterable[str], target: str) -> None:
-    """Copies files.
+    """Copy files to a directory or URI.
 
     Args:
-        folder: Where they are.
-        paths: Which, from there.
-        target: Directory or URI.
+        folder: Folder that contains the files.
+        paths: Paths of the files, relative to `folder`.
+        target: Directory or URI to copy to.
     """
     import fsspec
 
@@ -65,12 +65,12 @@ def upload(folder: Path, paths: Iterable[str], target: str) -> None:
 
 
 class Destination:
-    """Where a run's merged model folder goes.
+    """The place where a run's merged model folder is published.
 
     Args:
         location: Directory or URI for artifacts.
-        claim: Says which folders the run may replace, and what its own are called.
-        may_publish: Whether this run may still publish, asked right before it does.
+        claim: Job and attempt of the run; decides the folders' names and which folders the run may replace.
+        may_publish: Function that returns whether this run may still publish; called right before publishing.
     """
 
     def __init__(self, location: str, claim: Claim, may_publish: Callable[[], bool]) -> None:
@@ -78,16 +78,18 @@ class Destination:
         self._claim = claim
         self._may_publish = may_publish
         local = "://" not in location
-        # Of this attempt alone: the ranks of an older one, whose driver was paused, may still be uploading.
+        # Each attempt has a staging folder of its own, because the ranks of an older attempt, whose driver was paused,
+        # may still be uploading.
         partial = f"{location.rstrip('/')}/model/.{claim.job_id}.{claim.attempt}.partial"
         self.staging = partial if local else self.path
-        """Where ranks upload to. An object store has no folders to rename: there it is the place itself."""
+        """Directory or URI to which the ranks upload. On an object store, which cannot rename folders, this is the
+        final place."""
 
     def check(self) -> None:
-        """Refuse a model folder that this run must not replace; put back one whose replacement was killed half-way.
+        """Restore the model folder after an interrupted replacement, and raise if this run must not replace the folder.
 
         Raises:
-            InvalidArgumentError: It is of something else, or of a newer attempt.
+            InvalidArgumentError: The folder does not belong to this job, or belongs to a newer attempt.
         """
         if self.staging != self.path:
             self._restore()
@@ -95,11 +97,13 @@ class Destination:
         self._claim.check(self.staging)
 
     def prepare(self) -> None:
-        """Remove what earlier attempts have left unfinished; where nothing can be renamed, all that they have left.
+        """Create an empty staging folder, and remove the unfinished folders of earlier attempts.
+
+        On an object store this also removes the model of an earlier attempt.
 
         Raises:
-            TrainingError: A newer attempt has taken over.
-            InvalidArgumentError: As :meth:`check`.
+            TrainingError: A newer attempt has begun.
+            InvalidArgumentError: This run must not replace the staging folder; see :meth:`check`.
         """
         self._require_permission()
         self._claim.take(self.staging)
@@ -107,14 +111,14 @@ class Destination:
             self._remove_leftovers("partial", keep=Path(self.staging))
 
     def commit(self, files: Iterable[str]) -> str:
-        """Put the uploaded files in their place; returns it.
+        """Publish the uploaded files and return the path or URI of the published folder.
 
         Args:
-            files: What was uploaded, as paths in the folder.
+            files: Relative paths of all uploaded files.
 
         Raises:
-            TrainingError: If one is not there, because its rank's node wrote it elsewhere; or if a newer attempt has
-                taken over.
+            TrainingError: A file is missing, because the rank's node wrote it to a disk that this node cannot see; or a
+                newer attempt has begun.
         """
         import fsspec
 
@@ -123,7 +127,7 @@ class Destination:
         if missing:
             raise TrainingError(
                 f"{len(missing)} files of the model, {missing[0]} among them, did not arrive in {self.staging}: set "
-                "artifact_location to a directory or URI that all nodes reach"
+                "artifact_location to a directory or URI that all nodes can reach"
             )
         self._require_permission()
         try:
@@ -135,18 +139,22 @@ class Destination:
         return self.path
 
     def discard(self) -> None:
-        """Remove what was uploaded; what belongs to a newer attempt stays."""
+        """Remove the uploaded files; a folder of a newer attempt is not removed."""
         self._remove(self.staging)
 
     def _require_permission(self) -> None:
         if not self._may_publish():
             raise TrainingError(
-                f'attempt {self._claim.attempt} of job "{self._claim.job_id}" has ended or a newer one has begun: '
-                "its model is not published"
+                f'attempt {self._claim.attempt} of job "{self._claim.job_id}" has ended, or a newer attempt has begun: '
+                f"the model of attempt {self._claim.attempt} is not published"
             )
 
     def _swap(self, final: Path, staging: Path) -> None:
-        """Put a folder in another's place, looking at the other only when nobody else can replace it any more."""
+        """Replace the final folder by the staging folder.
+
+        The old folder is renamed before it is checked, so that no other process can replace it between the check and
+        the replacement.
+        """
         if not final.is_symlink() and not final.exists():
             staging.rename(final)
             return
@@ -162,7 +170,7 @@ class Destination:
         self._remove_leftovers("replaced")
 
     def _restore(self) -> None:
-        """Put the model of an earlier attempt back, after a process was killed between the two renames of a swap."""
+        """Restore the model of an earlier attempt if a process was killed between the two renames of :meth:`_swap`."""
         final = Path(self.path)
         for aside in self._beside("replaced"):
             if not final.is_symlink() and not final.exists():
@@ -179,10 +187,10 @@ class Destination:
         return sorted(Path(self.path).parent.glob(f".{self._claim.job_id}.*.{kind}"))
 
     def _remove(self, folder: str) -> None:
-        """Remove a folder if it is of this job; a failure does not keep the model from being published."""
+        """Remove a folder if it belongs to this job; an error is only printed, because publishing can continue."""
         try:
-            # The name may be of another job (of "a.1" where this is "a"), or a newer attempt's.
+            # The folder may belong to another job (job "a" also finds folders of job "a.1") or to a newer attempt.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(folder)
         except OSError as error:
-            say(f"{folder} is left behind: {error}")
+            say(f"the folder {folder} could not be removed and is left behind: {error}")

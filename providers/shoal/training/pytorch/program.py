@@ -1,4 +1,4 @@
-"""What every worker runs: a function with its arguments, or a script with its own."""
+"""Programs for the workers: a function with its arguments, or a script with its command line."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.by_value import pickled
+from shoal.training.pickling import pickled
 
 SCRIPT_FOLDER = "shoal-script-"
-"""How the name of a folder with a script begins; the process's id follows."""
+"""Prefix of the names of temporary folders for scripts; the process id follows."""
 
 MAX_BYTES = 64 * 2**20
-"""How large a function may be with all that it closes over: it passes through the driver's memory, and is stored."""
+"""Maximum size of a pickled function with its arguments and closure, because it is stored and kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Python file, which travels as text.
+    """A Python script, whose text is sent to the workers.
 
     Args:
-        name: Its file's name.
-        folder: Where it lay; modules beside it are found on nodes that see the folder.
-        text: What it says.
-        arguments: Its command line.
+        name: File name of the script.
+        folder: Original folder of the script; on nodes that have this folder, the script can import modules from it.
+        text: Content of the file.
+        arguments: Command line arguments.
     """
 
     name: str
@@ -41,20 +41,20 @@ class Script:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], arguments: Sequence[Any] = ()) -> Script:
-        """Reads a file.
+        """Read a script from a file.
 
         Raises:
-            InvalidArgumentError: If there is none.
+            InvalidArgumentError: The file cannot be read.
         """
         file = Path(path)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # a ValueError: the path or the text is not what UTF-8 can hold
+        except (OSError, ValueError) as error:  # ValueError: the path or the text is not valid UTF-8
             raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
         return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
 
     def __call__(self) -> None:
-        """Runs it as ``python FILE ARGUMENTS`` would, in this process."""
+        """Run the script in this process, like ``python FILE ARGUMENTS``."""
         argv, path = sys.argv, list(sys.path)
         with tempfile.TemporaryDirectory(prefix=f"{SCRIPT_FOLDER}{os.getpid()}-") as folder:
             file = Path(folder, self.name)
@@ -69,12 +69,12 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to call, by value.
+    """A function or script with its arguments, which can be pickled and called in a worker.
 
     Args:
-        target: The function, or the script.
-        args: Arguments of the function.
-        kwargs: Its arguments by name.
+        target: Function or script.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
     """
 
     target: Callable[..., Any]
@@ -85,18 +85,21 @@ class Program:
     def of(
         cls, target: Callable[..., Any] | str | os.PathLike[str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Program:
-        """The program of a function and its arguments, or of a script's path and its command line.
+        """Create a program from a function and its arguments, or from a script's path and its command line.
 
         Raises:
-            InvalidArgumentError: If it is neither, if the script cannot be read, or the function does not take the
-                arguments.
+            InvalidArgumentError: `target` is neither a function nor a path, the script cannot be read, or the function
+                does not accept the arguments.
         """
         if isinstance(target, str | os.PathLike):
             if kwargs:
-                raise InvalidArgumentError(f"a script takes a command line, and no arguments by name: {sorted(kwargs)}")
+                raise InvalidArgumentError(
+                    f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. "
+                    "Pass them in the list of arguments"
+                )
             return cls(Script.read(target, args))
         if not callable(target):
-            raise InvalidArgumentError(f"what is to run must be a function or the path of a script, not {target!r}")
+            raise InvalidArgumentError(f"the target must be a function or the path of a script, not {target!r}")
         try:
             inspect.signature(target).bind(*args, **kwargs)
         except TypeError as error:
@@ -106,25 +109,26 @@ class Program:
         return cls(target, tuple(args), dict(kwargs))
 
     def dumps(self) -> bytes:
-        """Pickles it with all that it closes over.
+        """Pickle the program, including the variables of the function's closure.
 
         Raises:
-            InvalidArgumentError: If something cannot be pickled, or it is too large.
+            InvalidArgumentError: The program contains an object that cannot be pickled, or is too large.
         """
         content = pickled(self, [self.target, *self.args, *self.kwargs.values()], name_of(self.target))
         if len(content) > MAX_BYTES:
             raise InvalidArgumentError(
-                f"{name_of(self.target)} takes {len(content) / 2**20:.0f} MiB along in its arguments and in what it "
-                f"closes over, and {MAX_BYTES / 2**20:.0f} MiB are the limit: hand data over in dataset_map, or have "
-                "the function read it"
+                f"{name_of(self.target)} is {len(content) / 2**20:.0f} MiB large with its arguments and the variables "
+                f"of its closure, but the limit is {MAX_BYTES / 2**20:.0f} MiB: pass data in dataset_map, or let the "
+                "function read the data itself"
             )
         return content
 
     def __call__(self) -> Any:
-        """Calls it.
+        """Call the function or run the script.
 
         Raises:
-            TrainingError: If it exits with another code than 0; it would end the worker, which would count as lost.
+            TrainingError: The program called ``sys.exit`` with a code other than 0. SystemExit itself would end the
+                worker, which would then count as lost.
         """
         try:
             return self.target(*self.args, **self.kwargs)
@@ -135,7 +139,7 @@ class Program:
 
 
 def name_of(target: Any) -> str:
-    """What to call a function or script in a message."""
+    """Return the name of a function or script for messages."""
     while isinstance(target, partial):
         target = target.func
     return str(getattr(target, "__name__", None) or getattr(target, "name", None) or type(target).__name__)

@@ -1,4 +1,4 @@
-"""The metrics that workers log: handed on as they come, and shown in a bar in a terminal, in lines in a log."""
+"""Forward and display the metrics that workers log: a status line in a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from shoal.training.pytorch.context import described
 if TYPE_CHECKING:
     from rich.status import Status
 
-# As of a boosting: enough not to look like a hang, few enough to be read later.
+# Few lines keep the log short, but a user who watches the log should see that the training is not hanging.
 _SAY_EVERY_SECONDS = 10.0
 
 OnMetrics = Callable[[int, dict[str, float], int], None]
-"""Called with rank, values and step, for each time that a rank logs metrics."""
+"""Function that is called with rank, values and step whenever a rank logs metrics."""
 
 
 class Metrics:
-    """What a run's ranks have logged; as a context manager it ends the display.
+    """The metrics that a run's ranks have logged; a context manager that removes the status line at the end.
 
     Args:
-        on_metrics: Called with rank, values and step.
+        on_metrics: Function to call with rank, values and step, or None.
 
     Attributes:
-        last: The last value of each metric of rank 0.
+        last: Last value of each metric of rank 0.
     """
 
     def __init__(self, on_metrics: OnMetrics | None = None) -> None:
@@ -47,7 +47,7 @@ class Metrics:
             self._status.stop()
 
     def note(self, rank: int, note: dict[str, Any]) -> None:
-        """Takes what a worker told the driver."""
+        """Record a worker's note with metrics, and display the metrics of rank 0."""
         values: dict[str, float] = note["metrics"]
         step = self._steps[rank] if note["step"] is None else int(note["step"])
         self._steps[rank] = step + 1

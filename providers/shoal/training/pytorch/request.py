@@ -1,35 +1,47 @@
-"""What is asked of the engine and what it answers: plain data, so that a job can carry it as JSON."""
+"""The request to run a function and its result: plain data, so that a job can carry the request as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue, field_validator
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.settings import Settings
 from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
 from shoal.training.run_config import RunConfig
 
 
-class FunctionRequest(BaseModel):
-    """A function to run in every worker of a gang; the function itself travels beside it."""
+class FunctionRequest(Settings):
+    """The run of a function in every worker of a gang: the distributors build one, and a job's spec extends it.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The function itself travels beside it, pickled.
+    """
 
-    name: str = Field(description="What to call the function.")
-    dataset_map: dict[str, DatasetSpec] = Field(default_factory=dict, description="Datasets by name.")
-    hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
-    scaling: AnyScaling = Field(default_factory=PyTorchScalingConfig, description="Workers and their size.")
-    room_for: SpreadScalingConfig | None = Field(
-        default=None, description="Workers of the function's own, for which there has to be room."
+    name: str = Field(default="function", min_length=1, description="Name of the function, for people.")
+    dataset_map: dict[str, DatasetSpec] = Field(
+        default_factory=dict, description="Datasets by name; connectors are accepted."
     )
-    run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
+    hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
+    scaling_config: AnyScaling = Field(
+        default_factory=PyTorchScalingConfig, description="Number and size of the workers."
+    )
+    room_for: SpreadScalingConfig | None = Field(
+        default=None, description="Workers that the function starts by itself, for which there has to be room."
+    )
+    run_config: RunConfig = Field(default_factory=RunConfig, description="Pool to run on, and the limits of the run.")
+
+    @field_validator("dataset_map", mode="before")
+    @classmethod
+    def _datasets(cls, value: Any) -> Any:
+        return {name: as_dataset_spec(item) for name, item in value.items()} if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """What one worker used.
+    """Resources that one worker used.
 
     Args:
         rank: Its rank.
@@ -44,16 +56,16 @@ class RankStats:
 
 @dataclass(frozen=True, slots=True)
 class FunctionResult:
-    """What a function's run came to.
+    """Result of a function's run.
 
     Args:
-        results: What each rank returned, by rank.
+        results: Return values, by rank.
         metrics: The last value of each metric that rank 0 logged.
         model_dir: The merged files of all ranks' model folders: a local path or a URI.
         num_workers: Workers that ran at the end.
-        restarts: How often it went on from a checkpoint after a loss.
-        seconds: From the call to the result.
-        workers: What each worker used, by rank.
+        restarts: How often the run resumed from a checkpoint after a lost worker.
+        seconds: Time from the call to the result.
+        workers: Resources of each worker, by rank.
     """
 
     results: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""How many workers a function runs in, on how many nodes, and with what. Pure."""
+"""Number, nodes and resources of a function's workers. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.config import Config
+from shoal.settings import Settings
 from shoal.training.scaling import Node
 
 
-class WorkerResourceConfig(Config):
+class WorkerResourceConfig(Settings):
     """What one worker claims.
 
     Example:
@@ -36,7 +36,7 @@ class WorkerResourceConfig(Config):
         return self
 
 
-class PyTorchScalingConfig(Config):
+class PyTorchScalingConfig(Settings):
     """How many workers run, and where.
 
     It says nothing of the machine that it is made on: GPUs may be asked for where there are none.
@@ -59,7 +59,7 @@ class PyTorchScalingConfig(Config):
         return value
 
 
-class SpreadScalingConfig(Config):
+class SpreadScalingConfig(Settings):
     """How many workers run, wherever there is room.
 
     Example:
@@ -73,7 +73,7 @@ class SpreadScalingConfig(Config):
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
-    """The workers of a decorated function.
+    """Return the scaling config of a decorated function.
 
     Args:
         gpus: GPUs, of all workers together.
@@ -110,7 +110,7 @@ class Layout:
 
 
 def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -> Layout:
-    """Finds room for what was asked for.
+    """Assign workers to nodes that have room for them.
 
     Args:
         config: What was asked for.

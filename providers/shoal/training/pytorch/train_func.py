@@ -1,4 +1,4 @@
-"""What runs on every rank, as people say it: a function, its name, or a script; and what they may say beside it."""
+"""Check the user's `train_func` (a function, the name of a function, or a script) and the arguments for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 
 TrainFunc = Callable[..., Any] | str | os.PathLike[str]
-"""A function, its name as ``pkg.module:name``, or the path of a script."""
+"""A function, the name of a function as ``pkg.module:name``, or the path of a script."""
 
 FRAMEWORK = "pytorch"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -18,41 +18,49 @@ _OF_THE_FUNCTION = ("train_func", "args", "kwargs", "program")
 
 
 def is_name(train_func: Any) -> bool:
-    """Whether it names a function that is installed."""
+    """Return whether `train_func` is the name of a function, as ``pkg.module:name``."""
     return isinstance(train_func, str) and _NAME.fullmatch(train_func) is not None
 
 
 def check_train_func(
     train_func: Any, args: Any, kwargs: Any, *, framework: str | None = None, fields: Any = None
 ) -> None:
-    """Refuses what cannot be run, as far as it shows without looking at a file.
+    """Raise if `train_func` cannot be run with these arguments; no file is read for this check.
 
     Args:
-        train_func: The function, its name, or a script; None: there is none.
-        args: Its arguments.
-        kwargs: Its arguments by name.
-        framework: What is to train.
-        fields: The other fields of the job, or its spec; None: none, or not known yet.
+        train_func: A function, the name of a function, or the path of a script; None if the job has none.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        framework: Framework of the job.
+        fields: Other fields of the job, or its spec; None if there are none or they are not known yet.
 
     Raises:
-        InvalidArgumentError: Saying what is wrong.
+        InvalidArgumentError: The combination is not allowed; the message contains the reason.
     """
     if isinstance(args, str | bytes):
-        raise InvalidArgumentError(f"arguments are a list, such as [{args!r}], and not {args!r}")
+        raise InvalidArgumentError(f"arguments must be a list, such as [{args!r}], not {args!r}")
     said = fields.get("framework") if isinstance(fields, Mapping) else getattr(fields, "framework", None)
     if framework and said and framework != said:
-        raise InvalidArgumentError(f'framework="{framework}" contradicts the spec, which says "{said}"')
+        raise InvalidArgumentError(f'framework="{framework}" contradicts framework="{said}" in the spec: remove one')
     if train_func is None:
         if args or kwargs:
-            raise InvalidArgumentError("arguments were given, and no train_func that takes them")
+            raise InvalidArgumentError("arguments were given without a train_func: set train_func, or remove them")
         return
     if not callable(train_func) and not isinstance(train_func, str | os.PathLike):
-        raise InvalidArgumentError(f"train_func must be a function, its name or a script's path, not {train_func!r}")
+        raise InvalidArgumentError(
+            "train_func must be a function, the name of a function (pkg.module:name) or the path of a script, not "
+            f"{train_func!r}"
+        )
     if (framework or said or FRAMEWORK) != FRAMEWORK:
-        raise InvalidArgumentError(f'framework="{framework or said}" runs no train_func: that is "{FRAMEWORK}"')
+        raise InvalidArgumentError(f'train_func requires framework="{FRAMEWORK}", not framework="{framework or said}"')
     if fields is not None and not isinstance(fields, Mapping):
-        raise InvalidArgumentError("beside train_func, spec is a dict of the other fields, such as hyper_params")
+        raise InvalidArgumentError(
+            "if train_func is given, spec must be a dict with the other fields of the job, such as hyper_params"
+        )
     if twice := sorted(set(_OF_THE_FUNCTION) & set(fields or ())):
-        raise InvalidArgumentError(f"beside train_func, spec cannot say {', '.join(twice)}, too")
+        raise InvalidArgumentError(f"if train_func is given, spec must not contain {', '.join(twice)}: remove it")
     if kwargs and not callable(train_func) and not is_name(train_func):
-        raise InvalidArgumentError(f"a script takes a command line, and no arguments by name: {sorted(kwargs)}")
+        raise InvalidArgumentError(
+            f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. "
+            "Pass them in the list of arguments"
+        )

@@ -1,6 +1,6 @@
-"""One rank of a function's run: it meets the others, calls the user's function, and uploads what that leaves.
+"""The workers' side of a PyTorch training: open the rendezvous, call the user's function, upload its model files.
 
-A run is `meet`, `call`, `upload`, each called on all ranks at once.
+The driver calls `meet`, `call` and `upload`, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import cloudpickle
 import psutil
 
 from shoal.data.connector import DataConnector
-from shoal.data.shard import set_current_shard
+from shoal.data.gang_position import set_current_shard
 from shoal.data.spec import DatasetSpec
-from shoal.training import memory
 from shoal.training.context import get_context
 from shoal.training.gang.worker import PeerError
+from shoal.training.host import memory
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine
+from shoal.training.pytorch.mlflow import adopt_model
 from shoal.training.pytorch.program import SCRIPT_FOLDER
-from shoal.training.pytorch.tracked import adopt_model
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 _JOIN_SECONDS = 300.0
-"""How long the store waits for a rank that asks for a key: as long as PyTorch's own default."""
+"""Seconds that the store waits for a key that a rank requests; PyTorch's default."""
 
-# How a collective says that another rank is gone; the exceptions are plain RuntimeErrors.
+# Parts of the messages by which a collective reports that another rank is gone. PyTorch raises a plain RuntimeError.
 _PEER_WORDS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -52,17 +52,17 @@ _MODEL = "shoal-model-"
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What all ranks are given.
+    """Input of the run, the same for all ranks.
 
     Args:
-        program: A pickled :class:`~shoal.training.pytorch.program.Program`.
+        program: Pickled :class:`~shoal.training.pytorch.program.Program`.
         dataset_map: Datasets by name.
-        hyper_params: What ``get_hyper_params`` returns.
-        checkpoints: Folder or URI for them.
-        checkpoint_key: The run's key for their seals.
-        checkpoint_seals: Seals of those to go on from: number -> seal.
-        threads: PyTorch's threads.
-        seed: Seed of the plan of sharded datasets.
+        hyper_params: Hyperparameters that ``get_hyper_params`` returns.
+        checkpoints: Folder or URI for checkpoints.
+        checkpoint_key: Secret key of the run, with which checkpoints are sealed.
+        checkpoint_seals: Number -> seal of the checkpoints from which the run may resume.
+        threads: Number of PyTorch's threads.
+        seed: Seed of the plan that divides sharded datasets.
     """
 
     program: bytes
@@ -77,12 +77,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a rank.
+    """Result of one rank.
 
     Args:
-        value: What the function returned.
-        files: What it left in its model folder: path -> SHA-256.
-        peak_rss_bytes: Highest resident size of its process.
+        value: Return value of the user's function.
+        files: Relative path -> SHA-256 of the files in the rank's model folder.
+        peak_rss_bytes: Highest resident memory of the rank's process, in bytes.
     """
 
     value: Any
@@ -90,16 +90,16 @@ class Outcome:
     peak_rss_bytes: int
 
 
-# Both are kept for as long as the process lives, which is one run.
+# Both are kept until the process ends. A process serves only one run.
 _store: TCPStore | None = None
 _folder: Path | None = None
 
 
 def meet() -> Machine:
-    """Says where this rank is; rank 0 opens the store at which all meet.
+    """Return this rank's node, address and GPUs; rank 0 also opens the store for the rendezvous of all ranks.
 
-    Its socket is bound here, to the node's own address: left to itself, PyTorch listens on all addresses of the host,
-    and asks nobody for a token.
+    The store's socket is bound here to the node's address. By default PyTorch listens on all addresses of the host and
+    requires no token.
     """
     global _store
     import ray
@@ -124,16 +124,19 @@ def meet() -> Machine:
 
 
 def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str]) -> Outcome:
-    """Calls the user's function.
+    """Call the user's function.
 
     Args:
-        assignment: What all ranks are given.
-        machine: Where this rank is.
-        environment: torchrun's variables for this rank.
+        assignment: Input of the run.
+        machine: Node and address of this rank.
+        environment: torchrun's environment variables for this rank.
+
+    Returns:
+        The function's return value, and the files in its model folder.
 
     Raises:
-        PeerError: If it failed because another rank is gone.
-        Exception: What the function raised.
+        PeerError: The function failed because another rank is gone.
+        Exception: The function raised this exception.
     """
     global _folder
     import torch
@@ -145,7 +148,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     torch.set_num_threads(assignment.threads)
     set_current_shard(place.rank, place.world_size, assignment.seed)
-    _remove_folders_of_the_dead()
+    _remove_folders_of_dead_workers()
     _folder = Path(tempfile.mkdtemp(prefix=f"{_MODEL}{os.getpid()}-"))
     memory.reset_peak()
     set_context(
@@ -174,14 +177,14 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
 
 def upload(paths: Sequence[str], target: str) -> None:
-    """Copies this rank's part of the model, removes its folder, and destroys a process group that was left open.
+    """Copy this rank's part of the model, remove its folder and destroy the process group if the user left it open.
 
-    Not before all ranks are through: one that had just made the group while another was still at it closed its
-    connections, and the other failed.
+    The driver calls this function only after all ranks have returned from `call`. When a rank destroyed its group
+    earlier, its connections were closed while another rank was still creating the group, and the other rank failed.
 
     Args:
-        paths: Which files.
-        target: Directory or URI.
+        paths: Relative paths of the files to copy.
+        target: Directory or URI to copy to.
     """
     import torch
 
@@ -189,19 +192,19 @@ def upload(paths: Sequence[str], target: str) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     model_dir.upload(_folder, paths, target)
-    shutil.rmtree(_folder, ignore_errors=True)  # the node's temp folder goes with the node
+    shutil.rmtree(_folder, ignore_errors=True)  # remaining files are removed with the node's temp folder
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has an address."""
+    """Return the name of the network interface that has an address, or None."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             return str(name)
     return None
 
 
-def _remove_folders_of_the_dead() -> None:
-    """Workers that were killed leave theirs in the node's temp folder, which itself goes with the node."""
+def _remove_folders_of_dead_workers() -> None:
+    """Remove the folders that killed workers left in the node's temp folder."""
     for prefix in (_MODEL, SCRIPT_FOLDER):
         for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
             pid = folder.name.removeprefix(prefix).split("-")[0]

@@ -1,1 +1,1 @@
-"""XGBoost on a gang: what the driver does, what every worker does."""
+"""Distributed XGBoost training: the driver's side and the workers' side."""

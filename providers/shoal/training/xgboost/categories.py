@@ -1,7 +1,7 @@
-"""Categories in XGBoost: which columns hold codes, and what the codes mean, noted in the model itself.
+"""Store the categories of a training in the XGBoost model, and tell XGBoost which columns contain category codes.
 
-XGBoost's own memory of categories is filled by DataFrames alone, which would cost a copy of every batch; and 3.2 takes
-one category for another where a name is not ASCII.
+XGBoost can store categories itself, but only from DataFrames, which would cost a copy of every batch. In addition,
+XGBoost 3.2 confuses categories whose names are not ASCII.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     import xgboost
 
 ATTRIBUTE = "shoal.categories"
-"""Attribute of a model that holds its categories: JSON, column -> list; the code of a category is its place."""
+"""Model attribute with the categories as JSON: column -> list; a category's code is its index in the list."""
 
 
 def feature_types(features: Sequence[str], categorical: Collection[str]) -> list[str] | None:
-    """XGBoost's types of the columns: "c" for codes, "q" for quantities; None where there are no codes."""
+    """Return XGBoost's type of each column ("c": category codes, "q": quantities), or None without categories."""
     if not categorical:
         return None
     return ["c" if name in categorical else "q" for name in features]
 
 
 def note(booster: xgboost.Booster, categories: Categories) -> None:
-    """Note the categories in a model; they go with its bytes."""
+    """Store the categories in a model; the serialised model contains them."""
     if categories:
         booster.set_attr(**{ATTRIBUTE: json.dumps(to_lists(categories))})
 
 
 def categories_of(booster: xgboost.Booster) -> dict[str, pa.Array]:
-    """The categories that a model was trained with, by column."""
+    """Return a dict from each categorical column to the categories seen in training, as stored in the model."""
     return from_lists(json.loads(booster.attr(ATTRIBUTE) or "{}"))

@@ -1,4 +1,4 @@
-"""The user's own metrics, as XGBoost's training loop takes them."""
+"""Combine the user's custom metrics into the single function that XGBoost accepts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.user_code import Metric
+from shoal.training.boosting.user_code import Metric
 
 
 def joined(metrics: Sequence[Metric]) -> Metric | None:
-    """One metric for several: XGBoost takes one, which may give several values.
+    """Combine several metrics into one, because XGBoost accepts one function, which may return several values.
 
     Args:
-        metrics: Functions ``(predictions, matrix) -> (name, value)``, or a list of such.
+        metrics: Functions ``(predictions, matrix) -> (name, value)``, or ``-> [(name, value), ...]``.
 
     Returns:
-        A function that gives the values of all; None if there are none.
+        A function that returns the values of all metrics; None if there are no metrics.
     """
     if not metrics:
         return None
@@ -30,17 +30,19 @@ def joined(metrics: Sequence[Metric]) -> Metric | None:
 
 
 def _checked(one: Any) -> tuple[str, float]:
-    """A metric's name and value.
+    """Check the result of a metric and return its name and value.
 
     Raises:
-        InvalidArgumentError: If it is no such pair, or XGBoost, which writes both into one text, could not read the
-            name back.
+        InvalidArgumentError: The result is not a pair (name, value), or the name contains a space or ":". XGBoost
+            writes all names and values into one text and could not parse such a name.
     """
     try:
         name, value = one
         value = float(value)
     except (TypeError, ValueError):
-        raise InvalidArgumentError(f"a custom_metric of XGBoost's returns (name, value), not {one!r}") from None
+        raise InvalidArgumentError(f"a custom_metric for XGBoost must return (name, value), not {one!r}") from None
     if not isinstance(name, str) or not name or re.search(r"[\s:]", name):
-        raise InvalidArgumentError(f'a metric\'s name holds neither spaces nor ":", unlike {name!r}')
+        raise InvalidArgumentError(
+            f'the name of a custom_metric must be a non-empty str without spaces and ":", not {name!r}'
+        )
     return name, value

@@ -1,4 +1,4 @@
-"""XGBoost's parameters: what the user wrote, checked, and what every worker gets."""
+"""Check the user's XGBoost parameters and build the parameters of the workers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.merging import ROUNDS, Names, merge, seed_in
-from shoal.training.user_code import Objective
+from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.user_code import Objective
 from shoal.training.xgboost.categories import feature_types
 
 _NAMES = Names(
     "XGBoost",
-    # It keeps one of two silently.
+    # If both an alias and its canonical name are given, XGBoost silently ignores one of them.
     aliases={
         "eta": "learning_rate",
         "gamma": "min_split_loss",
@@ -31,11 +31,11 @@ _NAMES = Names(
 )
 _OURS = ("nthread", "n_jobs", "seed", "random_state")
 _SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
-# Arguments of XGBoost's other interfaces that people carry over, and where they go here.
+# Arguments of XGBoost's other interfaces -> how to set them in shoal.
 _ELSEWHERE = {
-    "early_stopping_rounds": "give it to fit()",
-    "verbose_eval": "give it to fit()",
-    "callbacks": "give them to the estimator",
+    "early_stopping_rounds": "pass it to fit()",
+    "verbose_eval": "pass it to fit()",
+    "callbacks": "pass them to the estimator",
     "enable_categorical": "name the columns in fit(categorical_cols=)",
     "missing": "write missing values as nulls or NaN",
 }
@@ -44,33 +44,33 @@ _ELSEWHERE = {
 def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
-    """Joins what may be said in two places, and refuses contradictions; see `merging.merge`."""
+    """Merge params, objective and number of rounds, and refuse contradictions; see `boosting.params.merge`."""
     return merge(params, objective, n_estimators, _NAMES)
 
 
 def device_of(params: Mapping[str, Any]) -> str | None:
-    """The `device` that the parameters ask for; None if they do not.
+    """Return `device` from the parameters, or None if they contain none.
 
     Raises:
-        InvalidArgumentError: If it names a certain GPU, which is Ray's to choose.
+        InvalidArgumentError: The device is a GPU with a number, but Ray assigns the GPUs to the workers.
     """
     device = params.get("device")
     if device is None:
         return None
     if ":" in str(device):
         raise InvalidArgumentError(
-            f'device="{device}" names a certain GPU, but each worker is given one by Ray: say "cuda"'
+            f'device="{device}" selects one GPU by number, but Ray assigns a GPU to each worker: use device="cuda"'
         )
     return str(device)
 
 
 def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
-    """The seed that the parameters name; `otherwise` if they do not."""
+    """Return the seed in the parameters, or `otherwise` if they contain none."""
     return seed_in(params, otherwise, _NAMES)
 
 
-def draws_lots(params: Mapping[str, Any]) -> bool:
-    """Whether XGBoost draws random numbers while it trains with these parameters."""
+def is_stochastic(params: Mapping[str, Any]) -> bool:
+    """Return whether XGBoost draws random numbers during a training with these parameters."""
     return (
         any(float(params.get(name, 1)) < 1 for name in _SAMPLING)
         or params.get("booster") == "dart"
@@ -79,26 +79,27 @@ def draws_lots(params: Mapping[str, Any]) -> bool:
 
 
 def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict[str, Any]:
-    """What every worker passes to XGBoost, but for the seed.
+    """Return the parameters that every worker passes to XGBoost, without the seed.
 
     Args:
         params: Merged parameters.
-        threads: Threads per worker.
-        gpus: GPUs per worker.
+        threads: Number of threads per worker.
+        gpus: Number of GPUs per worker.
 
     Raises:
-        InvalidArgumentError: If `params` ask for another number of threads.
+        InvalidArgumentError: `params` contain another number of threads, or a tree method or booster that cannot train
+            on streamed data.
     """
     for name in ("nthread", "n_jobs"):
         if params.get(name) not in (None, threads):
             raise InvalidArgumentError(
-                f"params hold {name}={params[name]!r}, but the workers have {threads} CPUs each: "
-                f"leave it out and set XGBScalingConfig(num_cpu_per_worker={params[name]!r})"
+                f"params contain {name}={params[name]!r}, but each worker has {threads} CPUs: "
+                f"remove {name} and set XGBScalingConfig(num_cpu_per_worker={params[name]!r})"
             )
     tree_method = params.get("tree_method", "hist")
     if tree_method not in ("hist", "auto"):
         raise InvalidArgumentError(
-            f'tree_method="{tree_method}" cannot train on streamed, quantised data: leave it out, or say "hist"'
+            f'tree_method="{tree_method}" cannot train on streamed, quantised data: remove it, or set it to "hist"'
         )
     if params.get("booster") == "gblinear":
         raise InvalidArgumentError(
@@ -109,21 +110,21 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
 
 
 def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()) -> None:
-    """Has XGBoost itself check the parameters, on two rows, before anything is started (8 ms).
+    """Let XGBoost check the parameters on two rows in this process, before any worker starts; takes 8 ms.
 
     Args:
-        params: What the workers will get.
-        input_cols: Feature columns, which constraints may name.
-        categorical_cols: Those of them that hold categories.
+        params: Parameters of the workers.
+        input_cols: Feature columns, which constraints in `params` may name.
+        categorical_cols: The feature columns that contain categories.
 
     Raises:
-        TrainingError: With XGBoost's own message, if it refuses a value.
-        InvalidArgumentError: If it does not know a parameter, or would not use it; XGBoost alone would only warn.
+        TrainingError: XGBoost refuses a value; the message contains XGBoost's message.
+        InvalidArgumentError: XGBoost does not know a parameter or would not use it. XGBoost itself would only warn.
     """
     import numpy as np
     import xgboost
 
-    # device: whoever checks may have no GPU. Labels 0 and 1 are legal for every objective; nothing is trained.
+    # The device is "cpu", because the driver's node may have no GPU. Labels 0 and 1 are valid for every objective.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
     rows = xgboost.DMatrix(
@@ -147,7 +148,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
 
 
 def own_message(exc: BaseException) -> str:
-    """XGBoost's message without its stack trace and source lines."""
+    """Return XGBoost's error message without stack trace, time and source line."""
     text = str(exc).split("Stack trace:")[0].strip()
     return re.sub(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ", "", text)
 
@@ -159,15 +160,15 @@ def _unused(warning: str) -> list[str]:
 
 def _describe_unused(name: str, params: Mapping[str, Any], known: Sequence[str]) -> str:
     if name in _ELSEWHERE:
-        return f"{name} is no parameter of XGBoost's learner: {_ELSEWHERE[name]}"
+        return f"{name} is not a parameter of XGBoost's learner: {_ELSEWHERE[name]}"
     near = difflib.get_close_matches(name, known, n=2)
     hint = "; did you mean " + " or ".join(near) + "?" if near else ""
     objective = params.get("objective", "reg:squarederror")
-    return f"XGBoost knows no parameter {name!r}, or does not use it with objective {objective}{hint}"
+    return f"XGBoost does not know the parameter {name!r}, or does not use it with objective {objective}{hint}"
 
 
 def _names(config: Any) -> Iterator[str]:
-    """Names of all the settings in a learner's configuration."""
+    """Yield the names of all settings in a learner's configuration."""
     if isinstance(config, dict):
         for name, value in config.items():
             if isinstance(value, dict | list):

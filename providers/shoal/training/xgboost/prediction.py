@@ -1,11 +1,11 @@
-"""What an XGBoost model says of a dataset."""
+"""Predict datasets with XGBoost models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shoal.training.prediction import predict_rows
+from shoal.training.boosting.prediction import predict_rows
 from shoal.training.xgboost.categories import categories_of
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ def predict_booster(
     *,
     base_margin_col: str | None = None,
 ) -> np.ndarray:
-    """Predicts every row of a dataset.
+    """Predict every row of a dataset.
 
     Args:
-        booster: The model.
-        connector: The rows; a value that is no category of the model counts as missing.
-        input_cols: Feature columns, in the order the model was trained with.
-        base_margin_col: Column of margins, if it was trained with one.
+        booster: Model.
+        connector: Dataset to predict; a category that the model does not know counts as a missing value.
+        input_cols: Feature columns, in the order of the training.
+        base_margin_col: Column of margins, if the model was trained with one.
 
     Returns:
-        float32 ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order. With
-        early stopping, what the best round predicts.
+        Predictions in row order: float32 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
+        row. A model that was trained with early stopping predicts with its best round.
 
     Raises:
-        DataError: If a column is missing, or neither a number nor a category.
+        DataError: A column is missing, or is neither numeric nor categorical.
     """
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
@@ -48,5 +48,5 @@ def predict_booster(
 
 
 def features_of(booster: xgboost.Booster) -> list[str]:
-    """Names of the columns that a model takes, in its order."""
+    """Return the names of a model's feature columns, in the model's order."""
     return list(booster.feature_names or [])

@@ -1,4 +1,4 @@
-"""A trained booster as XGBoost's scikit-learn estimator."""
+"""Convert a trained booster to XGBoost's scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 def as_sklearn(booster: xgboost.Booster, params: Mapping[str, Any]) -> xgboost.XGBModel:
-    """Wraps a booster.
+    """Wrap a booster in a fitted scikit-learn estimator.
 
     Args:
-        booster: The model.
-        params: Parameters that it was trained with; the estimator shows them.
+        booster: Model.
+        params: Parameters of the training, which the estimator shows.
 
     Returns:
-        A fitted ``XGBClassifier`` for binary and multi-class objectives, with ``classes_`` 0 to n - 1, an ``XGBRanker``
-        for rank objectives, else an ``XGBRegressor``. Like any of them, it predicts with the best round if there was
-        early stopping.
+        An ``XGBClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``XGBRanker`` for
+        ranking objectives, or else an ``XGBRegressor``. After early stopping the estimator predicts with the best
+        round.
     """
     import xgboost
 

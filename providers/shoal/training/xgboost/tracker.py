@@ -1,9 +1,9 @@
-"""XGBoost's tracker, in a process of its own.
+"""Run XGBoost's tracker, through which the workers find each other, in a separate process.
 
-On some errors the tracker's C++ side calls ``std::exit(-1)``, and after a worker was killed it can neither be waited
-for nor freed (both raised or hung here): it must not live in a process that is to live on. The process serves the runs
-of one gang, one after the other, so that only the first waits for ``import xgboost``; it ends when its parent is
-gone, which it knows by the end of its stdin.
+On some errors the tracker's C++ code calls ``std::exit(-1)``, and after a worker was killed, waiting for the tracker or
+freeing it raised or hung in our tests. A tracker must therefore not run in the driver's process. One tracker process
+serves all runs of a gang, so that only the first run waits for ``import xgboost``. The process ends when its parent
+closes stdin or is gone.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from pathlib import Path
 
 from shoal.errors import TrainingError
 
-# `import xgboost` takes 1.4 s, 3 s from a cold disk, more where many processes start at once; a process that has not
-# answered by now never will.
+# `import xgboost` takes 1.4 s, 3 s from a cold disk, and more while many processes start. A process that does not
+# answer within this time will never answer.
 _START_SECONDS = 60.0
 
 
 class Tracker:
-    """The parent's handle on a tracker process.
+    """The parent's handle of a tracker process; the constructor starts the process.
 
     Args:
-        host: Address that the workers reach it at.
-        num_workers: Number of workers of the gang that it serves.
-        on_death: Called, from a thread, with what happened if the process ends before :meth:`close`.
+        host: Address at which the workers can reach the tracker.
+        num_workers: Number of workers of the gang.
+        on_death: Function to call with an error message if the process ends before :meth:`close`; called in a separate
+            thread.
     """
 
     def __init__(self, host: str, num_workers: int, on_death: Callable[[str], None]) -> None:
@@ -42,13 +43,13 @@ class Tracker:
         source_root = str(Path(__file__).parents[3])
         inherited = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            # -P: the caller's working directory may hold a folder that is called like a library.
+            # With -P, a folder in the working directory that has the name of a library does not hide the library.
             [sys.executable, "-P", "-m", "shoal.training.xgboost.tracker", host, str(num_workers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited)))},
-            # Ctrl-C is for the driver, which then ends us in its own order.
+            # Ctrl-C must reach only the driver, which then ends its processes in the right order.
             start_new_session=True,
         )
         threading.Thread(target=self._watch, name="shoal-tracker", daemon=True).start()
@@ -59,24 +60,25 @@ class Tracker:
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
-        """Takes a tracker for one run; waits for the process to have started.
+        """Request a tracker for one run, and wait until the process answers.
 
         Returns:
-            What the workers pass to ``xgboost.collective.init``.
+            Arguments that the workers pass to ``xgboost.collective.init``.
 
         Raises:
-            TrainingError: If the process cannot do it, with its reason.
+            TrainingError: The tracker cannot start, or the process ended or did not answer; the message contains the
+                reason.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer = ""
-        # A broken pipe: the process ended, and no answer follows.
+        # An OSError is a broken pipe: the process has ended and will not answer.
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")
             self._process.stdin.flush()
             if not select.select([self._process.stdout], [], [], _START_SECONDS)[0]:
                 raise TrainingError(
-                    f"XGBoost's tracker process (pid {self.pid}) has not answered for {_START_SECONDS:.0f} s"
+                    f"XGBoost's tracker process (pid {self.pid}) did not answer within {_START_SECONDS:.0f} s"
                 )
             answer = self._process.stdout.readline()
         if not answer:
@@ -87,7 +89,7 @@ class Tracker:
         return dict(message)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kill the process and close its pipes."""
         self._closed = True
         self._process.kill()
         self._process.wait()
@@ -107,26 +109,28 @@ def _exit(code: int) -> str:
 
 
 def main() -> None:
-    """Answers each line of stdin with a tracker's arguments, as JSON, until stdin ends.
+    """Answer each line of stdin with the arguments of a new tracker as JSON, until stdin ends.
 
-    Its command line is the host to listen on and the number of workers.
+    The command line arguments are the host to listen on and the number of workers.
     """
     host, num_workers = sys.argv[1], int(sys.argv[2])
-    # The answers have the pipe to themselves; what libraries print goes to stderr.
+    # Only the answers go to the pipe. Output that libraries print to stdout is redirected to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    # XGBoost imports these if they are there and the tracker uses neither: 0.5 s to start without them, 1.5 s with.
+    # XGBoost imports these packages if installed, but the tracker does not use them. The process starts in 0.5 s
+    # without them and in 1.5 s with them.
     for optional in ("sklearn", "pandas"):
         sys.modules[optional] = None  # type: ignore[assignment]
     from xgboost.core import XGBoostError
     from xgboost.tracker import RabitTracker
 
-    # The one in use and the next. Dropping the one before is safe: it ended with its run, and a run that failed takes
-    # this process with it.
+    # The current tracker and the next one. Freeing an older tracker is safe, because it has ended with its run; when a
+    # run fails, the driver kills this whole process.
     trackers: deque[RabitTracker] = deque(maxlen=2)
     try:
         while True:
-            # Starting one takes 0.1 s, a twentieth of a small fit: the next is made while the workers train.
+            # Starting a tracker takes 0.1 s, 5 % of a small fit. The next one is therefore started while the workers
+            # train.
             trackers.append(RabitTracker(n_workers=num_workers, host_ip=host, sortby="task"))
             trackers[-1].start()
             if not sys.stdin.readline():
@@ -134,7 +138,7 @@ def main() -> None:
             print(json.dumps(trackers[-1].worker_args()), file=answers)
     except (XGBoostError, OSError, ValueError) as exc:
         print(json.dumps({"error": str(exc).split("Stack trace")[0].strip()}), file=answers)
-    # Not sys.exit: a tracker that still waits for workers can be neither joined nor freed.
+    # sys.exit() could hang: a tracker that still waits for workers can be neither joined nor freed.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""One rank of an XGBoost training: it reads its shard, quantises it, and boosts together with the others.
+"""The workers' side of an XGBoost training: read and quantise a shard, and boost together with the other ranks.
 
-Loaded in workers only: it imports XGBoost. A training is `prepare`, `boost` once per segment, `finish`, each called on
-all ranks at once.
+Only workers import this module, because it imports XGBoost. The driver calls `prepare`, then `boost` for each segment,
+then `finish`, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ import xgboost
 from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
 from xgboost.core import XGBoostError
 
-from shoal.data.plan import RowRange
+from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
-from shoal.training import memory
+from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
+from shoal.training.boosting.task import Boosted, Checkpoint, History, Prepared, Segment, Task
+from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import TrainingContext, get_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.loopback import is_loopback, tie_to_loopback
-from shoal.training.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
-from shoal.training.task import Boosted, Checkpoint, History, Prepared, Segment, Task
-from shoal.training.user_code import refuse_namesakes
+from shoal.training.host import memory
+from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.categories import feature_types, note
 from shoal.training.xgboost.metrics import joined
-from shoal.training.xgboost.params import draws_lots, own_message
+from shoal.training.xgboost.params import is_stochastic, own_message
 
-# Share of the memory left that quantised rows may take: as much again is needed while they are made, and to train.
+# Share of the free memory that the quantised rows may use. XGBoost needs about as much memory again while it builds
+# the matrices, and for training.
 _MATRIX_FRACTION = 0.4
-# XGBoost packs a bin's index into as few bytes as the column with the most bins allows, each category being a bin;
-# label, gradients and the prediction add 4 bytes each.
+# Bytes per row in addition to the bin indices: label, gradients (two values) and prediction, 4 bytes each.
 _BYTES_PER_ROW = 4 * 4
 _PAGES = "shoal-pages-"
 
 
 class _Session:
-    """A training that is under way in this process.
+    """The state of the current training in this process; the constructor reads the data and builds the matrices.
 
     Args:
-        task: What to do.
-        context: This worker's place.
+        task: Data and parameters of this worker.
+        context: Training context of this worker.
     """
 
     def __init__(self, task: Task, context: TrainingContext) -> None:
         idle = memory.reset_peak()
-        self.open = contextlib.ExitStack()  # what is closed when it ends
+        self.open = contextlib.ExitStack()  # resources to release in close()
         self.task = task
         self.context = context
         self.rows: list[ShardRows] = []
@@ -78,7 +78,8 @@ class _Session:
         assert booster is not None
         assert callbacks is not None
         stopped = False
-        # The loop of `xgboost.train`, which would begin anew at each segment: callbacks see one training.
+        # This is the loop of `xgboost.train`. Calling `xgboost.train` for each segment would show the callbacks a new
+        # training each time.
         for iteration in range(start, segment.stop):
             if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
                 stopped = True
@@ -102,7 +103,7 @@ class _Session:
         )
 
     def close(self) -> None:
-        """Let go of the matrices, of their pages, and of the other workers."""
+        """Release the matrices and their pages on disk, and disconnect from the other workers."""
         self.booster = self._callbacks = None
         self.evals.clear()
         del self.matrix
@@ -110,14 +111,15 @@ class _Session:
         memory.trim()
 
     def _load(self, segment: Segment) -> int:
-        """Have a booster that goes on with the segment; returns its first round.
+        """Prepare the booster for a segment and return the number of the segment's first round.
 
-        A model that is loaded from its bytes goes on as the one in memory would, unless XGBoost draws lots: the state
-        of its generators is not in the bytes. Then each segment begins from bytes, with a seed of its own.
+        A booster that is loaded from its bytes continues exactly like the one in memory, unless XGBoost draws random
+        numbers, because the bytes do not contain the state of the random number generators. In this case every segment
+        begins with a booster that is loaded from bytes and has a new seed.
         """
         resume = segment.resume
         if self.booster is not None and resume is None:
-            if draws_lots(self.task.params):
+            if is_stochastic(self.task.params):
                 self.booster = self._booster(segment.index, bytes(self.booster.save_raw("ubj")))
             return int(self.booster.num_boosted_rounds())
         checkpoint = resume or Checkpoint()
@@ -125,7 +127,7 @@ class _Session:
         callbacks, stopping = self._new_callbacks(checkpoint)
         self.booster = callbacks.before_training(booster)
         if stopping:
-            stopping.starting_round = 0  # our rounds count from the first segment's
+            stopping.starting_round = 0  # rounds are counted from the beginning of the first segment
         self._callbacks = callbacks
         return checkpoint.rounds
 
@@ -140,7 +142,7 @@ class _Session:
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
-        """All callbacks, the one that stops early told what it has seen up to the checkpoint."""
+        """Create the callbacks, and pass the metrics up to the checkpoint to the early stopping callback."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
@@ -151,8 +153,8 @@ class _Session:
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
-        # As `xgboost.train` has it: a metric is given predictions, but scores where the objective is a function, which
-        # has told XGBoost nothing of how to make the one of the other.
+        # `xgboost.train` does the same: metrics get predictions, but raw scores if the objective is a function, because
+        # XGBoost then does not know how to convert scores to predictions.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
@@ -166,7 +168,7 @@ class _Session:
         return Checkpoint(booster.num_boosted_rounds(), bytes(booster.save_raw("ubj")), history)
 
     def _pages(self) -> Path | None:
-        """A folder for the matrices' pages where they are to be on disk: on every worker's, or on none's."""
+        """Create a folder for matrices on disk, or return None for matrices in memory; all workers decide alike."""
         wish = self.task.external_memory
         if wish is None:
             room = memory.available_bytes() * _MATRIX_FRACTION / self.context.local_world_size
@@ -174,16 +176,21 @@ class _Session:
             wish = sum(_quantised_bytes(part, self.task) for part in parts) > room
         if not xgboost.collective.allreduce(np.array([int(wish)]), xgboost.collective.Op.MAX)[0]:
             return None
-        _remove_pages_of_the_dead()
+        _remove_pages_of_dead_workers()
         return Path(self.open.enter_context(tempfile.TemporaryDirectory(prefix=f"{_PAGES}{os.getpid()}-")))
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
-        """Build a matrix together with the other workers."""
+        """Build the matrix of one dataset; a collective step of all workers.
+
+        Args:
+            part: Rows of this worker.
+            ref: Matrix whose bins to use; None: find the bins.
+        """
         budget = 0 if self.pages else cache_budget(part, self.context.local_world_size)
         rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
-        # max_bin belongs to the matrix as much as to the learner, and must be the same in both.
+        # max_bin is a parameter of both the matrix and the learner, and must be the same in both.
         settings = {
             "ref": ref,
             "max_bin": params.get("max_bin", 256),
@@ -205,18 +212,18 @@ _session: _Session | None = None
 
 
 def prepare(task: Task) -> Prepared:
-    """Read this worker's rows and build its matrices.
+    """Connect to the other workers, read this worker's rows and build the matrices.
 
     Args:
-        task: What to do.
+        task: Data and parameters of this worker.
 
     Returns:
-        What it took.
+        Time and memory that this took.
 
     Raises:
-        DataError: If the rows cannot be used.
-        TrainingError: If XGBoost refuses, with its message.
-        PeerError: If another worker failed.
+        DataError: The rows cannot be used for the training.
+        TrainingError: XGBoost failed; the message contains XGBoost's message.
+        PeerError: Another worker failed.
     """
     global _session
     context = get_context()
@@ -228,14 +235,14 @@ def prepare(task: Task) -> Prepared:
 
 
 def boost(segment: Segment) -> Boosted:
-    """Train a segment of the rounds.
+    """Train the rounds of a segment.
 
     Args:
-        segment: Which.
+        segment: Segment to train.
 
     Raises:
-        TrainingError: If XGBoost refuses, with its message.
-        PeerError: If another worker failed.
+        TrainingError: XGBoost failed; the message contains XGBoost's message.
+        PeerError: Another worker failed.
     """
     assert _session is not None
     with _own_errors():
@@ -243,7 +250,7 @@ def boost(segment: Segment) -> Boosted:
 
 
 def finish() -> None:
-    """Let go of the matrices and of the other workers."""
+    """Release the matrices and disconnect from the other workers."""
     global _session
     session, _session = _session, None
     assert session is not None
@@ -252,11 +259,11 @@ def finish() -> None:
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
-    """Feeds a shard to XGBoost, which goes over the rows of a quantised matrix four times.
+    """An iterator that feeds a shard to XGBoost, which reads the rows four times to build a quantised matrix.
 
     Args:
-        rows: The shard.
-        cache_prefix: Where the pages of a matrix in external memory go; None: it is in memory.
+        rows: Rows of the shard.
+        cache_prefix: Prefix of the file names for a matrix on disk; None: the matrix is in memory.
     """
 
     def __init__(self, rows: ShardRows, cache_prefix: str | None = None) -> None:
@@ -266,17 +273,17 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
         self._batches: Iterator[Batch] = iter(())
 
     def reset(self) -> None:
-        """Start a pass."""
-        # XGBoost takes a group that goes on in the next batch for another one.
+        """Start a new pass over the rows."""
+        # If a group is split between two batches, XGBoost treats the parts as different groups.
         self._batches = in_whole_groups(self._rows)
         if not self._rows.part.shard.ranges:
-            # XGBoost wants at least one batch of every worker, be it one of no rows.
+            # XGBoost needs at least one batch from every worker, even one without rows.
             width = len(self._rows.columns.features)
             group = np.empty(0, np.int64) if self._rows.columns.group else None
             self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32), group=group)])
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """Hand over the next batch; False at the end of a pass."""
+        """Pass the next batch to XGBoost; return False at the end of a pass."""
         batch = next(self._batches, None)
         if batch is None:
             return False
@@ -296,10 +303,10 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
 
 
 def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
-    """A weight a row, or with groups one a group.
+    """Return one weight per row, or one per group if there are groups.
 
     Raises:
-        DataError: If the rows of a group are of different weight.
+        DataError: The rows of a group have different weights.
     """
     if batch.weight is None or batch.group is None or not len(batch.group):
         return batch.weight
@@ -307,28 +314,32 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
     each: np.ndarray = batch.weight[first]
     if (each[number] != batch.weight).any():
         raise DataError(
-            f'the rows of a group differ in their weight "{columns.weight}": XGBoost weighs whole groups of '
-            f'"{columns.group}"'
+            f'rows of the same group have different values in the weight column "{columns.weight}": XGBoost accepts '
+            f'only one weight per group of "{columns.group}"'
         )
     return each
 
 
-def _remove_pages_of_the_dead() -> None:
-    """Workers that were killed leave theirs in the node's temp folder, which itself goes with the node."""
+def _remove_pages_of_dead_workers() -> None:
+    """Remove the page folders that killed workers left in the node's temp folder."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PAGES}*-*"):
         if not Path("/proc", folder.name.removeprefix(_PAGES).split("-")[0]).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _quantised_bytes(part: Part, task: Task) -> int:
-    """What the rows take in memory once they are quantised."""
+    """Return the size in bytes of the quantised rows in memory."""
+    # XGBoost stores each bin index in as few bytes as the column with the most bins allows. Each category is a bin.
     bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
     each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
     return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)
 
 
 def _label_check(task: Task) -> CheckLabel | None:
-    """Refuses labels outside of [0, 1] for a binary objective; XGBoost would complain of its own `base_score`."""
+    """Return a check that refuses labels outside of [0, 1] for a binary objective; None for other objectives.
+
+    XGBoost's own error message would be about its `base_score` parameter.
+    """
     objective = str(task.params.get("objective"))
     if not objective.startswith("binary:"):
         return None
@@ -338,14 +349,14 @@ def _label_check(task: Task) -> CheckLabel | None:
         if len(bad):
             raise DataError(
                 f'{rows.path}, row group {rows.row_group}: the label "{task.columns.label}" is {label[bad[0]]} at row '
-                f"{rows.start + int(bad[0])}, but {objective} takes labels from 0 to 1 only"
+                f"{rows.start + int(bad[0])}, but {objective} accepts only labels from 0 to 1"
             )
 
     return check
 
 
 def _until(history: History, rounds: int) -> OrderedDict[str, Any]:
-    """The first rounds of a history, in the type that XGBoost's callbacks write to."""
+    """Return the first rounds of a history, in the type that XGBoost's callbacks use."""
     return OrderedDict(
         (name, OrderedDict((metric, values[:rounds]) for metric, values in metrics.items()))
         for name, metrics in history.items()
@@ -357,7 +368,7 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except XGBoostError as exc:
-        # The collective's errors name its source files.
+        # Errors of the collective, which lost peers cause, contain the path of its source files.
         kind = PeerError if "/collective/" in str(exc) else TrainingError
         raise kind(f"XGBoost: {memory.explained(own_message(exc))}") from exc
 
@@ -365,7 +376,8 @@ def _own_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _communicator(args: dict[str, Any], context: TrainingContext) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        # "Task 00000000 got rank 0" tells nobody anything; verbosity does not silence it.
+        # The collective prints "Task 00000000 got rank 0", which does not help users. XGBoost's verbosity setting does
+        # not suppress this line.
         with contextlib.redirect_stdout(io.StringIO()):
             stack.enter_context(xgboost.collective.CommunicatorContext(**args))
         if is_loopback(args["dmlc_tracker_uri"]):
@@ -373,6 +385,7 @@ def _communicator(args: dict[str, Any], context: TrainingContext) -> Iterator[No
         rank = xgboost.collective.get_rank()
         if rank != context.rank:
             raise TrainingError(
-                f"XGBoost gave rank {rank} to the worker of rank {context.rank}: the model would depend on luck"
+                f"XGBoost gave rank {rank} to the worker of rank {context.rank}, so the model would not be "
+                "reproducible: train again, and report this error if it happens again"
             )
         yield

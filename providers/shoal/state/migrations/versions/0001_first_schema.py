@@ -1,4 +1,4 @@
-"""first schema"""
+"""Create the first schema."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""a lease keeps its time to live, so that whoever renews it adds the same"""
+"""Store the time to live of each lease, so that every renewal adds the same time."""
 
 import sqlalchemy as sa
 from alembic import op

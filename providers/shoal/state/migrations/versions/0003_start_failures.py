@@ -1,4 +1,4 @@
-"""a pool counts the nodes that failed in a row, and keeps what the last one said"""
+"""Count a pool's node failures in a row, and store the last error."""
 
 import sqlalchemy as sa
 from alembic import op

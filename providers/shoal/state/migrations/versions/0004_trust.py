@@ -1,4 +1,4 @@
-"""hosts by id, heartbeats of drivers, digests of results, promotions; holders of any length"""
+"""Add host ids, heartbeats of drivers, digests of results and promotions, and allow holders of any length."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,7 +22,7 @@ def upgrade() -> None:
         jobs.add_column(sa.Column("asked_clock", sa.JSON(), nullable=True))
     with op.batch_alter_table("leases") as leases:
         leases.add_column(sa.Column("renewed_clock", sa.JSON(), nullable=True))
-    # SQLite keeps a text of any length whatever its column says.
+    # SQLite does not enforce the length of a text column.
     if op.get_bind().dialect.name == "postgresql":
         for table in _HOLDERS:
             op.alter_column(table, "holder", type_=sa.Text(), existing_type=sa.String(length=255))

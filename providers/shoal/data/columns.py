@@ -1,0 +1,149 @@
+"""Convert Arrow columns for torch datasets: to NumPy arrays, or to Arrow arrays for text and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shoal.data.planning.row_groups import RowRange
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+Column: TypeAlias = "np.ndarray | pa.Array"
+
+OBJECTS = "object"
+"""Name of the dtype of text and bytes columns, whose values become Python objects."""
+
+# torch has the dtypes uint16, uint32 and uint64, but few of its operations support them.
+_WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+def dtype_of(type_: pa.DataType) -> str | None:
+    """Return the NumPy dtype to which a column of an Arrow type is converted.
+
+    Args:
+        type_: Type of the column. For a dictionary type, the type of its values is used.
+
+    Returns:
+        Name of the dtype. Signed integers, uint8 and floats keep their width; uint16 and uint32 become the next wider
+        signed type, uint64 becomes int64; decimals become float64; text and bytes become :data:`OBJECTS`. None if
+        torch does not support the type.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(type_):
+        return dtype_of(type_.value_type)
+    if types.is_integer(type_):
+        return _WIDER.get(str(type_), str(type_))
+    if types.is_floating(type_):
+        return _FLOATS[str(type_)]
+    if types.is_boolean(type_):
+        return "bool"
+    if types.is_decimal(type_):
+        return "float64"
+    return OBJECTS if _is_text(type_) or _is_bytes(type_) else None
+
+
+def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) -> Column:
+    """Convert a column of one row range, without a copy if the stored type is already the wanted type.
+
+    Args:
+        column: Values of the column.
+        name: Name of the column.
+        dtype: Result of :func:`dtype_of` for the column's type.
+        part: Row range that the values were read from, for error messages.
+
+    Returns:
+        A NumPy array ``[rows]`` with nulls as NaN, or an Arrow array ``[rows]`` for text (large_string) and bytes
+        (large_binary).
+
+    Raises:
+        DataError: If a column other than floats and decimals has a null, or an integer is above the largest int64. The
+            message names the file, the row group and the column.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    type_ = column.type
+    where = f'{part.path}, row group {part.row_group}: column "{name}" of type {type_}'
+    if column.null_count and not (pa.types.is_floating(type_) or pa.types.is_decimal(type_)):
+        raise DataError(
+            f"{where} is null in {column.null_count} of {len(column)} rows, but only float columns can hold nulls (as "
+            "NaN): fill in these values, leave these rows out, or write the column as floats"
+        )
+    if dtype == OBJECTS:
+        # The large types have 64-bit offsets, so the joined row groups may exceed 2 GiB.
+        column = column.cast(pa.large_string() if _is_text(type_) else pa.large_binary())
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pa.types.is_decimal(type_):
+        column = column.cast(pa.float64())
+    elif pa.types.is_boolean(type_):
+        # Arrow stores booleans as bits, which NumPy cannot read without a copy.
+        column = column.cast(pa.uint8())
+    pieces = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{where} holds {values.max()}, which is above the largest int64 ({np.iinfo(np.int64).max}), the widest "
+            "integer that torch computes with: write the column as text, or split it into two columns"
+        )
+    return values.astype(dtype, copy=False)
+
+
+def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
+    """Join the pieces of a column and reorder its rows.
+
+    Args:
+        pieces: Values of the column, one array per row range.
+        order: Index ``[rows]`` into the joined array: the row to put at each position. None keeps the order.
+
+    Returns:
+        An array ``[rows]``. A single piece without `order` is returned without a copy.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(pieces[0], np.ndarray):
+        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return whole if order is None else whole.take(order)
+    joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+    return joined if order is None else joined.take(pa.array(order))
+
+
+def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
+    """Copy the rows ``start <= i < stop``, so that keeping them does not keep the whole column in memory.
+
+    Returns:
+        A NumPy array, or a list of str or bytes.
+    """
+    import numpy as np
+
+    if isinstance(column, np.ndarray):
+        return column[start:stop].copy()
+    # Arrow's `to_pylist` creates a scalar object for every value and takes ten times as long as `to_numpy().tolist()`.
+    values: list[Any] = column.slice(start, stop - start).to_numpy(zero_copy_only=False).tolist()
+    return values
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    views = getattr(types, "is_binary_view", lambda _: False)
+    return bool(
+        types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_) or views(type_)
+    )

@@ -1,0 +1,1 @@
+"""Find Parquet files, open them, and read row ranges."""

@@ -1,0 +1,139 @@
+"""Paths and their filesystems: local, S3, GCS and all others that Arrow or fsspec can open."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from shoal.errors import DataError, InvalidArgumentError, shown
+from shoal.redaction import has_credentials, redact_value
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+# URI schemes that Arrow opens without fsspec. All other schemes are opened with fsspec.
+_ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
+# Python decodes bytes of a file name that are not valid UTF-8 to surrogates. Arrow cannot open such a path.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_OPTION = re.compile(r"\w+=")
+
+
+def normalise(path: str | os.PathLike[str]) -> str:
+    """Make a path absolute, so that another process reads the same file.
+
+    Args:
+        path: Local path (absolute, relative, with ``~``, or ``file://``) or URI.
+
+    Returns:
+        An absolute local path, or the URI without a trailing slash.
+
+    Raises:
+        InvalidArgumentError: If `path` is not a valid path or URI, or is a URI that contains credentials.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgumentError(f"a path must be a str or a Path, not {type(path).__name__}: {shown(path)}")
+    text = os.fspath(path)
+    if not text.strip():
+        raise InvalidArgumentError("a path is empty: name a Parquet file, a directory or a glob")
+    if "\0" in text or _SURROGATE.search(text):
+        raise InvalidArgumentError(
+            f"the path {shown(text)} contains a NUL or a surrogate character, which Arrow cannot open: rename the file "
+            "or directory"
+        )
+    if _SCHEME.match(text):
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            raise InvalidArgumentError(f'the path "{text}" is not a valid URI: {error}') from None
+    if "://" in text and has_credentials(text):
+        # Paths are written to job specs, logs and MLflow.
+        raise InvalidArgumentError(
+            f"the path {redact_value(text)} contained credentials: remove them from the path and set them in "
+            "environment variables or in the usual credentials file, on this machine and on the nodes"
+        )
+    if text.startswith("file://"):
+        from urllib.request import url2pathname
+
+        return os.path.abspath(url2pathname(urlsplit(text).path))
+    if not _SCHEME.match(text):
+        return os.path.abspath(os.path.expanduser(text))
+    return text.rstrip("/")
+
+
+def is_local(path: str) -> bool:
+    """Return whether a normalised path is a path on this machine's filesystem (including mounts) and not a URI."""
+    return not _SCHEME.match(path)
+
+
+def join(base: str, name: str) -> str:
+    """Append a file name to a normalised directory path or URI."""
+    head, mark, query = split_query(base)
+    return f"{head.rstrip('/')}/{name}{mark}{query}"
+
+
+def split_query(path: str) -> tuple[str, str, str]:
+    """Split a URI (``s3://b/k?region=x``) into path, ``?`` and options. Any other ``?`` is a wildcard in the path."""
+    head, mark, query = path.partition("?")
+    return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
+
+
+def resolve(path: str) -> tuple[Any, str]:
+    """Find the filesystem of a normalised path.
+
+    Args:
+        path: Result of :func:`normalise`.
+
+    Returns:
+        A ``pyarrow.fs.FileSystem`` and the path within it.
+
+    Raises:
+        DataError: If neither Arrow nor an installed fsspec package can open the path. If a package is missing, the
+            message names it.
+    """
+    if is_local(path):
+        from pyarrow.fs import LocalFileSystem
+
+        return LocalFileSystem(), path
+    head, mark, query = split_query(path)
+    scheme, _, rest = head.partition("://")
+    netloc, slash, inner = rest.partition("/")
+    if scheme in _ARROW_SCHEMES:
+        filesystem, base = _arrow_filesystem(f"{scheme}://{netloc}{mark}{query}")
+        return filesystem, f"{base.rstrip('/')}{slash}{inner}"
+    return _fsspec_filesystem(scheme, netloc), _strip_protocol(scheme, netloc, head)
+
+
+@functools.cache
+def _arrow_filesystem(base: str) -> tuple[Any, str]:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+    try:
+        filesystem, inner = FileSystem.from_uri(base)
+    except (OSError, pa.ArrowException) as exc:
+        raise DataError(f"{base} cannot be opened: {exc}") from None
+    return filesystem, inner
+
+
+@functools.cache
+def _fsspec(scheme: str, netloc: str) -> Any:
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(f"{scheme}://{netloc}")[0]
+    except ImportError as exc:
+        raise DataError(f"{scheme}:// paths need a package that is not installed here: {exc}") from exc
+    except ValueError as exc:
+        raise DataError(f"neither Arrow nor fsspec supports {scheme}:// paths: {exc}") from exc
+
+
+@functools.cache
+def _fsspec_filesystem(scheme: str, netloc: str) -> Any:
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    return PyFileSystem(FSSpecHandler(_fsspec(scheme, netloc)))
+
+
+def _strip_protocol(scheme: str, netloc: str, uri: str) -> str:
+    return str(_fsspec(scheme, netloc)._strip_protocol(uri))

@@ -1,0 +1,58 @@
+"""Find groups of rows, such as the documents of a query, in Parquet files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning.groups import group_starts
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
+    """Read the group column and mark the rows at which a group begins.
+
+    Args:
+        source: The dataset.
+        column: Column with the group of each row. The rows of a group must be contiguous; a group may extend over
+            several row groups and files.
+
+    Returns:
+        For each row group that has rows, in the dataset's order, a bool array ``[rows]``: whether a group begins at
+        the row.
+
+    Raises:
+        DataError: If a group is null, or its rows are not contiguous.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: list[np.ndarray] = []
+    first: list[pa.Array] = []
+    before: pa.Scalar | None = None
+    ranges = source.ranges()
+    for rows, table in zip(ranges, source.read(ranges, [column]), strict=True):
+        values = table.column(column).combine_chunks()
+        if values.null_count:
+            raise DataError(
+                f'{rows.path}, row group {rows.row_group}: the group "{column}" is null in {values.null_count} of '
+                f"{len(values)} rows: leave these rows out, or fill in the group"
+            )
+        begins = group_starts(values, before)
+        found.append(begins)
+        first.append(values.filter(pa.array(begins)))
+        before = values[-1]
+    counts = pc.value_counts(pa.chunked_array(first))
+    twice = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        value, places = twice[0]["values"], twice[0]["counts"]
+        more = len(twice) - 1
+        others = f", and so are the rows of {more} other group{'s' if more > 1 else ''}" if more else ""
+        raise DataError(
+            f'the rows of group {value} of "{column}" are in {places} separate places{others}: sort the dataset by '
+            f'"{column}", so that the rows of each group are contiguous'
+        )
+    return found

@@ -1,0 +1,175 @@
+"""List the files of a dataset from the paths that the user names: files, directories and globs."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from shoal.data.parquet.filesystems import resolve, split_query
+from shoal.errors import DataError, InvalidArgumentError
+
+_MAGIC = re.compile(r"[*?\[]")
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a dataset.
+
+    Args:
+        path: Canonical path or URI.
+        size: Size in bytes.
+    """
+
+    path: str
+    size: int
+
+
+def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
+    """List the files of a dataset.
+
+    Args:
+        paths: Normalised paths: files, directories (searched recursively; names that begin with ``_`` or ``.`` are left
+            out) or globs (``*``, ``?``, ``[...]``, ``**``).
+
+    Returns:
+        The files in the order of `paths`; the files of a directory or glob are sorted by path.
+
+    Raises:
+        DataError: If a path does not exist, contains or matches no file, or cannot be listed.
+        InvalidArgumentError: If two of the paths name the same file.
+    """
+    found: dict[str, DataFile] = {}
+    for path in paths:
+        for file in _expand(path):
+            if file.path in found:
+                raise InvalidArgumentError(
+                    f"{file.path} is in the dataset twice, so its rows would be read twice: check that the paths do "
+                    "not overlap"
+                )
+            found[file.path] = file
+    return tuple(found.values())
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """Parse the Hive partition values in a file's path (``.../month=1/...``); the null partition's value is None."""
+    values: dict[str, str | None] = {}
+    for part in split_query(path)[0].split("/")[:-1]:
+        key, mark, value = part.partition("=")
+        if mark and key:
+            values[unquote(key)] = None if value == _HIVE_NULL else unquote(value)
+    return values
+
+
+def _expand(path: str) -> list[DataFile]:
+    import pyarrow as pa
+
+    filesystem, inner = resolve(path)
+    try:
+        return _expand_with(filesystem, path, inner)
+    except DataError:
+        raise
+    except (OSError, pa.ArrowException) as exc:
+        raise DataError(f"{path} cannot be listed: {exc}") from None
+
+
+def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
+    from pyarrow.fs import FileType
+
+    head, mark, query = split_query(path)
+    # The filesystem returns paths without scheme and account, so `canonical` puts the user's prefix in front again.
+    parts = inner.split("/")
+    static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
+
+    def canonical(found: str, base: str) -> str:
+        return f"{head[: len(head) - len(inner) + len(base)]}{found[len(base) :]}{mark}{query}"
+
+    [info] = filesystem.get_file_info([inner])
+    if info.type == FileType.File:
+        return [DataFile(path, info.size or 0)]
+    if info.type == FileType.Directory:
+        static = inner
+        infos = _walk(filesystem, inner)
+        if not infos:
+            raise DataError(f"{path} is a directory without data files: name a directory that contains Parquet files")
+    elif _MAGIC.search(inner):
+        infos = []
+        for match in _glob(filesystem, inner):
+            infos += [match] if match.type == FileType.File else _walk(filesystem, match.path)
+        if not infos:
+            raise DataError(
+                f"{path} matches no file: check the pattern, and that this machine ({socket.gethostname()}) can access "
+                "the files"
+            )
+    else:
+        raise DataError(
+            f"{path} does not exist: check the path, and that this machine ({socket.gethostname()}) can access it"
+        )
+    files = [DataFile(canonical(info.path, static), info.size or 0) for info in infos]
+    return sorted(files, key=lambda file: file.path)
+
+
+def _is_hidden(relative: str) -> bool:
+    # Spark, Hive and Arrow skip these names too: files such as _SUCCESS, _metadata and .crc contain no data. A
+    # partition directory may be named _x=1, so names with "=" are not hidden.
+    return any(part.startswith((".", "_")) and "=" not in part for part in relative.split("/"))
+
+
+def _walk(filesystem: Any, base: str) -> list[Any]:
+    """List the data files under a directory, recursively."""
+    from pyarrow.fs import FileSelector, FileType
+
+    infos = filesystem.get_file_info(FileSelector(base, recursive=True))
+    skip = len(base.rstrip("/")) + 1
+    return [info for info in infos if info.type == FileType.File and not _is_hidden(info.path[skip:])]
+
+
+def _glob(filesystem: Any, pattern: str) -> list[Any]:
+    """Match a pattern one path component at a time, so that only matching directories are listed."""
+    from pyarrow.fs import FileSelector, FileType
+
+    parts = pattern.split("/")
+    first = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
+    bases = ["/".join(parts[:first]) or "/"]
+    matches: list[Any] = []
+    rest = parts[first:]
+    for depth, part in enumerate(rest):
+        last = depth == len(rest) - 1
+        matches = []
+        for base in bases:
+            if part == "**":
+                below = filesystem.get_file_info(FileSelector(base, recursive=True, allow_not_found=True))
+                here = filesystem.get_file_info([base])
+                matches += [info for info in (*here, *below) if last or info.type == FileType.Directory]
+            elif _MAGIC.search(part):
+                infos = filesystem.get_file_info(FileSelector(base, allow_not_found=True))
+                # A wildcard does not match hidden names, the same as in a shell.
+                visible = part.startswith((".", "_"))
+                matches += [
+                    info
+                    for info in infos
+                    if fnmatch.fnmatchcase(info.base_name, part) and (visible or not _is_hidden(info.base_name))
+                ]
+            else:
+                matches += filesystem.get_file_info([f"{base.rstrip('/')}/{part}"])
+        if last:
+            break
+        bases = [info.path for info in matches if info.type == FileType.Directory]
+    unique = {info.path: info for info in matches if info.type != FileType.NotFound}
+    if rest[-1] == "**":
+        return [info for info in unique.values() if info.type == FileType.File and not _is_hidden(info.base_name)]
+    return list(unique.values())
+
+
+def partition_type(values: Iterable[str | None]) -> str:
+    """Return the narrowest Arrow type for all values of a partition column: int32, int64 or string."""
+    present = [value for value in values if value is not None]
+    if not present or not all(re.fullmatch(r"-?\d{1,18}", value) for value in present):
+        return "string"
+    return "int32" if all(-(2**31) <= int(value) < 2**31 for value in present) else "int64"

@@ -1,0 +1,94 @@
+"""Assign groups of rows, such as the documents of a query, to workers without splitting a group."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal.data.planning.row_groups import RowGroup, RowRange, Shard, shuffled
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+
+def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
+    """Mark the rows at which a group begins.
+
+    Args:
+        values: Group of each row.
+        before: Group of the row before the first of `values`; None if there is no such row.
+
+    Returns:
+        Bool array ``[rows]``: whether a group begins at the row.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    begins = np.empty(len(values), dtype=bool)
+    begins[1:] = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    begins[:1] = before is None or values[0] != before
+    return begins
+
+
+def plan_groups(
+    row_groups: Sequence[RowGroup], begins: Sequence[np.ndarray], num_workers: int, seed: int
+) -> tuple[Shard, ...]:
+    """Assign groups of rows to workers without splitting a group.
+
+    The row groups are put in a line in a seeded random order; row groups that share a group of rows stay neighbours.
+    The line is then cut at the starts of groups, as close as possible to equal parts.
+
+    Args:
+        row_groups: All row groups that have rows, in the dataset's order.
+        begins: For each row group, a bool array ``[rows]``: whether a group of rows begins at the row.
+        num_workers: Number of shards.
+        seed: Seed of the shuffle.
+
+    Returns:
+        One shard per worker, by rank. Each shard has at least one group. Where the groups allow it, the size of a shard
+        differs from the mean by less than the size of one group.
+
+    Raises:
+        DataError: If there are fewer groups than workers.
+    """
+    import numpy as np
+
+    chains: list[list[int]] = []
+    for index, mine in enumerate(begins):
+        if mine[0] or not chains:
+            chains.append([])
+        chains[-1].append(index)
+    line = [index for chain in shuffled(chains, seed) for index in chain]
+    at = np.flatnonzero(np.concatenate([begins[index] for index in line])) if line else np.empty(0, dtype=int)
+    if len(at) < num_workers:
+        raise DataError(
+            f"the dataset has {len(at)} groups, too few for {num_workers} workers: each worker needs at least one group"
+        )
+    total = sum(row_groups[index].rows for index in line)
+    cuts = [0]
+    for rank in range(1, num_workers):
+        ideal = total * rank / num_workers
+        after = int(np.searchsorted(at, ideal))
+        nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
+        # Leave at least one group for this shard and for each shard that follows.
+        cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
+    bounds = [*(int(at[cut]) for cut in cuts), total]
+    return tuple(
+        Shard(tuple(sorted(_ranges(row_groups, line, start, stop)))) for start, stop in itertools.pairwise(bounds)
+    )
+
+
+def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
+    """Return the row ranges of the rows ``start <= i < stop`` of the line of row groups."""
+    found = []
+    offset = 0
+    for index in line:
+        group = row_groups[index]
+        low, high = max(start - offset, 0), min(stop - offset, group.rows)
+        if low < high:
+            found.append(RowRange(group.path, group.index, low, high))
+        offset += group.rows
+    return found

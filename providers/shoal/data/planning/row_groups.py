@@ -1,0 +1,175 @@
+"""The row-group plan: assign rows to workers, from the numbers in footers, without I/O or Arrow.
+
+The row groups are shuffled with a seed, and each whole row group goes to the shard that has the fewest rows so far. If
+all shards end within :data:`TOLERANCE` of the mean, this is the plan, and no row group is decoded twice. Otherwise
+(with few or uneven row groups) a whole row group is assigned only if it fits into a shard's equal share of the rows.
+The remaining row groups are cut so that the sizes of the shards differ by at most one row. This needs at most
+``num_workers - 1`` cuts, and each cut means that one row group is decoded by one worker more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shoal.errors import DataError, InvalidArgumentError
+
+# Allowed difference between a shard and the mean, as a fraction of the mean, if this avoids a cut. Workers wait for the
+# slowest worker in every round, so 1 % more rows costs at most 1 % more time. A cut costs the decoding of a whole row
+# group once more.
+TOLERANCE = 0.01
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Size and position of a row group, from its footer.
+
+    Args:
+        path: Canonical path or URI of the file.
+        index: Index of the row group within the file, from 0.
+        rows: Number of rows that can be assigned. In a part of a random split, only the rows of this part count.
+        bytes: Uncompressed size of these rows in bytes, over all columns.
+    """
+
+    path: str
+    index: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowRange:
+    """The rows ``start <= i < stop`` of one row group.
+
+    In a part of a random split, rows are counted over the rows of this part only.
+    """
+
+    path: str
+    row_group: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in the range."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One worker's part of a dataset: row ranges sorted by file and position, so that a file is opened once."""
+
+    ranges: tuple[RowRange, ...]
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in the shard."""
+        return sum(part.rows for part in self.ranges)
+
+
+def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tuple[Shard, ...]:
+    """Assign row groups to workers.
+
+    The same row groups, number of workers and seed give the same plan, in whatever order the row groups are listed.
+    Moving the directory does not change the plan, because the plan depends on the order of the paths and not on their
+    text.
+
+    Args:
+        row_groups: All row groups of the dataset; (path, index) must be unique.
+        num_workers: Number of shards.
+        seed: Seed of the shuffle.
+
+    Returns:
+        One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
+        is within 1 % of the mean; if a row group had to be cut, the sizes differ by at most one row.
+
+    Raises:
+        InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
+        DataError: If there are fewer rows than workers.
+    """
+    if num_workers < 1:
+        raise InvalidArgumentError(f"num_workers must be at least 1, not {num_workers}")
+    groups = sorted((group for group in row_groups if group.rows > 0), key=lambda group: (group.path, group.index))
+    for one, other in itertools.pairwise(groups):
+        if (one.path, one.index) == (other.path, other.index):
+            raise InvalidArgumentError(f"row group {one.index} of {one.path} is listed twice: list each file only once")
+    total = sum(group.rows for group in groups)
+    if total < num_workers:
+        what = "no rows" if total == 0 else f"{total} row{'s' if total > 1 else ''}"
+        raise DataError(f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}")
+
+    groups = shuffled(groups, seed)
+    parts = _deal_whole(groups, num_workers)
+    if not _is_even([sum(part.rows for part in mine) for mine in parts]):
+        parts = _deal_cut(groups, num_workers)
+    return tuple(Shard(tuple(sorted(mine))) for mine in parts)
+
+
+def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
+    """Return the items in a random order that depends only on the seed, with any version of Python.
+
+    This is a Fisher-Yates shuffle over ``random()``: Python guarantees that the stream of ``random()`` never changes,
+    but gives no such guarantee for ``shuffle()``.
+    """
+    deck = list(items)
+    rng = random.Random(seed)
+    for i in range(len(deck) - 1, 0, -1):
+        j = int(rng.random() * (i + 1))
+        deck[i], deck[j] = deck[j], deck[i]
+    return deck
+
+
+def _whole(group: RowGroup) -> RowRange:
+    return RowRange(group.path, group.index, 0, group.rows)
+
+
+def _deal_whole(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
+    """Assign every row group, without cuts, to the shard that has the fewest rows so far."""
+    heap = [(0, rank) for rank in range(num_workers)]
+    parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
+    for group in groups:
+        load, rank = heapq.heappop(heap)
+        parts[rank].append(_whole(group))
+        heapq.heappush(heap, (load + group.rows, rank))
+    return parts
+
+
+def _is_even(loads: Sequence[int]) -> bool:
+    mean = sum(loads) / len(loads)
+    # Each shard needs at least one row, because an empty shard makes XGBoost fail and LightGBM hang.
+    return min(loads) >= 1 and all(abs(load - mean) <= TOLERANCE * mean for load in loads)
+
+
+def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
+    """Assign whole row groups that fit into a shard's quota, then cut the rest to fill every quota exactly."""
+    share, extra = divmod(sum(group.rows for group in groups), num_workers)
+    # A heap of (-room, rank): the shard with the most room comes first. A group that does not fit into this shard fits
+    # into no shard.
+    heap = [(-(share + (rank < extra)), rank) for rank in range(num_workers)]
+    heapq.heapify(heap)
+    parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
+    left: list[RowGroup] = []
+    for group in groups:
+        room, rank = heap[0]
+        if group.rows > -room:
+            left.append(group)
+        else:
+            heapq.heapreplace(heap, (room + group.rows, rank))
+            parts[rank].append(_whole(group))
+    gaps = sorted(((rank, -room) for room, rank in heap if room), reverse=True)
+    for group in left:
+        start = 0
+        while start < group.rows:
+            rank, room = gaps.pop()
+            stop = min(group.rows, start + room)
+            parts[rank].append(RowRange(group.path, group.index, start, stop))
+            if stop - start < room:
+                gaps.append((rank, room - (stop - start)))
+            start = stop
+    return parts

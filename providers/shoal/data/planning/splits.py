@@ -1,0 +1,127 @@
+"""Random splits: select the rows of each row group that belong to a part, from the row counts in footers.
+
+A split is exact: each part has its weight's share of all rows, rounded. Rows are drawn separately in every row group,
+so that each part has its share of every file. A split is repeatable: the same rows, weights and seed give the same
+parts on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One part of a random split.
+
+    Args:
+        weights: Relative sizes of all the parts.
+        index: Index of this part, from 0.
+        seed: Seed of the split.
+    """
+
+    weights: tuple[float, ...]
+    index: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not self.weights or not all(isfinite(weight) and weight > 0 for weight in self.weights):
+            raise InvalidArgumentError(f"the weights of a split must be positive numbers, not {list(self.weights)}")
+        if not 0 <= self.index < len(self.weights):
+            raise InvalidArgumentError(
+                f"a split into {len(self.weights)} parts has no part {self.index}: the index must be from 0 to "
+                f"{len(self.weights) - 1}"
+            )
+
+    def counts(self, before: int, rows: int) -> list[int]:
+        """Compute how many rows of one row group each part gets.
+
+        Args:
+            before: Number of rows in all previous row groups.
+            rows: Number of rows in this row group.
+
+        Returns:
+            Number of rows for each part; the sum is `rows`. Summed over all row groups, each part gets its share of all
+            rows, rounded.
+        """
+        # Exact fractions of the decimals that the user wrote, because 0.29 * 100 is 28.999999999999996 in floats.
+        weights = [Fraction(str(weight)) for weight in self.weights]
+        counts = []
+        for part, weight in enumerate(weights):
+            share = weight / sum(weights[part:])
+            taken = int(before * share)
+            count = int((before + rows) * share) - taken
+            counts.append(count)
+            before, rows = before - taken, rows - count
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSelection:
+    """The rows of one row group that a chain of splits selects.
+
+    Args:
+        rows: Number of rows of the row group in the file.
+        steps: For each split of the chain: the split, and the number of rows in all previous row groups that this split
+            divides.
+        key: Identifier of the row group that does not depend on the name of its directory.
+    """
+
+    rows: int
+    steps: tuple[tuple[Split, int], ...]
+    key: str
+
+    @property
+    def selected(self) -> int:
+        """Return the number of selected rows."""
+        rows = self.rows
+        for split, before in self.steps:
+            rows = split.counts(before, rows)[split.index]
+        return rows
+
+    def indices(self) -> np.ndarray:
+        """Return the positions of the selected rows in the row group: int64, ascending."""
+        import numpy as np
+
+        indices = np.arange(self.rows)
+        for level, (split, before) in enumerate(self.steps):
+            digest = hashlib.sha256(f"{split.seed}/{level}/{self.key}".encode()).digest()
+            # NumPy guarantees that the stream of RandomState never changes. The stream of a Generator may change with a
+            # release.
+            order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(len(indices))
+            counts = split.counts(before, len(indices))
+            start = sum(counts[: split.index])
+            indices = indices[np.sort(order[start : start + counts[split.index]])]
+        return indices
+
+
+def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) -> list[GroupSelection]:
+    """Apply a chain of splits to row groups.
+
+    Args:
+        rows: Number of rows of each row group, in an order that does not depend on how the files were listed.
+        keys: Identifier of each row group; see :class:`GroupSelection`.
+        splits: The chain. Each split divides the rows that the previous split selected.
+
+    Returns:
+        The selection in each row group.
+    """
+    steps: list[tuple[tuple[Split, int], ...]] = [() for _ in rows]
+    left = list(rows)
+    for split in splits:
+        before = 0
+        for i, count in enumerate(left):
+            steps[i] = (*steps[i], (split, before))
+            left[i] = split.counts(before, count)[split.index]
+            before += count
+    return [GroupSelection(count, step, key) for count, step, key in zip(rows, steps, keys, strict=True)]

@@ -1,0 +1,184 @@
+"""Read row ranges with Ray Data, so that every planned row is read exactly once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning.row_groups import RowRange
+from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# CPUs per read task. A worker with one CPU requests half of it (`RayDataIngester.worker_cpu_fraction`), so a read task
+# that requested a whole CPU would wait forever.
+READ_TASK_CPUS = 0.5
+
+# Concurrent read tasks per worker: the next table is read while the worker trains on the current one. More tasks would
+# only fill Ray's object store.
+READ_TASKS = 2
+
+# Name of the column in which a read task returns the message of a DataError.
+_ERROR = "__shoal_data_error__"
+
+
+def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    """Read row ranges in Ray Data tasks.
+
+    Args:
+        source: The dataset.
+        ranges: Row ranges to read.
+        columns: Columns to return, in this order; all by default.
+
+    Yields:
+        One table per range, in the order of `ranges`.
+
+    Raises:
+        InvalidArgumentError: If this process is not connected to Ray.
+        DataError: If :meth:`ParquetSource.read` raises it in a task, or Ray Data returns more or fewer rows than
+            planned.
+    """
+    import pyarrow as pa
+
+    dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
+    blocks = _blocks(dataset)
+    # Ray Data splits large tables into blocks. Joining the blocks gives the same tables as the ArrowIngester, and so
+    # the same model.
+    spare: list[pa.Table] = []
+    have = 0
+    for part in ranges:
+        while have < part.rows:
+            block = next(blocks, None)
+            if block is None:
+                raise DataError(
+                    f"Ray Data returned fewer rows than planned at {part.path}, row group {part.row_group}: use "
+                    "ingestor_class=ArrowIngester"
+                )
+            spare.append(block)
+            have += block.num_rows
+        joined = pa.concat_tables(spare)
+        yield joined.slice(0, part.rows)
+        have -= part.rows
+        spare = [joined.slice(part.rows)] if have else []
+        del joined
+    if have or any(block.num_rows for block in blocks):
+        raise DataError(
+            f"Ray Data returned more rows than planned from {source.paths[0]}: use ingestor_class=ArrowIngester"
+        )
+
+
+def ranges_dataset(
+    source: ParquetSource,
+    ranges: Sequence[RowRange],
+    columns: Sequence[str] | None,
+    *,
+    concurrency: int | None = None,
+    errors_as_rows: bool = False,
+) -> Any:
+    """Return a lazy Ray Dataset that reads row ranges, in the given order.
+
+    Args:
+        source: The dataset.
+        ranges: Row ranges to read; at least one.
+        columns: Columns to read; all by default.
+        concurrency: Number of read tasks that run at the same time; None leaves it to Ray.
+        errors_as_rows: Whether a read task returns a DataError as a row instead of raising it. Ray wraps an exception
+            of a task in another one, and loses the cause when it pickles the wrapper.
+
+    Returns:
+        A ``ray.data.Dataset``.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected to Ray.
+        DataError: If `ranges` is empty.
+    """
+    ray = connected_ray()
+    import pyarrow as pa
+
+    if not ranges:
+        raise DataError(f"the dataset has no rows: {source.paths[0]}")
+    source.footers()  # Read here, so that the pickled source carries the footers to the tasks.
+    wanted = list(ranges)
+
+    def read(batch: Any) -> Any:
+        try:
+            return pa.concat_tables(source.read([wanted[i.as_py()] for i in batch.column("range")], columns))
+        except DataError as exc:
+            if not errors_as_rows:
+                raise
+            return pa.table({_ERROR: [str(exc)]})
+
+    context = ray.data.DataContext.get_current().copy()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    with ray.data.DataContext.current(context):
+        dataset = ray.data.from_items([{"range": i} for i in range(len(wanted))], override_num_blocks=len(wanted))
+        return dataset.map_batches(
+            read,
+            batch_size=1,
+            batch_format="pyarrow",
+            num_cpus=READ_TASK_CPUS,
+            compute=ray.data.TaskPoolStrategy(size=concurrency),
+        )
+
+
+def stage_dataset(dataset: Any, directory: str, checked: bool) -> None:
+    """Run a Ray Dataset and write its rows as Parquet from Ray's tasks.
+
+    Args:
+        dataset: A ``ray.data.Dataset``.
+        directory: Directory or URI to write to.
+        checked: Whether the user chose the directory. In this case it is not checked that all nodes can reach it.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected to Ray, or if `checked` is false, the directory is on
+            the local disk and the nodes are on several hosts.
+    """
+    ray = connected_ray()
+    from shoal.data.parquet.filesystems import is_local, resolve
+
+    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if is_local(directory) and len(hosts) > 1 and not checked:
+        raise InvalidArgumentError(
+            f"the pool's nodes are on {len(hosts)} hosts, and each host has its own {os.path.dirname(directory)}: pass "
+            "staging_location= with a directory or URI that all hosts can reach"
+        )
+    filesystem, inner = resolve(directory)
+    dataset.write_parquet(inner, filesystem=filesystem, try_create_dir=False, compression="zstd")
+
+
+def connected_ray() -> Any:
+    """Import Ray Data and check that this process is connected to a Ray cluster.
+
+    Returns:
+        The module ``ray``.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected. Without this check, Ray would connect to any cluster
+            that runs on this host.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as exc:
+        raise MissingExtraError("ray", "ray") from exc
+    if not ray.is_initialized():
+        raise InvalidArgumentError(
+            "this process is not connected to Ray: run this code in a job on a pool, or call ray.init(address=...) "
+            'first (address="local" starts a new Ray cluster)'
+        )
+    return ray
+
+
+def _blocks(dataset: Any) -> Iterator[pa.Table]:
+    for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        if block.column_names == [_ERROR]:
+            raise DataError(block.column(_ERROR)[0].as_py())
+        yield block

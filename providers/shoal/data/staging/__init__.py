@@ -1,0 +1,1 @@
+"""Stage data: write DataFrames, queries and other datasets once as Parquet, for all workers to read."""

@@ -1,0 +1,62 @@
+"""Connect to `pyarrow.dataset` datasets: read local Parquet files directly if possible, otherwise stage the rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.data.parquet.footers import wrap_read_errors
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.staging.staged_data import stage_batches
+from shoal.errors import DataError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
+
+
+def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
+    """Return a source that reads a dataset's files directly, if they have the dataset's rows and columns.
+
+    Args:
+        dataset: Any Arrow dataset.
+
+    Returns:
+        A source over the files, or None if the files' rows or columns differ from the dataset's, or if the files are
+        not local Parquet files.
+
+    Raises:
+        InvalidArgumentError: If `dataset` is not a ``pyarrow.dataset.Dataset``.
+    """
+    import pyarrow.dataset as pads
+    from pyarrow.fs import LocalFileSystem
+
+    if not isinstance(dataset, pads.Dataset):
+        raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
+    if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
+        return None
+    # `Dataset.filter()` stores its expression only in the private attribute `_scan_options`.
+    if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
+        return None
+    if not dataset.files:
+        return None
+    source = ParquetSource(dataset.files)
+    try:
+        # A fragment may contain only some row groups of its file. `count_rows()` does not show this, because it counts
+        # all rows of the file.
+        groups = sum(fragment.num_row_groups for fragment in dataset.get_fragments())
+        same = groups == len(source.row_groups()) and source.schema() == dataset.schema.remove_metadata()
+    except DataError:
+        return None
+    return source if same else None
+
+
+def stage(dataset: pyarrow.dataset.Dataset, directory: str) -> None:
+    """Stream a dataset's rows to a Parquet file.
+
+    Args:
+        dataset: Any Arrow dataset.
+        directory: Directory or URI to write to.
+    """
+    # A scan that reads ahead accumulates batches and takes up to ten times the memory of a plain reader (arrow#39808).
+    with wrap_read_errors("the dataset"):
+        batches = dataset.to_batches(batch_readahead=1, fragment_readahead=1)
+        stage_batches(batches, dataset.schema, directory)

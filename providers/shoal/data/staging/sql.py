@@ -1,0 +1,189 @@
+"""Stage the rows of a SQL query as Parquet, chunk by chunk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.parquet.filesystems import join, resolve
+from shoal.data.parquet.footers import open_parquet
+from shoal.data.staging.staged_data import TableWriter
+from shoal.errors import DataError, InvalidArgumentError
+from shoal.redaction import redact_value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Rows per chunk. Each chunk is fetched at once and written as one row group. 32 Ki rows of 50 columns are about 100 MB
+# as Python objects, and row groups of this size are small enough to assign evenly to workers.
+CHUNK_ROWS = 32_768
+
+
+def stage_query(query: Any, connection: Any, directory: str) -> list[str]:
+    """Run a query and write its rows as Parquet.
+
+    A query's result does not carry complete SQL types, so the types of the columns are inferred from the values, chunk
+    by chunk. If a column needs a wider type in a later chunk (first nulls, then integers; first integers, then floats),
+    the chunk starts a new file, and the earlier files are rewritten with the wider type at the end.
+
+    Args:
+        query: SQL text or a SQLAlchemy selectable.
+        connection: SQLAlchemy URL, Engine or Connection.
+        directory: Directory or URI to write to.
+
+    Returns:
+        Paths of the files, in row order.
+
+    Raises:
+        InvalidArgumentError: If `query` or `connection` is invalid, or the query returns no result set.
+        DataError: If the query fails or a column cannot be written.
+    """
+    import sqlalchemy as sa
+
+    paths: list[str] = []
+    schemas: list[pa.Schema] = []
+    writer: TableWriter | None = None
+    with contextlib.ExitStack() as stack:
+        try:
+            names, chunks = _run(query, connection, stack)
+            for chunk in chunks:
+                table = _to_table(names, chunk)
+                schema = _widen(schemas[-1], table.schema) if schemas else table.schema
+                if writer is None or schema != schemas[-1]:
+                    if writer is not None:
+                        writer.close()
+                    paths.append(join(directory, f"part-{len(paths):05d}.parquet"))
+                    schemas.append(schema)
+                    writer = TableWriter(paths[-1], schema)
+                writer.write(_cast(table, schema), max(table.num_rows, 1))
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                "the query contains a lone surrogate, which is not a valid Unicode character: remove it"
+            ) from None
+        except sa.exc.SQLAlchemyError as exc:
+            # The first line is the database's message. The other lines repeat the query with its parameters, which may
+            # be confidential.
+            raise DataError(f"the query failed: {str(exc).splitlines()[0]}") from exc
+        finally:
+            if writer is not None:
+                writer.close()
+    for path, schema in zip(paths, schemas, strict=True):
+        if schema != schemas[-1]:
+            _rewrite(path, schemas[-1])
+    return paths
+
+
+def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list[str], Iterator[list[Any]]]:
+    import sqlalchemy as sa
+
+    if isinstance(connection, str | sa.URL):
+        engine = _engine(connection)
+        stack.callback(engine.dispose)
+        connection = stack.enter_context(engine.connect())
+    elif isinstance(connection, sa.Engine):
+        connection = stack.enter_context(connection.connect())
+    elif not isinstance(connection, sa.Connection):
+        raise InvalidArgumentError(
+            f"connection must be a SQLAlchemy URL, Engine or Connection, not {type(connection).__name__}"
+        )
+    statement = sa.text(query) if isinstance(query, str) else query
+    if not isinstance(statement, sa.Executable):
+        raise InvalidArgumentError(f"query must be SQL text or a SQLAlchemy selectable, not {type(query).__name__}")
+    options = {
+        # This uses a server-side cursor if the database supports it, so that not all rows are in memory at once.
+        "stream_results": True,
+        "max_row_buffer": CHUNK_ROWS,
+        # Without this option, SQLAlchemy shortens the name of SQLite's column "a.b" to "b".
+        "sqlite_raw_colnames": True,
+    }
+    result = connection.execute(statement, execution_options=options)
+    stack.callback(result.close)
+    if not result.returns_rows:
+        raise InvalidArgumentError("the query returns no rows: pass a SELECT statement")
+    names = [str(name) for name in result.keys()]  # noqa: SIM118 - not a dict
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f'the query returns several columns named "{name}": rename all but one with AS')
+
+    def chunks() -> Iterator[list[Any]]:
+        # Yield at least one chunk, so that the columns are known even if the query returns no rows.
+        chunk = result.fetchmany(CHUNK_ROWS)
+        yield list(chunk)
+        while chunk := result.fetchmany(CHUNK_ROWS):
+            yield list(chunk)
+
+    return names, chunks()
+
+
+def _engine(url: Any) -> Any:
+    import sqlalchemy as sa
+
+    try:
+        found = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):  # The text of these exceptions may contain a password.
+        raise InvalidArgumentError(
+            "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
+            "number as the port and a percent-encoded password"
+        ) from None
+    # After an unencoded "@", the rest of the password is parsed as the host. A driver would show it in its error.
+    if "@" in (found.host or ""):
+        raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
+    try:
+        return sa.create_engine(found)
+    except sa.exc.NoSuchModuleError:
+        raise InvalidArgumentError(
+            f'connection has the SQLAlchemy dialect "{found.drivername}", which is not installed here: correct the '
+            "URL, or install the package with this dialect"
+        ) from None
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(f"connection {redact_value(str(url))} needs a driver: {exc}") from exc
+
+
+def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    for j, name in enumerate(names):
+        try:
+            columns[name] = pa.array([row[j] for row in rows])
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+            raise DataError(
+                f'column "{name}" of the query cannot be written as Parquet: {exc}; CAST it in the query'
+            ) from exc
+    return pa.table(columns)
+
+
+def _widen(one: pa.Schema, other: pa.Schema) -> pa.Schema:
+    import pyarrow as pa
+
+    try:
+        return pa.unify_schemas([one, other], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+        raise DataError(
+            f"a column of the query has values of different types: {exc}; CAST it to one type in the query"
+        ) from exc
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    try:
+        return table.cast(schema)
+    except pa.ArrowInvalid as exc:
+        raise DataError(
+            f"a column of the query has values of different types: {exc}; CAST it to one type in the query"
+        ) from exc
+
+
+def _rewrite(path: str, schema: pa.Schema) -> None:
+    """Rewrite a staged file with wider types, one row group at a time."""
+    filesystem, inner = resolve(path)
+    # The leading dot hides the new file from readers if the process dies before the move.
+    head, _, name = path.rpartition("/")
+    wider = join(head, f".{name}")
+    with open_parquet(path) as file, TableWriter(wider, schema) as writer:
+        for group in range(file.metadata.num_row_groups):
+            table = file.read_row_group(group)
+            writer.write(_cast(table, schema), max(table.num_rows, 1))
+    filesystem.move(resolve(wider)[1], inner)

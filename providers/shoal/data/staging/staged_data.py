@@ -1,0 +1,273 @@
+"""Write staged data (Parquet files that workers read and that are removed when the job ends) and discard it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.parquet.filesystems import is_local, join, normalise, resolve
+from shoal.errors import DataError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# File that marks a directory as staged by shoal, so that shoal may remove it. Readers skip names with a leading
+# underscore.
+MARKER = "_shoal_staging"
+
+# Row groups are the units that are assigned to workers. With 64 row groups, even 16 workers get four each. At least
+# 8 Ki rows per row group keep zstd and the footer efficient. At most 32 MiB (decoded) per row group limits the memory
+# that a worker needs while it reads.
+_GROUPS = 64
+_MIN_GROUP_ROWS = 8_192
+_MAX_GROUP_BYTES = 32 * 2**20
+
+_GLOB = "*?[]"
+"""Characters that fsspec interprets as a pattern when it removes a directory."""
+
+
+def default_location() -> str:
+    """Return the default staging location: ``$SHOAL_HOME/staging``, or ``~/.shoal/staging`` if it is not set."""
+    home = os.environ.get("SHOAL_HOME") or "~/.shoal"
+    return str(Path(home).expanduser().absolute() / "staging")
+
+
+@contextlib.contextmanager
+def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    """Create a directory for one staged dataset, and remove it if the body of the ``with`` statement raises.
+
+    Args:
+        staging_location: Directory or URI in which to create the directory; :func:`default_location` if None.
+
+    Yields:
+        Path or URI of the new directory.
+
+    Raises:
+        InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
+            data.
+        DataError: If the location is not writable.
+    """
+    import pyarrow as pa
+
+    base = default_location() if staging_location is None else normalise(staging_location)
+    if not is_local(base) and any(character in base for character in _GLOB):
+        raise InvalidArgumentError(
+            f"staging_location {base} contains one of the characters {_GLOB}: use a URI without these characters"
+        )
+    directory = join(base, uuid.uuid4().hex)
+    try:
+        if is_local(directory):
+            # Other users of this host must not read the staged rows.
+            Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
+            Path(directory).mkdir(mode=0o700)
+        filesystem, inner = resolve(directory)
+        filesystem.create_dir(inner, recursive=True)
+        with filesystem.open_output_stream(f"{inner}/{MARKER}") as stream:
+            stream.write(b"Staged by shoal; removed when its job ends.\n")
+    except DataError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as exc:  # Python raises ValueError for a path with a NUL character.
+        raise DataError(
+            f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
+        ) from None
+    try:
+        yield directory
+    except BaseException:
+        with contextlib.suppress(OSError, DataError):
+            discard(directory)
+        raise
+
+
+def discard(location: str) -> bool:
+    """Remove staged data.
+
+    Args:
+        location: Directory or URI that :func:`staged` created.
+
+    Returns:
+        True if the directory was removed, False if it did not exist.
+
+    Raises:
+        InvalidArgumentError: If :func:`staged` did not create the directory. Nothing is removed in this case.
+    """
+    from pyarrow.fs import FileSelector, FileType
+
+    filesystem, inner = resolve(normalise(location))
+    directory, marker = filesystem.get_file_info([inner, f"{inner}/{MARKER}"])
+    if directory.type == FileType.NotFound:
+        return False
+    if marker.type == FileType.NotFound:
+        raise InvalidArgumentError(
+            f"{location} was not staged by shoal: it is not removed, because it has no file {MARKER}"
+        )
+    # The marker is removed last, so that a second call can remove the rest if this process is killed.
+    for found in filesystem.get_file_info(FileSelector(inner)):
+        if found.type == FileType.Directory:
+            filesystem.delete_dir(found.path)
+        elif found.base_name != MARKER:
+            filesystem.delete_file(found.path)
+    filesystem.delete_dir(inner)
+    return True
+
+
+def group_rows(rows: int, bytes_per_row: float) -> int:
+    """Compute how many rows to write per row group.
+
+    Args:
+        rows: Number of rows in the dataset.
+        bytes_per_row: Decoded size of a row in bytes.
+
+    Returns:
+        Number of rows per row group, so that there are enough row groups to assign evenly to workers and that a decoded
+        row group has at most 32 MiB.
+    """
+    most = max(1, int(_MAX_GROUP_BYTES / max(bytes_per_row, 1.0)))
+    return min(most, max(_MIN_GROUP_ROWS, -(-rows // _GROUPS)))
+
+
+class TableWriter:
+    """Writer of tables of one schema into one staged Parquet file.
+
+    Args:
+        path: File to write.
+        schema: Columns of the file.
+
+    Raises:
+        DataError: If several columns have the same name.
+    """
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        names = schema.names
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f'there are several columns named "{name}": rename all but one')
+        filesystem, inner = resolve(path)
+        self._stack = contextlib.ExitStack()
+        stream = self._stack.enter_context(filesystem.open_output_stream(inner))
+        self._writer = self._stack.enter_context(pq.ParquetWriter(stream, schema, compression="zstd"))
+
+    def write(self, table: pa.Table, row_group_rows: int) -> None:
+        """Append a table, in row groups of `row_group_rows` rows."""
+        self._writer.write_table(table, row_group_size=row_group_rows)
+
+    def close(self) -> None:
+        """Write the footer and close the file."""
+        self._stack.close()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def stage_dataframe(frame: Any, directory: str) -> str:
+    """Write a DataFrame or table as Parquet, one row group at a time.
+
+    Args:
+        frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with ``__arrow_c_stream__``.
+        directory: Directory or URI to write to.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        DataError: If a column cannot be written, such as a column with values of different types.
+        InvalidArgumentError: If `frame` is not a table.
+    """
+    import pyarrow as pa
+
+    path = join(directory, "part-00000.parquet")
+    if _is_pandas(frame):
+        frame = _pandas_reader(frame)
+    elif not isinstance(frame, pa.Table):
+        if not hasattr(frame, "__arrow_c_stream__"):
+            raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
+        with _converting():
+            frame = pa.table(frame)
+    schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
+    step = group_rows(rows, size / max(rows, 1))
+    with TableWriter(path, schema) as writer:
+        for start in range(0, rows, step):
+            writer.write(slices(start, min(start + step, rows)), step)
+    return path
+
+
+def _is_pandas(frame: Any) -> bool:
+    # isinstance would import pandas even if the frame is not a pandas DataFrame.
+    return any(
+        base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
+    )
+
+
+def _table_reader(table: pa.Table) -> tuple[Any, int, int, Any]:
+    return table.schema, table.num_rows, table.nbytes, lambda start, stop: table.slice(start, stop - start)
+
+
+def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
+    import pyarrow as pa
+
+    columns = [str(name) for name in frame.columns]
+    for name in columns:
+        if columns.count(name) > 1:
+            raise DataError(f'there are several columns named "{name}": rename all but one')
+    frame = frame.set_axis(columns, axis=1)
+
+    def convert(start: int, stop: int) -> Any:
+        with _converting():
+            return pa.Table.from_pandas(frame.iloc[start:stop], schema=schema, preserve_index=False)
+
+    # The columns are converted one at a time, because Arrow's error does not name the column that it cannot convert.
+    schema = pa.schema([])
+    for name in columns:
+        with _converting(name):
+            schema = schema.append(pa.Schema.from_pandas(frame[[name]], preserve_index=False).field(0))
+    return schema, len(frame), int(frame.memory_usage(index=False).sum()), convert
+
+
+@contextlib.contextmanager
+def _converting(column: str | None = None) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
+        what = f'column "{column}" of the DataFrame' if column else "the DataFrame"
+        # pandas adds the column to the exception as a second argument: "Conversion failed for column x with type
+        # object".
+        raise DataError(f"{what} cannot be written as Parquet: {'; '.join(map(str, exc.args))}") from exc
+
+
+def stage_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str) -> str:
+    """Write record batches of one schema as Parquet, with one row group in memory at a time.
+
+    Args:
+        batches: Record batches to write.
+        schema: Schema of the batches.
+        directory: Directory or URI to write to.
+
+    Returns:
+        Path of the file.
+    """
+    import pyarrow as pa
+
+    path = join(directory, "part-00000.parquet")
+    kept: list[pa.RecordBatch] = []
+    rows = size = 0
+    with TableWriter(path, schema) as writer:
+        for batch in batches:
+            kept.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            # The total number of rows is not known here, so the size of a row group suits a medium-sized dataset.
+            if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
+                writer.write(pa.Table.from_batches(kept, schema), rows)
+                kept, rows, size = [], 0, 0
+        if rows:
+            writer.write(pa.Table.from_batches(kept, schema), rows)
+    return path

@@ -1,0 +1,1 @@
+"""Read rows of Parquet files as tensors for PyTorch."""

@@ -1,0 +1,367 @@
+"""`TorchDataset`: rows of Parquet files as tensors, in seeded epochs that can be resumed, with DataLoader workers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shoal.data.checks import check_tensor_columns
+from shoal.data.columns import OBJECTS, Column, copied, rearranged, to_column
+from shoal.data.planning.row_groups import Shard, shuffled
+from shoal.data.torch import sampler
+from shoal.data.torch.epochs import EpochCounter
+from shoal.data.torch.sampler import count_items, cut, evened, rows_of, share_of
+from shoal.errors import DataError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from shoal.data.gang_position import GangPosition
+    from shoal.data.ingest import Ingester
+    from shoal.data.planning.row_groups import RowRange
+
+Window = dict[str, Column]
+Item = dict[str, Any]
+
+# Assumed size of a text value in bytes, to estimate the size of a buffer before any row is read.
+_TEXT_BYTES = 64
+
+# Number of rows that are converted to Python objects at a time if there is no batch size.
+_ROWS_AT_ONCE = 1_024
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Progress of the newest iterator of this process; `epoch` is None before its first item."""
+
+    epoch: int | None = None
+    items: int = 0
+    ended: bool = False
+
+
+class TorchDataset(IterableDataset):  # type: ignore[misc]
+    """Iterable torch dataset of rows. Create it with ``to_torch_dataset()`` of a connector or a shard.
+
+    With a batch size, an item is a dict of column -> tensor ``[rows]`` (a list for text and bytes).
+    ``DataLoader(dataset, batch_size=None)`` returns these items unchanged; ``DataLoader(dataset)`` returns tensors
+    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str or bytes, and DataLoader
+    combines the items into batches.
+
+    Each ``iter()`` is an epoch, which is counted when its first item is requested. With ``shuffle=True`` every epoch
+    has its own order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are
+    shuffled, and then the rows within a few row ranges at a time, so that only these few are in memory (see
+    :mod:`shoal.data.torch.sampler`). The worker processes of a DataLoader divide the rows among themselves.
+
+    Clients of object stores do not work after a fork. If the files are on an object store, pass
+    ``multiprocessing_context="forkserver"`` to a DataLoader that has workers.
+
+    Args:
+        ingester: Reader of the rows.
+        ranges: Row ranges of the dataset, in order.
+        rows: Number of rows per epoch. If it exceeds the number of rows in `ranges`, rows are repeated.
+        position: Rank and seed, on which the order depends.
+        batch_size: Number of rows per item; None returns single rows as Python objects.
+        shuffle: Whether each epoch has a new order.
+        drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
+        columns: Columns to return, in this order; all by default.
+
+    Raises:
+        InvalidArgumentError: If `batch_size` is not a positive integer, or `columns` is invalid.
+        DataError: If a column is missing, has a type that torch does not support, or differs between files, or if the
+            dataset has no rows.
+    """
+
+    def __init__(
+        self,
+        ingester: Ingester,
+        ranges: Sequence[RowRange],
+        rows: int,
+        position: GangPosition,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        drop_last_batch: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if batch_size is not None and (
+            isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
+        ):
+            raise InvalidArgumentError(f"batch_size must be a positive integer or None, not {batch_size!r}")
+        self._dtypes = check_tensor_columns(ingester.source, columns)
+        self.columns = tuple(self._dtypes)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.drop_last_batch = drop_last_batch
+        self._ingester = ingester
+        self._ranges = tuple(ranges)
+        self._rows = rows
+        self._position = position
+        self._row_bytes = sum(
+            _TEXT_BYTES if dtype == OBJECTS else np.dtype(dtype).itemsize for dtype in self._dtypes.values()
+        )
+        self._epochs = EpochCounter()
+        self._progress = _Progress()
+        self._resumed: tuple[int, dict[str, Any]] | None = None
+        # The plan is identified by row groups and not by paths, so that a position stays valid after the files move.
+        plan = [(part.row_group, part.start, part.stop) for part in self._ranges]
+        self._identity = {
+            "rank": position.rank,
+            "seed": position.seed,
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "plan": sampler.random_bytes(rows, repr(plan)).hex()[:16],
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"TorchDataset(rank={self._position.rank} of {self._position.world_size}, rows={self._rows}, "
+            f"batch_size={self.batch_size}, shuffle={self.shuffle})"
+        )
+
+    def __len__(self) -> int:
+        """Return the number of items per epoch, for any number of DataLoader workers: batches, or single rows."""
+        return count_items(self._rows, self.batch_size, self.drop_last_batch)
+
+    def __iter__(self) -> Iterator[Item]:
+        """Return an iterator over one epoch. The epoch begins when the first item is requested.
+
+        Raises:
+            DataError: When an item is requested, if a file is gone, corrupt or has changed, or a value cannot be stored
+                in a tensor. The message names the file and the row group.
+            InvalidArgumentError: When the first item is requested, if the ingester does not work in the worker
+                processes of a DataLoader.
+        """
+        self._progress = progress = _Progress()
+        return self._items(progress)
+
+    # Epochs and positions
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next ``iter()``, for example to continue an earlier run.
+
+        Without this call, each ``iter()`` is the epoch after the previous one.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise InvalidArgumentError(f"an epoch must be an integer of at least 0, not {epoch!r}")
+        self._epochs.set(epoch)
+        self._progress, self._resumed = _Progress(), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the newest iterator of this process, for :meth:`load_state_dict` of an equal dataset.
+
+        torchdata's ``StatefulDataLoader`` calls both methods, in its worker processes too.
+
+        Returns:
+            A dict of JSON values: the epoch, the number of items returned in this epoch, and the values that identify
+            the rows and their order.
+
+        Raises:
+            InvalidArgumentError: If the workers of a plain DataLoader read the epoch. These workers read ahead, and
+                only the DataLoader knows how many items were used.
+        """
+        worker = get_worker_info()
+        if worker is None and self._epochs.begun_by_workers():
+            raise InvalidArgumentError(
+                "the last epoch was read by DataLoader's workers, which have read more items than were used: take the "
+                "position from torchdata's StatefulDataLoader, use num_workers=0, or save the number of the epoch at "
+                "its end and continue with set_epoch()"
+            )
+        if self._progress.epoch is not None:
+            epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
+        elif self._resumed is not None:
+            return dict(self._resumed[1])
+        else:
+            epoch, items, ended = self._epochs.next(), 0, False
+        return {"epoch": epoch, "items": items, "ended": ended, **_worker_identity(), **self._identity}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next ``iter()`` continue at a saved position.
+
+        If the position is the end of an epoch, the next ``iter()`` begins the next epoch. In a worker of a DataLoader,
+        the next ``iter()`` returns no items in this case, because other workers may not have ended the epoch.
+
+        Args:
+            state_dict: Result of :meth:`state_dict`.
+
+        Raises:
+            InvalidArgumentError: If `state_dict` is not a position of a `TorchDataset`, or if it is a position within
+                an epoch and rows, order, batch size or DataLoader worker differ from this dataset.
+        """
+        state = dict(state_dict)
+        try:
+            epoch, items, ended = int(state["epoch"]), int(state["items"]), bool(state["ended"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise InvalidArgumentError(
+                f"state_dict must be a result of TorchDataset.state_dict(), but is {state!r}"
+            ) from exc
+        if items and not ended:
+            for name, here in {**self._identity, **_worker_identity()}.items():
+                if state.get(name) != here:
+                    raise InvalidArgumentError(
+                        f"the position belongs to a dataset with other rows or another order: {name} was "
+                        f"{state.get(name)!r} and is {here!r} now; create the dataset with the same arguments, or call "
+                        f"set_epoch({epoch + 1}) to begin with the next epoch"
+                    )
+        self._epochs.set(epoch + ended)
+        in_worker = get_worker_info() is not None
+        self._resumed = (os.getpid(), state) if in_worker or (items and not ended) else None
+        self._progress = _Progress()
+
+    def _begin(self) -> tuple[int, int | None]:
+        """Begin an epoch; return its number and how many of its items were returned before (None: all items)."""
+        if self._resumed is None:
+            epoch = self._epochs.next()
+            items: int | None = 0
+        else:
+            process, state = self._resumed
+            if get_worker_info() is not None and process != os.getpid():
+                raise InvalidArgumentError(
+                    "load_state_dict() was called in the main process, but DataLoader's workers read the rows and "
+                    "cannot continue at that position: use num_workers=0, or torchdata's StatefulDataLoader, which "
+                    "calls load_state_dict() in its workers"
+                )
+            self._resumed = None
+            epoch, items = int(state["epoch"]), None if state["ended"] else int(state["items"])
+        self._epochs.begin(epoch)
+        return epoch, items
+
+    # Items
+
+    def _items(self, progress: _Progress) -> Iterator[Item]:
+        worker = get_worker_info()
+        if worker is not None and self._ingester.name == "ray":
+            raise InvalidArgumentError(
+                "RayDataIngester reads in Ray tasks, which DataLoader's workers cannot start: use num_workers=0 or "
+                "ingestor_class=ArrowIngester"
+            )
+        progress.epoch, before = self._begin()
+        number, of = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        share = share_of(self._rows, self.batch_size, self.drop_last_batch, number, of)
+        progress.items = share.items if before is None else before
+        for item in itertools.islice(self._read(progress, share, number), share.items - progress.items):
+            # The item is counted before `yield`, because the generator is suspended there while the caller uses it.
+            progress.items += 1
+            yield item
+        progress.ended = True
+
+    def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
+        """Return the items of a worker's share from `progress` on, and possibly one item that must be dropped."""
+        key = (self._position.seed, progress.epoch or 0, self._position.rank)
+        first = 0
+        if self.shuffle:
+            # The repeated rows differ between epochs, but are the same for all workers of a DataLoader.
+            first = int.from_bytes(sampler.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
+        mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
+        if self.shuffle:
+            mine = shuffled(mine, int.from_bytes(sampler.random_bytes(*key, worker, "ranges"), "big"))
+            order = sampler.windows(mine, self._row_bytes)
+        else:
+            order = [(part,) for part in mine]
+        skip = min(progress.items * (self.batch_size or 1), share.stop - share.start)
+        done = 0
+        while done < len(order) and rows_of(order[done]) <= skip:
+            skip -= rows_of(order[done])
+            done += 1
+        permutations: Iterator[np.ndarray | None] = itertools.repeat(None)
+        if self.shuffle:
+            permutations = (_generator(*key, worker, i).permutation(rows_of(order[i])) for i in range(done, len(order)))
+        windows = self._windows(order[done:], permutations)
+        return self._rows_of(windows, skip) if self.batch_size is None else self._batches_of(windows, skip)
+
+    def _windows(
+        self, order: Sequence[tuple[RowRange, ...]], permutations: Iterator[np.ndarray | None]
+    ) -> Iterator[Window]:
+        tables = self._ingester.iter_batches(Shard(tuple(itertools.chain(*order))), self.columns)
+        for window in order:
+            # Each table is converted before the next one is read, so that text and decimals are not in memory twice.
+            parts = [self._convert(tables, part) for part in window]
+            permutation = next(permutations)
+            # Each column is removed from `parts` before it is joined, so that only one column is in memory twice.
+            yield {name: rearranged([part.pop(name) for part in parts], permutation) for name in self.columns}
+
+    def _convert(self, tables: Iterator[pa.Table], part: RowRange) -> Window:
+        try:
+            table = next(tables)
+        except DataError as exc:
+            where = f"row group {part.row_group}"
+            if where in str(exc) or not str(exc).startswith(part.path):
+                raise
+            raise DataError(f"{exc} (while reading {where})") from exc
+        return {name: to_column(table.column(name), name, dtype, part) for name, dtype in self._dtypes.items()}
+
+    def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
+        size = self.batch_size or 1
+        # Rows of a batch that is not full yet.
+        held: list[Item] = []
+        missing = size
+        for window in windows:
+            rows = len(window[self.columns[0]])
+            start, skip = skip, 0
+            while start < rows:
+                stop = min(start + missing, rows)
+                taken = {name: copied(column, start, stop) for name, column in window.items()}
+                missing -= stop - start
+                start = stop
+                if missing == 0 and not held:
+                    yield {name: _tensor(values) for name, values in taken.items()}
+                    missing = size
+                    continue
+                held.append(taken)
+                if missing == 0:
+                    yield self._joined(held)
+                    held, missing = [], size
+            # Without `del`, this window would stay in memory while the next window is read.
+            del window
+        if held:
+            yield self._joined(held)
+
+    def _joined(self, held: Sequence[Item]) -> Item:
+        joined: Item = {}
+        for name in self.columns:
+            pieces = [taken[name] for taken in held]
+            whole = list(itertools.chain(*pieces)) if isinstance(pieces[0], list) else np.concatenate(pieces)
+            joined[name] = _tensor(whole)
+        return joined
+
+    def _rows_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
+        for window in windows:
+            rows = len(window[self.columns[0]])
+            for start in range(skip, rows, _ROWS_AT_ONCE):
+                stop = min(start + _ROWS_AT_ONCE, rows)
+                lists = [_listed(copied(window[name], start, stop)) for name in self.columns]
+                for values in zip(*lists, strict=True):
+                    yield dict(zip(self.columns, values, strict=True))
+            skip = 0
+            del window
+
+
+def _tensor(values: np.ndarray | list[Any]) -> Any:
+    return values if isinstance(values, list) else torch.from_numpy(values)
+
+
+def _listed(values: np.ndarray | list[Any]) -> list[Any]:
+    return values if isinstance(values, list) else list(values.tolist())
+
+
+def _generator(*key: int | str) -> np.random.RandomState:
+    # NumPy guarantees that the stream of RandomState never changes. The stream of a Generator may change in a release.
+    return np.random.RandomState(np.frombuffer(sampler.random_bytes(*key), dtype="<u4"))
+
+
+def _worker_identity() -> dict[str, int]:
+    """Return the index of this DataLoader worker and the number of workers; 0 and 0 in the main process."""
+    worker = get_worker_info()
+    return (
+        {"worker": 0, "num_workers": 0} if worker is None else {"worker": worker.id, "num_workers": worker.num_workers}
+    )

@@ -1,0 +1,117 @@
+"""Run a training or a function as a job, on the pool that is meant or on one embedded in this process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shoal.errors import NoPoolError
+from shoal.pool.api import ComputePool
+from shoal.pool.resolve import which_pool
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from shoal.state.process import ProcessId
+from shoal.training import locations
+from shoal.training.boosting.progress import Rounds
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.context import say
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult
+
+_embedded = itertools.count(1)
+
+
+def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
+    """Submit a training as a job, print its log here, and load its result.
+
+    Args:
+        request: The training.
+        user_code: Callbacks, objective and metrics of the user.
+
+    Raises:
+        InvalidArgumentError: A callback or function cannot be pickled.
+        DataError: The footers show that the data cannot be used; nothing was started.
+        JobFailedError: The training failed. The message ends with the cause.
+    """
+    from shoal.jobs import submit
+    from shoal.jobs.files import code_store, storage
+    from shoal.jobs.files.artifacts import load_training
+    from shoal.jobs.spec import JobSpec
+    from shoal.training.boosting.inputs import checked_data
+
+    # The job checks this as well; here a misspelt column or folder does not cost the start of a pool.
+    checked_data(request)
+    locations.try_out(storage.root(request.run_config.artifact_location))
+    with _pool_for(request.run_config.pool_name) as pool_name:
+        along = code_store.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
+        spec = JobSpec(**_on_pool(request, pool_name), user_code=along)
+        handle = submit(spec)
+        with Rounds() as progress:
+            return load_training(handle.wait(on_log=progress.read), request.run_config.artifact_location)
+
+
+def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
+    """Submit the run of a function as a job, print its log here, and load its result.
+
+    Args:
+        request: The run.
+        program: The function and its arguments, pickled.
+        embedded: Use a pool embedded in this process, even where another pool exists.
+
+    Raises:
+        JobFailedError: A rank raised an error or was lost. The message ends with the cause.
+    """
+    from shoal.jobs import load_results, submit
+    from shoal.jobs.files import code_store, storage
+    from shoal.jobs.function_spec import FunctionJobSpec
+
+    locations.try_out(storage.root(request.run_config.artifact_location))
+    with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
+        stored = code_store.store(program, request.run_config.artifact_location)
+        spec = FunctionJobSpec(**_on_pool(request, pool_name), program=stored)
+        return load_results(submit(spec).wait(on_log=say), request.run_config.artifact_location)
+
+
+def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
+    """Build the fields of a job's spec from a request; the run is tracked if the environment names a server."""
+    from shoal.jobs.spec import Tracking
+
+    return {
+        **dict(request),
+        "run_config": request.run_config.model_copy(update={"pool_name": pool_name}),
+        "tracking": Tracking() if os.environ.get("MLFLOW_TRACKING_URI") else None,
+    }
+
+
+@contextmanager
+def _pool_for(name: str | None) -> Iterator[str]:
+    """Yield the name of the pool that is meant, or of a pool embedded in this process where there is none."""
+    try:
+        known = which_pool(Store(), name)
+    except NoPoolError:
+        known = None
+    if known:
+        yield known
+    else:
+        with _embedded_pool() as name:
+            yield name
+
+
+@contextmanager
+def _embedded_pool() -> Iterator[str]:
+    spec = PoolSpec(
+        name=f"embedded-{os.getpid()}-{next(_embedded)}",
+        max_nodes=1,
+        cpus_per_node=len(os.sched_getaffinity(0)),
+    )
+    print(f"training on a pool that is embedded in this process, {spec.uri}", file=sys.stderr, flush=True)
+    pool = ComputePool(spec)
+    pool.up(owner=ProcessId.mine())
+    try:
+        yield pool.name
+    finally:
+        pool.down()

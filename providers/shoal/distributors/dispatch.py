@@ -1,0 +1,73 @@
+"""Run a training in the Ray cluster that this process is connected to, or else as a job on a pool."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.claims import Claim
+from shoal.training.cluster import is_connected
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult
+
+__all__ = ["is_connected", "run", "run_function", "run_function_here"]
+
+
+def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
+    """Run a training in the connected Ray cluster, or else as a job on a pool.
+
+    Args:
+        request: Description of the training.
+        user_code: The user's callbacks, objective and metrics.
+
+    Returns:
+        The trained model and statistics of the training.
+    """
+    if is_connected():
+        from shoal.training.boosting.engine import train
+
+        return train(request, user_code=user_code)
+    from shoal.distributors.as_job import run_as_job
+
+    return run_as_job(request, user_code)
+
+
+def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
+    """Run a function on all ranks, in the connected Ray cluster or else as a job on a pool.
+
+    Args:
+        request: Workers, datasets and settings of the run.
+        program: The function and its arguments, pickled.
+
+    Returns:
+        Return values of the ranks, and statistics of the run.
+    """
+    if is_connected():
+        return run_function_here(request, program)
+    from shoal.distributors.as_job import run_function_as_job
+
+    return run_function_as_job(request, program)
+
+
+def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResult:
+    """Run a function on all ranks, in the connected Ray cluster or else in an embedded pool on this machine.
+
+    Args:
+        request: Workers, datasets and settings of the run.
+        program: The function and its arguments, pickled.
+
+    Returns:
+        Return values of the ranks, and statistics of the run.
+    """
+    if is_connected():
+        from shoal.jobs.files import storage
+        from shoal.training.pytorch.engine import run as run_here
+
+        config = request.run_config
+        job_id = config.job_id or f"pytorch-{secrets.token_hex(6)}"
+        claim = Claim(job_id, f"python:{os.getuid()}")
+        return run_here(request, program, claim=claim, location=storage.root(config.artifact_location))
+    from shoal.distributors.as_job import run_function_as_job
+
+    return run_function_as_job(request, program, embedded=True)

@@ -1,0 +1,108 @@
+"""Run an XGBoost or LightGBM job in its driver: train, save and track the model, and challenge the champion."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.files import artifacts, code_store
+from shoal.jobs.mlflow import promotion, tracking
+from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
+from shoal.training.boosting.user_code import UserCode
+
+if TYPE_CHECKING:
+    from shoal.training.boosting.request import TrainResult
+
+
+def work(spec: JobSpec, place: Workplace) -> JobResult:
+    """Run the job that a spec describes, and return its result.
+
+    Args:
+        spec: Spec of the job.
+        place: Context of the attempt.
+
+    Raises:
+        ShoalError: The job failed; the message has the cause.
+    """
+    from shoal.data.connector import DataConnector
+    from shoal.training.boosting.engine import train
+
+    if spec.register_as:
+        promotion.check_holdout(spec.register_as, spec.label_col, spec.input_cols)
+    run, key = place.run, place.key
+    claim, folder = place.claim(), artifacts.folder(key, spec.run_config.artifact_location)
+    artifacts.check(folder, claim, spec.run_config.artifact_location)
+    dataset = DataConnector.from_spec(spec.dataset)
+    user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
+    if run:
+        run.log_params({**_params(spec), **user_code.names()})
+        run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
+    trained = train(spec, user_code=user_code, env=place.environment)
+    path = artifacts.save(folder, claim, trained)
+    print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
+    metrics = _final_metrics(trained)
+    version: str | None = None
+    promoted: bool | None = None
+    champion: ChampionResult | None = None
+    uri = path
+    if run:
+        run.log_rounds(trained.eval_results)
+        run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
+        sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
+        uri = run.log_model(trained.framework, trained.booster(), sample)
+        if spec.register_as:
+            outcome = promotion.enter(
+                place.store,
+                place.key,
+                run,
+                spec.register_as,
+                tags=place.tags,
+                model_uri=uri,
+                model=trained.booster(),
+                label_col=spec.label_col,
+            )
+            version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
+            metrics[f"holdout-{spec.register_as.metric}"] = outcome.value
+    return JobResult(
+        job_id=key.job_id,
+        attempt=key.attempt,
+        model_path=path,
+        model_digest=hashlib.sha256(trained.model).hexdigest(),
+        model_uri=uri,
+        metrics=metrics,
+        best_iteration=trained.best_iteration,
+        rows=trained.rows,
+        num_workers=trained.num_workers,
+        seconds=time.monotonic() - place.begun,
+        restarts=trained.restarts,
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
+        mlflow_run_id=run.run_id if run else None,
+        model_version=version,
+        promoted=promoted,
+        champion=champion,
+    )
+
+
+def _params(spec: JobSpec) -> dict[str, Any]:
+    return {
+        **spec.params,
+        "framework": spec.framework,
+        "n_estimators": spec.n_estimators,
+        "input_cols": ", ".join(spec.input_cols),
+        "label_col": spec.label_col,
+        **({"categorical_cols": ", ".join(spec.categorical_cols)} if spec.categorical_cols else {}),
+        "num_workers": spec.scaling_config.num_workers,
+        "shoal.seed": spec.run_config.seed,
+    }
+
+
+def _final_metrics(trained: TrainResult) -> dict[str, float]:
+    """Return the metrics of the best round with early stopping, else those of the last round."""
+    at = -1 if trained.best_iteration is None else trained.best_iteration
+    return {
+        tracking.metric_name(evaluated, metric): values[at]
+        for evaluated, series in trained.eval_results.items()
+        for metric, values in series.items()
+    }

@@ -1,0 +1,159 @@
+"""Run a function job in its driver: call the function on all ranks, track their metrics, save their results."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister
+from shoal.jobs.mlflow import promotion, scoring
+from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.spec import JobResult
+from shoal.training.pytorch.program import Program
+
+if TYPE_CHECKING:
+    from shoal.jobs.mlflow.tracking import Run
+
+_SEND_EVERY_SECONDS = 1.0
+"""Seconds between two calls to MLflow: a call takes 10 ms and more, as long as many training steps."""
+
+
+class _Sender:
+    """Buffer that sends the metrics of all ranks to MLflow in batches, and the rest when its context ends.
+
+    Args:
+        run: MLflow run of the attempt; None if the attempt is not tracked.
+    """
+
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
+        self._waiting: list[tuple[str, float, int, float]] = []
+        self._sent = time.monotonic()
+
+    def __enter__(self) -> _Sender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # After a failed run, an error of MLflow must not replace the run's own error.
+        with contextlib.suppress(*([] if error is None else [Exception])):
+            self._send()
+
+    def log(self, rank: int, values: dict[str, float], step: int) -> None:
+        """Add the metrics of a rank; names of ranks above 0 get the prefix ``rank-N/``."""
+        front = f"rank-{rank}/" if rank else ""
+        self._waiting += [(front + name, value, step, time.time()) for name, value in values.items()]
+        if time.monotonic() - self._sent >= _SEND_EVERY_SECONDS:
+            self._send()
+
+    def _send(self) -> None:
+        if self._run and self._waiting:
+            self._run.log_metrics(self._waiting)
+        self._waiting = []
+        self._sent = time.monotonic()
+
+
+def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
+    """Run the function that a spec describes, on all ranks.
+
+    Args:
+        spec: Spec of the job.
+        place: Context of the attempt.
+
+    Returns:
+        The job's result, and the SHA-256 of the file with the ranks' return values.
+
+    Raises:
+        ShoalError: The job failed; the message has the cause.
+    """
+    from shoal.training.pytorch.engine import run
+
+    if spec.register_as:
+        promotion.check_holdout(spec.register_as, spec.register_as.label_col, spec.register_as.input_cols)
+    tracked, key = place.run, place.key
+    location = spec.run_config.artifact_location
+    claim, folder = place.claim(), artifacts.folder(key, location)
+    artifacts.check(folder, claim, location)
+    if tracked:
+        tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
+    program, root = _program(spec), storage.root(location)
+    with _Sender(tracked) as sender:
+        answer = run(
+            spec,
+            program,
+            claim=claim,
+            location=root,
+            env=place.environment,
+            on_metrics=sender.log,
+            may_publish=place.is_current,
+        )
+    results, digest = artifacts.save_results(folder, claim, answer)
+    uri, outcome = answer.model_dir, None
+    if tracked and spec.register_as:
+        uri, outcome = _register(spec.register_as, place, tracked)
+    print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
+    result = JobResult(
+        job_id=key.job_id,
+        attempt=key.attempt,
+        model_path=answer.model_dir,
+        model_digest=None,
+        model_uri=uri,
+        metrics={**answer.metrics, **_judged(spec, outcome)},
+        best_iteration=None,
+        rows=None,
+        results_path=results,
+        num_workers=answer.num_workers,
+        seconds=time.monotonic() - place.begun,
+        restarts=answer.restarts,
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
+        mlflow_run_id=tracked.run_id if tracked else None,
+        model_version=outcome.version if outcome else None,
+        promoted=outcome.promoted if outcome else None,
+        champion=outcome.champion if outcome else None,
+    )
+    return result, digest
+
+
+def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[str, Outcome]:
+    uri = run.logged_model()
+    if uri is None:
+        raise JobError(
+            f'the function logged no model, but register needs one for "{register.model}": call in rank 0 '
+            "mlflow.pytorch.log_model(model, name=..., signature=...)"
+        )
+    outcome = promotion.enter(
+        place.store,
+        place.key,
+        run,
+        register,
+        tags=place.tags,
+        model_uri=uri,
+        model=scoring.load(uri),
+        label_col=register.label_col,
+        input_cols=register.input_cols,
+    )
+    return uri, outcome
+
+
+def _judged(spec: FunctionJobSpec, outcome: Outcome | None) -> dict[str, float]:
+    return {f"holdout-{spec.register_as.metric}": outcome.value} if spec.register_as and outcome else {}
+
+
+def _program(spec: FunctionJobSpec) -> bytes:
+    """Return the pickled function for the workers."""
+    if spec.program is not None:
+        return code_store.read(spec.program)
+    assert spec.train_func is not None
+    module, _, name = spec.train_func.partition(":")
+    try:
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError(f"train_func {spec.train_func} cannot be imported: {error}") from error
+    return Program.of(function, spec.args, spec.kwargs).dumps()

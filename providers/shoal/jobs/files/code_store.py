@@ -1,0 +1,59 @@
+"""Store the user's pickled code under its digest, and read it by the path that the job's spec has."""
+
+from __future__ import annotations
+
+import hashlib
+
+from shoal.errors import JobError
+from shoal.jobs.files import storage
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.pickling import pickled
+
+_FOLDER = "_code"
+
+
+def store(content: bytes, artifact_location: str | None) -> str:
+    """Write pickled code to a location that the pool's head can read.
+
+    Args:
+        content: The pickled code.
+        artifact_location: Directory or URI; a folder under `$SHOAL_HOME` if None.
+
+    Returns:
+        The file's path or URI.
+    """
+    path = f"{storage.root(artifact_location)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
+    storage.write(path, content)
+    return path
+
+
+def read(path: str) -> bytes:
+    """Read pickled code that :func:`store` has written.
+
+    Raises:
+        JobError: The file cannot be read, or was changed.
+    """
+    try:
+        content = storage.read(path)
+    except OSError as error:
+        raise JobError(f"the job's code cannot be read: {error}") from error
+    if hashlib.sha256(content).hexdigest() != path.rpartition("/")[2]:
+        raise JobError(f"the job's code at {path} was changed after it was stored: submit the job again")
+    return content
+
+
+def store_user_code(user_code: UserCode, artifact_location: str | None) -> str:
+    """Write the user's callbacks, objective and metrics; see :func:`store`.
+
+    Raises:
+        InvalidArgumentError: One of them cannot be pickled.
+    """
+    return store(pickled(user_code, user_code.parts(), "callbacks, objective or metrics"), artifact_location)
+
+
+def load_user_code(path: str) -> UserCode:
+    """Read the user's callbacks, objective and metrics; see :func:`read`."""
+    import cloudpickle
+
+    user_code: UserCode = cloudpickle.loads(read(path))
+    return user_code

@@ -1,0 +1,72 @@
+"""Remove the files of ended attempts that killed processes have left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from sqlalchemy import select
+
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.jobs import credentials
+from shoal.jobs.files import staging
+from shoal.jobs.function_spec import parse_spec
+from shoal.state import Store
+from shoal.state.schema import JOB_ENDED, Job
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 1000
+"""Number of ended attempts, the newest first, whose staged data one call looks for."""
+
+
+def discard_leftovers(store: Store) -> list[str]:
+    """Remove credentials and staged data of ended attempts from `$SHOAL_HOME` of this host.
+
+    A file that belongs to no attempt of this store stays, because several stores may share a home.
+
+    Returns:
+        The actions that were taken, one sentence each.
+    """
+    return [*_credentials(store), *_staged_data(store)]
+
+
+def _credentials(store: Store) -> Iterator[str]:
+    for submission_id in credentials.left():
+        job_id, _, attempt = submission_id.rpartition("-")
+        with store.reading() as session:
+            job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
+        if job is not None and job.state in JOB_ENDED:
+            credentials.discard_all(submission_id)
+            yield f"job {job_id}, attempt {attempt}: removed credentials that no driver had read"
+
+
+def _staged_data(store: Store) -> Iterator[str]:
+    from shoal.data.staging.staged_data import default_location
+
+    folder = Path(default_location())
+    there = {str(path) for path in folder.iterdir()} if folder.exists() else set()
+    if not there:
+        return
+    with store.reading() as session:
+        ended = select(Job).where(Job.state.in_(JOB_ENDED)).order_by(Job.created_at.desc()).limit(_AT_ONCE)
+        done = [(job, _staged(job)) for job in session.scalars(ended)]
+        needed = {at for job in session.scalars(select(Job).where(Job.state.not_in(JOB_ENDED))) for at in _staged(job)}
+    for job, staged in done:
+        unneeded = (staged & there) - needed
+        there -= unneeded
+        for location in unneeded:
+            try:
+                staging.discard([location])
+            except (ShoalError, OSError) as error:  # the other folders must be removed all the same
+                log.warning("job %s, attempt %d: staged data could not be removed: %s", job.id, job.attempt, error)
+            else:
+                yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
+
+
+def _staged(job: Job) -> set[str]:
+    with suppress(InvalidArgumentError):  # another version of shoal may have written the spec
+        return parse_spec(job.spec).staged()
+    return set()

@@ -1,0 +1,110 @@
+"""Write and follow the log of an attempt, a file on the head's machine that remains after the pool is gone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import TextIO
+
+from shoal.jobs.journal.attempts import Key
+from shoal.state.home import home
+
+LOG_NAME = "driver.log"
+
+
+def log_path(key: Key) -> Path:
+    """Return the path of an attempt's log on the head's machine."""
+    return home() / "jobs" / key.job_id / str(key.attempt) / LOG_NAME
+
+
+class LogFollower:
+    """Incremental reader of an attempt's log.
+
+    On the head's machine, the follower reads the driver's own file, which contains no lines of Ray and remains after
+    the pool is gone. On other machines it reads Ray's copy over HTTP.
+
+    Args:
+        key: The attempt.
+        over_http: Returns the whole log as Ray has it.
+    """
+
+    def __init__(self, key: Key, over_http: Callable[[], str]) -> None:
+        self._path = log_path(key)
+        self._over_http = over_http
+        self._offset = 0
+
+    def lines(self, *, ended: bool) -> Iterator[str]:
+        """Yield the lines that were written since the last call.
+
+        Args:
+            ended: Whether the log is complete: then a last line without a line break is returned too.
+        """
+        new = self._new()
+        taken = new if ended else new[: new.rfind(b"\n") + 1]
+        self._offset += len(taken)
+        if taken:
+            yield from taken.decode(errors="replace").removesuffix("\n").split("\n")
+
+    def _new(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                return file.read()
+        except FileNotFoundError:
+            return self._over_http().encode()[self._offset :]
+
+
+class _Tee:
+    """Text stream that writes to another stream and to a file, with secrets removed.
+
+    Errors in writing, such as a full disk or a closed stream, are ignored, so that a training does not fail because of
+    its log.
+    """
+
+    def __init__(self, stream: TextIO, file: FileIO, redact: Callable[[str], str]) -> None:
+        self._stream = stream
+        self._file = file
+        self._redact = redact
+
+    def write(self, text: str) -> int:
+        shown = self._redact(text).encode(errors="backslashreplace")  # UTF-8 cannot encode lone surrogates
+        with suppress(OSError, ValueError):
+            self._stream.write(shown.decode())
+        with suppress(OSError):
+            self._file.write(shown)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
+
+
+@contextmanager
+def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
+    """Copy stdout and stderr of this process into a file while the block runs.
+
+    Args:
+        path: The file, created if it does not exist.
+        redact: Removes secrets from a text.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    out, err = sys.stdout, sys.stderr
+    with FileIO(path, "a") as file:  # unbuffered, so that closing has nothing to write and cannot fail
+        sys.stdout, sys.stderr = _Tee(out, file, redact), _Tee(err, file, redact)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = out, err

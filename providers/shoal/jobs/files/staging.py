@@ -1,0 +1,37 @@
+"""Fingerprint a job by the content of its staged data, and remove staged copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs import credentials, ids
+from shoal.jobs.spec import AnySpec
+
+
+def fingerprint(spec: AnySpec) -> str:
+    """Compute the digest of a spec, which does not depend on the location of staged data.
+
+    A task that runs again stages its DataFrame again, in another folder, and still has to find its job.
+
+    Raises:
+        DataError: Staged data are gone, because a job that used them has ended and removed them.
+    """
+    return ids.digest(credentials.hide(spec.comparable(_by_content).document())[0])
+
+
+def discard(locations: Iterable[str]) -> None:
+    """Remove staged copies of data; locations that no longer exist are ignored."""
+    from shoal.data.staging.staged_data import discard as discard_one
+
+    for location in locations:
+        discard_one(location)
+
+
+def _by_content(dataset: DatasetSpec) -> DatasetSpec:
+    if dataset.staging is None:
+        return dataset
+    from shoal.data.connector import DataConnector
+
+    digest = DataConnector.from_spec(dataset).digest()
+    return dataset.model_copy(update={"paths": (digest,), "staging": None})

@@ -1,0 +1,1 @@
+"""Read and change the rows of jobs and locks in the store."""

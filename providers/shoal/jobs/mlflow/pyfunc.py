@@ -1,0 +1,78 @@
+"""Predict with models in MLflow's pyfunc form, whose input is either named columns or one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from shoal.data.connector import DataConnector
+
+
+def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
+    """Return the names of a model's input columns, in the model's order.
+
+    Args:
+        model: An ``mlflow.pyfunc.PyFuncModel``.
+        input_cols: Input columns of a model whose signature is a tensor, which has no names.
+
+    Raises:
+        DataError: Neither the signature nor `input_cols` names the columns.
+    """
+    schema = model.metadata.get_input_schema()
+    if schema is not None and not schema.is_tensor_spec() and schema.has_input_names():
+        return [str(name) for name in schema.input_names()]
+    if schema is not None and not input_cols:
+        raise DataError(
+            "the model's signature names no columns: name the holdout's columns that it takes in register.input_cols"
+        )
+    if schema is None or len(schema.inputs) != 1:
+        raise DataError(
+            "the model needs a signature with columns or with one tensor to be evaluated on a holdout: log the model "
+            "with signature=mlflow.models.infer_signature(inputs, predictions)"
+        )
+    return list(input_cols)
+
+
+def predict(model: Any, connector: DataConnector, columns: Sequence[str]) -> np.ndarray:
+    """Predict every row of a dataset.
+
+    Args:
+        model: An ``mlflow.pyfunc.PyFuncModel`` with a signature.
+        connector: The dataset.
+        columns: Input columns of the model, in the model's order.
+
+    Returns:
+        Predictions ``[rows]`` or ``[rows, outputs]``, in row order.
+
+    Raises:
+        DataError: The model cannot predict the rows.
+    """
+    import numpy as np
+
+    schema = model.metadata.get_input_schema()
+    suited = _as_tensor if schema.is_tensor_spec() else _as_frame
+    parts = []
+    for table in connector.iter_batches(columns):
+        try:
+            parts.append(np.asarray(model.predict(suited(table.select(columns), schema))))
+        except Exception as error:
+            raise DataError(f"the model cannot predict the holdout's rows: {error}") from error
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _as_frame(table: pa.Table, schema: Any) -> Any:
+    # MLflow refuses float64 values where the signature has float32.
+    return table.to_pandas().astype(dict(zip(table.column_names, schema.pandas_types(), strict=True)))
+
+
+def _as_tensor(table: pa.Table, schema: Any) -> np.ndarray:
+    from shoal.data.matrix import to_matrix
+
+    [tensor] = schema.inputs
+    return to_matrix(table, table.column_names).astype(tensor.type).reshape(len(table), *tensor.shape[1:])

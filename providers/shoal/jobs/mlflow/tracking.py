@@ -1,0 +1,244 @@
+"""Log a job's run to MLflow: parameters, metrics of every round, dataset and model."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shoal.jobs.spec import Tracking
+from shoal.redaction import redact_all, redact_value
+from shoal.state.home import subfolder
+from shoal.state.locks import file_lock
+from shoal.training.boosting.request import Framework
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow import MlflowClient
+
+_METRICS_PER_CALL = 1000
+"""MLflow's limit for one `log_batch`; a call for every boosting round would take longer than the rounds."""
+
+_PARAMS_PER_CALL = 100
+"""MLflow's limit for one `log_batch`."""
+
+_PARAM_LENGTH = 6000
+"""MLflow's limit for one value in characters; the names of a thousand columns are longer and are cut."""
+
+_SIGNATURE_ROWS = 100
+"""Number of rows for inferring the model's signature: enough to find the types."""
+
+_FOLDER_LENGTH = 80
+_FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
+"""Experiment names that are used as folder names unchanged: a file URI decodes `%` and ends at `#` and `?`."""
+
+_NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
+
+
+def available() -> bool:
+    """Return whether MLflow is installed."""
+    return importlib.util.find_spec("mlflow") is not None
+
+
+def default_uri() -> str:
+    """Return the URI of the local tracking store, used if the job names none."""
+    return f"sqlite:///{subfolder('mlflow') / 'mlflow.db'}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """An MLflow run that has begun.
+
+    Attributes:
+        client: MLflow client.
+        uri: Tracking URI.
+        experiment_id: Id of the run's experiment.
+        run_id: Id of the run.
+        link: URL of the run, or the command that shows it.
+    """
+
+    client: MlflowClient = field(repr=False)  # repr=False: client and URI contain credentials of the tracking server
+    uri: str = field(repr=False)
+    experiment_id: str
+    run_id: str
+    link: str
+
+    @classmethod
+    def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
+        """Begin a run.
+
+        Args:
+            tracking: Tracking settings of the job.
+            name: Name of the run if `tracking` has none.
+            tags: Tags in addition to those of `tracking`.
+        """
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # telemetry would report on users' trainings
+        import mlflow
+
+        for logger in _NOISY:
+            logging.getLogger(logger).setLevel(logging.WARNING)
+        # MLflow warns about environments without pip, which uv creates; nothing here needs pip.
+        logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
+        uri = tracking.uri or default_uri()
+        mlflow.set_tracking_uri(uri)
+        # The first process that opens a new SQLite store runs MLflow's migrations for some seconds; a second process
+        # that opens the store meanwhile fails.
+        with file_lock(subfolder("mlflow") / "first.lock"):
+            client = mlflow.MlflowClient(uri)
+            experiment = _experiment(client, uri, tracking.experiment)
+        run = mlflow.start_run(
+            experiment_id=experiment,
+            run_name=redact_value(tracking.run_name or name),
+            tags={**redact_all(tracking.tags), **tags},
+        )
+        return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log the parameters of the training."""
+        from mlflow.entities import Param
+
+        entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in redact_all(dict(params)).items()]
+        for part in _parts(entities, _PARAMS_PER_CALL):
+            self.client.log_batch(self.run_id, params=part)
+
+    def log_dataset(self, name: str, digest: str, source: Sequence[str], *, context: str) -> None:
+        """Log the name, digest and paths of a dataset as an input of the run."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        shown = ", ".join(redact_value(path) for path in source)
+        dataset = Dataset(name=name, digest=digest, source_type="parquet", source=shown)
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+
+    def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """Log the metrics of all boosting rounds under the names ``<set>-<metric>``."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entities = [
+            Metric(metric_name(evaluated, metric), value, now, step)
+            for evaluated, series in evals.items()
+            for metric, values in series.items()
+            for step, value in enumerate(values)
+        ]
+        for part in _parts(entities, _METRICS_PER_CALL):
+            self.client.log_batch(self.run_id, metrics=part)
+
+    def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
+        """Log metrics with their steps and times.
+
+        Args:
+            metrics: Name, value, step and time of each metric; times in seconds since the epoch.
+        """
+        from mlflow.entities import Metric
+
+        entities = [Metric(_legal(name), value, int(when * 1000), step) for name, value, step, when in metrics]
+        for part in _parts(entities, _METRICS_PER_CALL):
+            self.client.log_batch(self.run_id, metrics=part)
+
+    def log_values(self, values: Mapping[str, float]) -> None:
+        """Log single values at step 0; values that are not finite are left out."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entities = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
+        self.client.log_batch(self.run_id, metrics=entities)
+
+    def logged_model(self) -> str | None:
+        """Return the URI of the newest model that user code has logged in this run; None if there is none."""
+        outputs = self.client.get_run(self.run_id).outputs
+        models = [self.client.get_logged_model(each.model_id) for each in (outputs.model_outputs if outputs else ())]
+        newest = max(models, key=lambda model: model.creation_timestamp, default=None)
+        return newest and str(newest.model_uri)
+
+    def log_model(self, framework: Framework, booster: Any, sample: pd.DataFrame) -> str:
+        """Log the model with its signature, and return its URI.
+
+        Args:
+            framework: Framework that trained the model; MLflow's flavour has the same name.
+            booster: The model.
+            sample: Some rows of the model's input.
+        """
+        import warnings
+
+        import mlflow
+        import pyarrow as pa
+
+        from shoal.data.categories import encoded
+        from shoal.data.matrix import to_matrix
+
+        library = importlib.import_module(framework)
+        flavour = importlib.import_module(f"mlflow.{framework}")
+        head = sample.head(_SIGNATURE_ROWS)
+        categories = importlib.import_module(f"shoal.training.{framework}.categories").categories_of(booster)
+        features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
+        predict = booster.inplace_predict if framework == "xgboost" else booster.predict
+        with warnings.catch_warnings():
+            # MLflow warns that integer columns cannot have missing values. That does not matter: callers send data with
+            # the types of the training data.
+            warnings.filterwarnings("ignore", message=".*integer column.*")
+            signature = mlflow.models.infer_signature(head, predict(features))
+        # With given requirements the call takes 0.5 s; otherwise MLflow runs the model to find them, which takes 5.8 s.
+        requirements = [f"{framework}=={library.__version__}"]
+        info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
+        return str(info.model_uri)
+
+    def end_other(self, run_id: str, status: str) -> None:
+        """End another run of the same server with status FINISHED, FAILED or KILLED, if it is still running."""
+        if self.client.get_run(run_id).info.status == "RUNNING":
+            self.client.set_terminated(run_id, status)
+
+    def finish(self, status: str) -> None:
+        """End the run with status FINISHED, FAILED or KILLED."""
+        import mlflow
+
+        mlflow.end_run(status)
+
+
+def metric_name(evaluated: str, metric: str) -> str:
+    """Build the name ``<set>-<metric>``, with "_" for characters that MLflow refuses, as in XGBoost's ``ndcg@10``."""
+    return _legal(f"{evaluated}-{metric}")
+
+
+def _legal(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+def folder_of(experiment: str) -> str:
+    """Return the name of the folder for an experiment's artifacts: the experiment's name if that is a safe folder name.
+
+    For any other name, illegal characters are replaced and a digest is appended, so that the folder stays inside its
+    parent and no two experiments share a folder.
+    """
+    if _FOLDER.fullmatch(experiment):
+        return experiment
+    legal = re.sub(r"[^A-Za-z0-9_-]+", "_", experiment)[:_FOLDER_LENGTH]
+    return f"{legal}-{hashlib.sha256(experiment.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+def _experiment(client: MlflowClient, uri: str, name: str) -> str:
+    """Return the id of the experiment of a name; create the experiment if there is none."""
+    local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
+    artifacts = f"file://{subfolder('mlflow', 'artifacts') / folder_of(name)}" if local else None
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=artifacts))
+
+
+def _link(uri: str, experiment: str, run_id: str) -> str:
+    shown = redact_value(uri)
+    if shown.startswith(("http://", "https://")):
+        return f"{shown.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
+    return f"{run_id} (to view it: mlflow ui --backend-store-uri {shown})"
+
+
+def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

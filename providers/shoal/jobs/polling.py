@@ -1,0 +1,37 @@
+"""Decide when a waiting process has to update a job's `last_polled_at`: a job that is not polled ends itself."""
+
+from __future__ import annotations
+
+from shoal.state.schema import Job
+
+_PERIOD_S = 30.0
+"""Seconds between updates: far below the default `orphan_after` of 15 minutes, and cheap with hundreds of waiters."""
+
+_PER_ORPHAN_AFTER = 3
+"""Updates within one `orphan_after` where that is short: two may fail before the job ends itself."""
+
+
+class Asking:
+    """Timer of one waiting process: tells when to update `last_polled_at`.
+
+    No update is due while another process that waits for the same job makes the updates. The timer measures by this
+    process's clock for how long `last_polled_at` has kept its value, because another host's clock may have written the
+    value. Only the first call compares the value with this process's clock, because nothing else is known then.
+    """
+
+    def __init__(self) -> None:
+        self._seen: float | None = None
+        self._since = 0.0
+
+    def is_due(self, job: Job, now: float) -> bool:
+        """Return whether `last_polled_at` has to be updated now.
+
+        Args:
+            job: The job's present row.
+            now: Seconds since the epoch, by this process's clock.
+        """
+        if job.last_polled_at != self._seen:
+            self._since = job.last_polled_at if self._seen is None else now
+            self._seen = job.last_polled_at
+        period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
+        return not 0 <= now - self._since < period  # below 0: this clock was set back, or another is ahead

@@ -1,0 +1,67 @@
+"""Build a job spec from the arguments of a workflow engine's task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import ids
+from shoal.jobs.files import code_store
+from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
+from shoal.jobs.spec import JobSpec
+from shoal.training.pytorch.train_func import TrainFunc, check_train_func, is_name
+
+_NOT_STORED = "not stored yet"
+
+
+def spec_of(
+    given: JobSpec | FunctionJobSpec | Mapping[str, Any] | None,
+    *,
+    framework: str | None = None,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> JobSpec | FunctionJobSpec:
+    """Build the job spec from a task's arguments.
+
+    A `train_func` that is a function object or a script is stored by value, together with its arguments.
+
+    Args:
+        given: A spec, or the fields of a spec. With `train_func`: the fields that do not describe the function.
+        framework: Framework that trains, unless the fields name one.
+        train_func: The function, its import name ``module:name``, or the path of a script.
+        args: Positional arguments of the function; the command line of a script.
+        kwargs: Keyword arguments of the function.
+
+    Raises:
+        InvalidArgumentError: Fields are wrong, or the function or its arguments cannot be pickled. The message names
+            them.
+    """
+    check_train_func(train_func, args, kwargs, framework=framework, fields=given)
+    if train_func is None:
+        if given is None:
+            raise InvalidArgumentError("neither a spec nor a train_func is given: give one of them")
+        if not isinstance(given, Mapping):
+            return given
+        return parse_spec({**given, **({"framework": framework} if framework else {})})
+    assert given is None or isinstance(given, Mapping)
+    fields = dict(given or {})
+    if is_name(train_func):
+        return FunctionJobSpec.parse({**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}})
+    from shoal.training.pytorch.program import Program, name_of
+
+    program = Program.of(train_func, args, kwargs or {})
+    # Parsed before the code is stored, so that wrong fields leave no file behind.
+    named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
+    spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
+    stored = code_store.store(program.dumps(), spec.run_config.artifact_location)
+    return spec.model_copy(update={"program": stored})
+
+
+def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Return the digest of plain-data arguments for the fingerprint; None for others, whose pickles differ per call."""
+    try:
+        return ids.digest([list(args), dict(kwargs)])
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,173 @@
+"""Start and end nodes on this machine. Each node is a Ray node on loopback, owned by a detached supervisor process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.errors import StoreError
+from shoal.pool.backends.base import NodeRef, PoolRef, Seen
+from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.processes import NODE_TAG
+from shoal.pool.endpoint import Endpoint, ray_environment
+from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
+from shoal.state.home import home, subfolder
+from shoal.state.private import remove_folder
+from shoal.state.process import ProcessId
+from shoal.state.runtime import (
+    ROOT_VARIABLE,
+    node_folders,
+    node_ids,
+    remove_node_folders,
+    runtime_root,
+    temp_folder,
+)
+
+_INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "CUDA_VISIBLE_DEVICES", "SHOAL_STATE_URL",
+)  # fmt: skip
+"""The only environment variables that a node inherits from the process that starts it, so that the secrets of an
+Airflow or Prefect task do not get into the pool."""
+
+_SUPERVISOR = "shoal.pool.supervisor"
+
+_START_TIMEOUT_PER_NODE = 10.0
+"""Additional seconds for each node that starts before. A host starts only a few nodes at once, each in 3 to 9 s."""
+
+
+class LocalBackend:
+    """The default backend. It needs no service, and works only for the user and the host that started the pool."""
+
+    def __init__(self, supervisor_module: str = _SUPERVISOR) -> None:
+        self._module = supervisor_module
+
+    bound_to_host = True
+    start_timeout = START_TIMEOUT
+    start_timeout_per_node = _START_TIMEOUT_PER_NODE
+
+    def admit(self, spec: PoolSpec, size: int) -> None:
+        """Check that the folder for the nodes' sockets can be used. Any size up to MAX_NODES is accepted.
+
+        Raises:
+            StoreError: The temp folder cannot hold the nodes' sockets.
+        """
+        runtime_root()
+
+    def prepare(self, spec: PoolSpec) -> None:
+        """Write a new token, so that tokens from before the pool last went down are no longer valid."""
+        path = token_path(spec.name)
+        try:
+            path.unlink(missing_ok=True)
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(32))
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+            ) from error
+
+    def discard(self, name: str, *, everything: bool) -> None:
+        """Remove the token. With `everything`, remove the pool's whole folder."""
+        token_path(name).unlink(missing_ok=True)
+        if everything:
+            remove_folder(token_path(name).parent)
+
+    def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
+        """Report nodes whose supervisor does not run any more as lost."""
+        return Seen(
+            lost={
+                node.id: f"its supervisor (pid {node.supervisor.pid}) is gone"
+                for node in nodes
+                if node.supervisor and not node.supervisor.alive()
+            }
+        )
+
+    def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
+        """Spawn a supervisor for each node. It claims the node's row, or exits if it cannot."""
+        for node in nodes:
+            processes.spawn_detached(
+                [sys.executable, "-m", self._module, node.id, str(node.epoch)],
+                env=node_environment(node),
+                log=log_path(node.pool, node.name),
+            )
+
+    def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
+        """Send SIGTERM to the supervisors, kill all remaining processes, and remove the nodes' folders."""
+        for node in nodes:
+            if node.supervisor:
+                node.supervisor.signal(signal.SIGTERM)
+        until = time.monotonic() + TERMINATE_PATIENCE
+        while time.monotonic() < until and any(node.supervisor and node.supervisor.alive() for node in nodes):
+            time.sleep(0.05)  # a supervisor needs 0.3 to 2 s to end its node
+        return {node.id: self._end_rest(node) for node in nodes}
+
+    def existing(self) -> list[str]:
+        """Return the ids of all nodes that have a folder in a runtime root of this home and store."""
+        return node_ids()
+
+    def clear(self, node_id: str) -> str | None:
+        """End the node's processes, found by its folder and its environment tag, and remove its folder."""
+        return self._end_rest(NodeRef(node_id, node_id, "", 0, None))
+
+    def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
+        """Build the head's address from its row, with the pool's token."""
+        return Endpoint(head["api"], head["gcs"], token_path(spec.name))
+
+    def log(self, node: NodeRef) -> str:
+        """Return the path of the supervisor's log on this host."""
+        return str(log_path(node.pool, node.name))
+
+    def _end_rest(self, node: NodeRef) -> str | None:
+        folders = node_folders(node.id)
+
+        def find() -> list[ProcessId]:
+            found = processes.of_node(node.id, folders, node.supervisor)
+            return [*found, node.supervisor] if node.supervisor and node.supervisor.alive() else found
+
+        if stuck := processes.end_all(find, patience=KILL_PATIENCE):
+            return f"processes {', '.join(str(process.pid) for process in stuck)} do not end after SIGKILL"
+        return remove_node_folders(node.id)
+
+
+def node_folder(node_id: str) -> Path:
+    """Return the folder for a new node's sockets, logs and spilled objects."""
+    return runtime_root() / node_id
+
+
+def log_path(pool: str, name: str) -> Path:
+    """Return the path of the log that a node's supervisor writes."""
+    return subfolder("pools", pool, "logs") / f"{name}.log"
+
+
+def token_path(pool: str) -> Path:
+    """Return the path of the pool's bearer token: a file of mode 0600, created by `up()` and removed by `down()`."""
+    return subfolder("pools", pool) / "token"
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment of a detached process: the allowed variables of this process, and SHOAL_HOME."""
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    if NODE_TAG in os.environ:
+        kept["TMPDIR"] = str(temp_folder())  # this process's TMPDIR lies in its node's folder, removed with the node
+    return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
+
+
+def node_environment(node: NodeRef) -> dict[str, str]:
+    """Return the complete environment of a node."""
+    return {
+        **inherited_environment(),
+        NODE_TAG: node.id,
+        ROOT_VARIABLE: str(runtime_root()),
+        "SHOAL_PYTHON": sys.executable,  # Python of a job's entry point; the submitter may use another environment
+        "SHOAL_POOL": node.pool,
+        # Ray's dashboard leaves folders in TMPDIR when it is killed. Here they are removed with the node's folder.
+        "TMPDIR": str(node_folder(node.id)),
+        **ray_environment(token_path(node.pool)),
+    }

@@ -1,0 +1,132 @@
+"""Start a node's processes detached, find all of them, and end them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from shoal.state.host import boot_id
+from shoal.state.process import ProcessId, process_stat
+
+NODE_TAG = "SHOAL_NODE_ID"
+"""Environment variable that every process of a node inherits, even if it starts its own session."""
+
+
+_DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\nos.execve(sys.argv[1], sys.argv[1:], os.environ)"
+
+
+def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
+    """Start a process that outlives the caller, its process group and its terminal.
+
+    The new process leads its own session and is a child of init, so it never becomes a zombie of the caller.
+
+    Args:
+        argv: Program (an absolute path) and arguments.
+        env: The complete environment of the process.
+        log: File to which its standard output and standard error are appended.
+
+    Raises:
+        OSError: The host could not start the process.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        code = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            check=False,
+        ).returncode
+    # SIGKILL is not a failure: another process ended the node with this tag before its program started.
+    if code not in (0, -signal.SIGKILL):
+        raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
+
+
+def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | None) -> list[ProcessId]:
+    """Find all processes that belong to a node, except the caller.
+
+    A process belongs to the node if it shows any of three signs, because each sign alone misses some processes:
+
+    - The environment tag. Ray's agents overwrite it with their process title.
+    - Files open for writing in one of the node's folders.
+    - The supervisor's session. Job drivers have their own session.
+    """
+    session = supervisor.pid if supervisor and supervisor.boot == boot_id() and _owns_session(supervisor) else None
+    tag = f"{NODE_TAG}={node_id}".encode()
+    prefixes = tuple(f"{folder.resolve()}/" for folder in folders)
+    found = []
+    for pid in _pids():
+        stat = process_stat(pid)
+        if stat is None or pid == os.getpid():
+            continue
+        if (session is not None and stat.session == session) or _has_tag(pid, tag) or _has_open(pid, prefixes):
+            found.append(ProcessId(boot_id(), pid, stat.start))
+    return found
+
+
+def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[ProcessId]:
+    """Send SIGKILL to all processes that `find` returns, until it returns none.
+
+    Args:
+        find: Function that searches again at each call, so that newly forked processes are found too.
+        patience: Seconds to keep trying. A process in an uninterruptible system call may need a while to end.
+
+    Returns:
+        The processes that still run at the end; empty if all have ended.
+    """
+    until = time.monotonic() + patience
+    while left := find():
+        for process in left:
+            process.signal(signal.SIGKILL)
+        if time.monotonic() > until:
+            return left
+        time.sleep(0.02)  # the kernel ends killed processes asynchronously
+    return []
+
+
+def _owns_session(supervisor: ProcessId) -> bool:
+    """Return whether the session with the supervisor's pid is still the supervisor's.
+
+    The kernel does not reuse a pid while it is the id of a session. So the answer is False only if another process has
+    this pid now.
+    """
+    now = ProcessId.of(supervisor.pid)
+    return now is None or now == supervisor
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _has_tag(pid: int, tag: bytes) -> bool:
+    try:
+        return tag in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # the process has ended, or belongs to another user
+        return False
+
+
+def _has_open(pid: int, prefixes: tuple[str, ...]) -> bool:
+    """Return whether a process has a file open for writing in one of some folders.
+
+    Files open for reading do not count, because any process may read a log there.
+    """
+    try:
+        return any(
+            os.readlink(entry.path).startswith(prefixes) and _writes(pid, entry.name)
+            for entry in os.scandir(f"/proc/{pid}/fd")
+        )
+    except OSError:
+        return False
+
+
+def _writes(pid: int, descriptor: str) -> bool:
+    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
+        if line.startswith("flags:"):
+            return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False

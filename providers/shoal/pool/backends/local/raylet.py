@@ -1,0 +1,122 @@
+"""Start a Ray node on loopback, owned by the calling process. This is the only module that uses Ray's private API.
+
+`ray start` cannot be bound to loopback, but `ray._private.node.Node` can. The child processes of `Node` end with the
+*thread* that starts them (PDEATHSIG). So `Node` has to be created in the main thread of a process that does nothing
+else: the supervisor. The variables of `endpoint.ray_environment` have to be set before this module is imported.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+from ray.core.generated import autoscaler_pb2
+from ray.exceptions import RayError
+
+from shoal.pool.tunables import HEAD_PATIENCE
+
+_RPC_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class RayletSpec:
+    """Settings of one local Ray node."""
+
+    name: str
+    folder: Path
+    cpus: int
+    gpus: int
+    object_store_bytes: int
+    gcs: str | None
+    """Address of the head to join; None if this node is the head."""
+    ip: str = "127.0.0.1"
+    """Address on which the node listens and at which the other nodes reach it."""
+
+
+class Raylet:
+    """A running Ray node. The constructor has to run in the main thread, and returns after the node has joined.
+
+    Raises:
+        Exception: Ray could not start the node.
+    """
+
+    def __init__(self, spec: RayletSpec) -> None:
+        is_head = spec.gcs is None
+        params = RayParams(
+            node_ip_address=spec.ip,
+            node_name=spec.name,
+            temp_dir=str(spec.folder),
+            num_cpus=spec.cpus,
+            num_gpus=spec.gpus,
+            object_store_memory=spec.object_store_bytes,
+            labels={"shoal-node": spec.name},
+            min_worker_port=0,
+            max_worker_port=0,
+            dashboard_agent_listen_port=0,
+            include_log_monitor=is_head,
+            gcs_address=spec.gcs,
+        )
+        if is_head:
+            params.update(include_dashboard=True, dashboard_host=spec.ip, dashboard_port=0, no_monitor=True)
+        self._node = Node(params, head=is_head, shutdown_at_exit=False, spawn_reaper=True)
+        self._head = spec.gcs
+        self._silent_since: float | None = None
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """The node's ``gcs`` (host:port to join), ``api`` (URL of the Job API) and ``ray_node_id`` (Ray's id)."""
+        return {
+            "gcs": self._node.gcs_address,
+            "api": f"http://{self._node.webui_url}",
+            "ray_node_id": self._node.node_id,
+        }
+
+    def dead(self) -> str | None:
+        """Return why the node cannot be used any more (a process ended, or the head is unreachable), else None."""
+        gone = [f"{kind} (exit code {process.returncode})" for kind, process in self._node.dead_processes()]
+        if gone:
+            return f"{', '.join(gone)} ended by itself"
+        # Without this check, Ray itself gives up after 180 s (the TCP timeout plus one minute), and then ends the
+        # process that sends the requests, which is the supervisor.
+        if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
+            return f"the head at {self._head} cannot be reached"
+        return None
+
+    def busy(self) -> bool:
+        """Return whether a task, actor or placement group uses this node's CPUs or GPUs.
+
+        Also return True if the head does not answer.
+        """
+        try:
+            said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
+        except RayError:
+            # The time counts from the first missed answer, not from the last received one. So a supervisor that was
+            # paused asks again before it gives up.
+            self._silent_since = self._silent_since or time.monotonic()
+            return True  # ending a busy node would be worse than keeping an idle one
+        self._silent_since = None
+        state = autoscaler_pb2.GetClusterResourceStateReply.FromString(said).cluster_resource_state
+        mine = bytes.fromhex(self._node.node_id)
+        node = next((node for node in state.node_states if node.node_id == mine), None)
+        return node is not None and any(
+            node.available_resources.get(name, 0.0) < total
+            for name, total in node.total_resources.items()
+            if name in ("CPU", "GPU")
+        )
+
+    def drain(self, seconds: float, reason: str) -> None:
+        """Tell Ray's scheduler to place no new work on this node."""
+        self._node.get_gcs_client().drain_node(
+            self._node.node_id,
+            autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
+            reason,
+            int((time.time() + seconds) * 1000),
+            timeout=_RPC_TIMEOUT_S,
+        )
+
+    def stop(self) -> None:
+        """End the node's processes, and announce this to the head if the head still runs."""
+        self._node.kill_all_processes(check_alive=False, allow_graceful=True)

@@ -1,0 +1,1 @@
+"""Backend for existing Ray clusters: watch them and request nodes over HTTP."""

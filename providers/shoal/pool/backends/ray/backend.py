@@ -1,0 +1,154 @@
+"""Backend for existing Ray clusters. It watches and requests nodes over HTTP, but never starts or ends them.
+
+A node row of such a pool is a claim for one of the cluster's nodes. The row is bound to a node as soon as the node has
+joined the cluster. So demand, leases and rollback work as in other pools. Ending a node deletes only the claim. If the
+cluster has a Ray autoscaler, it ends idle nodes after fewer nodes are requested.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError, PoolUnreachableError
+from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen
+from shoal.pool.backends.ray.client import Cluster, ClusterNode, ConnectionRefusedByClusterError
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import CLUSTER_START_TIMEOUT
+
+log = logging.getLogger(__name__)
+
+_GCS_PORT = 6379
+"""Ray's default port, used unless the pool's `gcs` option gives another."""
+
+
+class RayBackend:
+    """Backend for existing Ray clusters, with or without an autoscaler."""
+
+    bound_to_host = False
+    start_timeout = CLUSTER_START_TIMEOUT
+    start_timeout_per_node = 0.0
+
+    def admit(self, spec: PoolSpec, size: int) -> None:
+        """Reject a size above the cluster's number of nodes, unless the cluster has an autoscaler."""
+        cluster = Cluster(spec)
+        there = len(cluster.nodes())
+        if size <= there or cluster.has_autoscaler():
+            return
+        raise InvalidArgumentError(
+            f'pool "{spec.name}" is a static Ray cluster of {there} nodes (it has no autoscaler): it cannot have '
+            f"{size}; request {there} at most, or ask the administrator of {spec.address} to add nodes"
+        )
+
+    def prepare(self, spec: PoolSpec) -> None:
+        """Do nothing, because the cluster and its token exist already."""
+
+    def discard(self, name: str, *, everything: bool) -> None:
+        """Do nothing, because `prepare` creates nothing."""
+
+    def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
+        """Report bound nodes that have left the cluster, and match free nodes of the cluster to unbound rows."""
+        if not nodes:
+            return Seen()
+        try:
+            there = Cluster(spec).nodes()
+        except PoolUnreachableError as error:
+            return Seen(silence=str(error))
+        alive = {node.id for node in there}
+        bound = {ref.id: ref.endpoint["ray_node_id"] for ref in nodes if ref.endpoint}
+        free = [node for node in there if node.id not in bound.values()]
+        return Seen(
+            lost={
+                ref: f"Ray node {node[:12]} has left the cluster" for ref, node in bound.items() if node not in alive
+            },
+            arrived={
+                ref.id: _arrival(spec, node, there)
+                for ref, node in _matched([ref for ref in nodes if ref.id not in bound], free)
+            },
+        )
+
+    def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
+        """Request the pool's total size from the autoscaler. A cluster without autoscaler already has all its nodes."""
+        if pool.size <= 1:
+            return  # the head runs already
+        cluster = Cluster(pool.spec)
+        try:
+            if cluster.autoscaling() is not False:
+                cluster.submit(_job_id(pool), _order(pool))
+        except PoolUnreachableError as error:
+            log.warning("%s", error)  # the next reconcile run requests the missing nodes again
+
+    def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
+        """Ask the autoscaler for only as many nodes as the pool's size; then the nodes' rows may end."""
+        try:
+            self._lower(pool)
+        except ConnectionRefusedByClusterError:
+            pass  # the head is gone, and its request to the autoscaler with it
+        except PoolUnreachableError as error:
+            hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
+            return {node.id: f"the autoscaler may still keep nodes for this pool: {error}; {hint}" for node in nodes}
+        return {node.id: None for node in nodes}
+
+    def existing(self) -> list[str]:
+        """Return an empty list, because no node of the cluster belongs to shoal."""
+        return []
+
+    def clear(self, node_id: str) -> str | None:
+        """Do nothing, because `existing` returns no nodes."""
+        return None
+
+    def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
+        """Build the head's address from its row, with the token file of the spec."""
+        return Endpoint(head["api"], head["gcs"], Path(spec.token_file).expanduser() if spec.token_file else None)
+
+    def log(self, node: NodeRef) -> str:
+        """Return an empty string, because the cluster's dashboard has the logs."""
+        return ""
+
+    def _lower(self, pool: PoolRef) -> None:
+        """Lower the request to the autoscaler, if the cluster's job list shows that nodes were requested before."""
+        cluster = Cluster(pool.spec)
+        before = cluster.jobs()
+        if any(cluster.asked(job) for job in before):
+            cluster.submit(_job_id(pool), _order(pool))
+            cluster.answer(_job_id(pool))
+            if pool.size <= 1:
+                cluster.forget(_job_id(pool))  # no request is left to remember
+        for job in before:
+            cluster.forget(job)
+
+
+def _job_id(pool: PoolRef) -> str:
+    """Return the id of a decision's Ray job, so that a second process with the same decision finds the job."""
+    return f"shoal-demand-{pool.spec.name}-{pool.stamp:.6f}-{pool.size}"
+
+
+def _order(pool: PoolRef) -> dict[str, object]:
+    spec = pool.spec
+    return {
+        "pool": spec.name,
+        "stamp": pool.stamp,
+        "size": pool.size,
+        "cpus": spec.cpus_per_node,
+        "gpus": spec.gpus_per_node,
+    }
+
+
+def _matched(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
+    """Match rows to nodes: the head's row to the head, the others in order. All processes get the same result."""
+    pairs: list[tuple[NodeRef, ClusterNode]] = []
+    for is_head in (True, False):
+        rows = [ref for ref in waiting if ref.is_head is is_head]
+        pairs += zip(rows, [node for node in free if node.is_head is is_head], strict=False)
+    return pairs
+
+
+def _arrival(spec: PoolSpec, node: ClusterNode, there: Sequence[ClusterNode]) -> Arrival:
+    head = next((other for other in there if other.is_head), node)
+    return Arrival(
+        {"api": str(spec.address).rstrip("/"), "gcs": spec.gcs or f"{head.ip}:{_GCS_PORT}", "ray_node_id": node.id},
+        node.cpus,
+        node.gpus,
+    )

@@ -1,0 +1,228 @@
+"""Take a pool's rows one step forward: expire leases, end operations, plan nodes, claim starts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+from shoal.pool import plan
+from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
+from shoal.pool.holder import is_bound_here
+from shoal.pool.journal import clock, rows
+from shoal.pool.journal.rollback import end_operation
+from shoal.pool.plan import (
+    Snapshot,
+    cooldown,
+    judge,
+    plan_nodes,
+    should_forgive,
+    should_touch,
+    unclaimed,
+    wanted,
+    why_down,
+)
+from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import DRAIN_GRACE, START_TIMEOUT
+from shoal.state import stamps
+from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState, PoolState
+
+
+def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
+    """Mark lost nodes as failed and arrived nodes as ready, unless their rows have changed since they were checked."""
+    for node, seen_as in list(_news(snapshot, looked_at, seen)):
+        if isinstance(seen_as, str):
+            node.state, node.error = NodeState.FAILED, seen_as
+        else:
+            node.state, node.endpoint = NodeState.READY, dict(seen_as.endpoint)
+            node.cpus, node.gpus = seen_as.cpus, seen_as.gpus
+
+
+def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float) -> bool:
+    """Return whether reconciling the pool would change anything."""
+    return (
+        not is_bound_here(snapshot.pool)
+        or clock.has_jumped(snapshot.pool)
+        or any(_has_expired(lease, shared_now) for lease in snapshot.leases)
+        or any(_news(snapshot, looked_at, seen))
+        or plan.is_due(snapshot, now)
+    )
+
+
+def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
+    """Yield each node whose observed state differs from its row, with the reason of its loss or its arrival."""
+    refs = {ref.id: ref for ref in looked_at}
+    taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
+    for node in snapshot.nodes:
+        if NodeRef.of(node) != refs.get(node.id):
+            continue
+        reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id)
+        if reason and node.state not in (NodeState.FAILED, NodeState.ENDING):
+            yield node, reason
+        # Two processes that check at once may match the same new Ray node to different rows. The first row keeps it.
+        elif arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
+            taken.add(arrival.endpoint["ray_node_id"])
+            yield node, arrival
+
+
+@dataclass(frozen=True)
+class Intents:
+    """Nodes that `advance` wants started and ended, and the decisions that it wrote."""
+
+    start: list[NodeRef]
+    end: list[NodeRef]
+    decided: list[str]
+    """One sentence for each operation that ended, each lease that expired, and for the pool going down."""
+    size: int
+    """Number of nodes that the pool should have from now on."""
+
+
+def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
+    """End operations and leases that are due, then write which nodes to start and end so that they match the demand.
+
+    Args:
+        session: The caller's transaction.
+        snapshot: The pool's rows, locked.
+        now: Seconds since the epoch.
+
+    Returns:
+        The nodes to start and end after the transaction, and the decisions.
+    """
+    snapshot, expired = _expire_leases(session, snapshot, now)
+    snapshot, ended = _end_operations(session, snapshot, now, reload=bool(expired))
+    snapshot, gone_down = _stop_or_touch(session, snapshot, now)
+    if should_forgive(snapshot, now):
+        snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
+    # From here on no row is deleted, and the snapshot's rows are changed in place, so the snapshot stays up to date.
+    _end_and_drain(session, snapshot, now)
+    nodes = [*snapshot.nodes, *_start(session, snapshot, now)]
+    pool = snapshot.pool
+    if pool.state is PoolState.STOPPING and not nodes:
+        pool.state = PoolState.DOWN
+    ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
+    return Intents(_claim_starts(nodes, now), ending, [*expired, *ended, *gone_down], wanted(snapshot))
+
+
+def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
+    """Delete the leases that were not renewed in time."""
+    shared_now = stamps.shared_now(session, now)
+    expired = [lease for lease in snapshot.leases if _has_expired(lease, shared_now)]
+    for lease in expired:
+        session.delete(lease)
+    session.flush()
+    left = tuple(lease for lease in snapshot.leases if lease not in expired)
+    return replace(snapshot, leases=left), [f"the lease of {lease.holder} expired" for lease in expired]
+
+
+def _end_operations(session: Session, snapshot: Snapshot, now: float, *, reload: bool) -> tuple[Snapshot, list[str]]:
+    """End the operations that have reached their size or missed their deadline."""
+    ended = [end_operation(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
+    if ended or reload:
+        session.flush()
+        snapshot = rows.load(session, snapshot.pool.name)
+    return snapshot, ended
+
+
+def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
+    """Take the pool down if nothing needs it any more, else write that it is in use."""
+    if why := why_down(snapshot, now):
+        rows.stop(session, snapshot.pool, now)
+        return rows.load(session, snapshot.pool.name), [f"the pool goes down because {why}"]
+    if should_touch(snapshot, now):
+        snapshot.pool.touched_at = now
+    return snapshot, []
+
+
+def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
+    """Write to the rows of surplus nodes that they have to end or drain."""
+    difference = plan_nodes(snapshot, now)
+    by_id = {node.id: node for node in snapshot.nodes}
+    for node_id, reason in difference.end:
+        _intend_end(session, snapshot, by_id[node_id], reason, now)
+    for node_id in difference.drain:
+        node = by_id[node_id]
+        node.state, node.drain_deadline = NodeState.DRAINING, now + DRAIN_GRACE
+
+
+def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
+    """Write rows for the missing nodes."""
+    difference = plan_nodes(snapshot, now)  # plan again, because failed nodes may just have started a cooldown
+    head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
+    head_id = head.id if head else None
+    started = []
+    if difference.start_head:
+        started.append(_intend_start(session, snapshot, is_head=True, head_id=None, queue=1, now=now))
+    started += [
+        _intend_start(session, snapshot, is_head=False, head_id=head_id, queue=number + 1, now=now)
+        for number in range(difference.start_workers)
+    ]
+    return started
+
+
+def _has_expired(lease: Lease, shared_now: float) -> bool:
+    """Return whether a lease was not renewed for its time to live.
+
+    A lease renewed on this host since its last boot is checked against the monotonic clock, which a suspend or a change
+    of the wall clock does not affect. A lease of another host is checked against the clock that both hosts share.
+    """
+    unrenewed = stamps.age(lease.expires_at, lease.renewed_clock)
+    return lease.expires_at <= shared_now if unrenewed is None else unrenewed >= lease.ttl
+
+
+def _intend_start(
+    session: Session, snapshot: Snapshot, *, is_head: bool, head_id: str | None, queue: int, now: float
+) -> Node:
+    pool = snapshot.pool
+    spec = PoolSpec.model_validate(pool.spec)
+    cause = max(
+        (row for row in snapshot.operations if row.state is OperationState.OPEN),
+        key=lambda row: row.size,
+        default=None,
+    )
+    backend = BACKENDS[spec.backend]()
+    deadline = now + backend.start_timeout + queue * backend.start_timeout_per_node
+    node = Node(
+        id=uuid.uuid4().hex[:10],
+        pool=pool.name,
+        name=f"{pool.name}-{pool.next_node}",
+        is_head=is_head,
+        state=NodeState.PLANNED,
+        epoch=pool.epoch,
+        head_id=head_id,
+        operation_id=cause.id if cause else None,
+        cpus=spec.cpus_per_node,
+        gpus=spec.gpus_per_node,
+        busy=False,
+        start_deadline=min(deadline, cause.deadline) if cause else deadline,
+        created_at=now,
+    )
+    session.add(node)
+    pool.next_node += 1
+    return node
+
+
+def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, now: float) -> None:
+    never_ready = node.endpoint is None
+    failed = node.state is NodeState.FAILED or (never_ready and now >= node.start_deadline)
+    cause = session.get(Operation, node.operation_id) if node.operation_id else None
+    # The failure counts for the operation that caused the start. If that operation has ended, it does not count at all.
+    if failed and never_ready and cause is not None:
+        if cause.state is OperationState.OPEN:
+            cause.failures += 1
+            cause.node_errors = cause.node_errors | {node.name: reason}
+    elif failed and now - node.created_at < START_TIMEOUT:
+        pool = snapshot.pool
+        pool.start_failures += 1
+        pool.last_failure = f"{node.name}: {reason}"
+        pool.cooldown_until = now + cooldown(pool.start_failures)
+    node.state, node.error = NodeState.ENDING, reason
+
+
+def _claim_starts(nodes: Sequence[Node], now: float) -> list[NodeRef]:
+    """Write the spawn time to the nodes that need a supervisor now, and return these nodes."""
+    due = unclaimed(nodes, now)
+    for node in due:
+        node.spawned_at = now
+    return [NodeRef.of(node) for node in due]

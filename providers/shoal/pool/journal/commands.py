@@ -1,0 +1,344 @@
+"""Record requests for a pool in its rows: up, scale, lease, renew, release, alter, down and delete.
+
+Every function works inside the caller's transaction. It either raises, or writes the request to the rows.
+`shoal.pool.reconcile` carries the request out.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolStoppingError
+from shoal.pool.backends import BACKENDS
+from shoal.pool.holder import ANYWHERE, bind_here, is_here
+from shoal.pool.journal import clock, rows
+from shoal.pool.spec import PoolSpec
+from shoal.state import stamps
+from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
+
+
+def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None = None, now: float) -> bool:
+    """Set a pool's state to up, without any demand. Return whether it was down before.
+
+    If the pool was down, its epoch increases by one.
+
+    Raises:
+        PoolStoppingError: The pool is still going down.
+        PoolDownError: The pool is bound to another machine.
+    """
+    pool = session.get(Pool, spec.name, with_for_update=True)
+    if pool is None:
+        pool = Pool(
+            name=spec.name, epoch=0, created_at=now, state=PoolState.DOWN, host=ANYWHERE, clock=stamps.present()
+        )
+        session.add(pool)
+    else:
+        clock.follow(session, pool)
+    if pool.state is PoolState.STOPPING:
+        raise PoolStoppingError(f'pool "{spec.name}" is still going down')
+    if pool.state is PoolState.UP:
+        rows.require_here(pool)
+        return False
+    pool.spec = json.loads(spec.model_dump_json())
+    pool.state = PoolState.UP
+    if BACKENDS[spec.backend]().bound_to_host:
+        bind_here(pool)
+    else:
+        pool.host, pool.host_id = ANYWHERE, None
+    pool.min_nodes = spec.min_nodes
+    pool.max_nodes = spec.max_nodes
+    pool.epoch += 1
+    pool.next_node = 0
+    pool.owner = owner
+    _try_at_once(pool)
+    pool.touched_at = now
+    session.flush()
+    return True
+
+
+def up(
+    session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, owner: dict[str, Any] | None, now: float
+) -> tuple[str, bool]:
+    """Set a pool's state to up and its base demand to MIN_NODES, unless it has a base demand already.
+
+    Returns:
+        The operation's id, and whether the pool was down before.
+
+    Raises:
+        InvalidArgumentError: The pool is up with other settings.
+        PoolDownError: The pool is going down, or is bound to another machine.
+    """
+    begins = begin_life(session, spec, owner=owner, now=now)
+    pool = session.get_one(Pool, spec.name)
+    if PoolSpec.model_validate(pool.spec) != spec:
+        raise InvalidArgumentError(
+            f'pool "{spec.name}" is already up with other settings, {PoolSpec.model_validate(pool.spec).uri}: '
+            f"change its limits with `shoal pool alter`, or run `shoal pool down {spec.name}` first"
+        )
+    pool.touched_at = now
+    demand = session.get(Demand, spec.name)
+    operation = _open(session, pool, OperationKind.UP, pool.min_nodes, holder, now + rollback_after, now)
+    if demand is None:
+        session.add(Demand(pool=pool.name, size=pool.min_nodes, operation_id=operation.id, set_at=now))
+    return operation.id, begins
+
+
+def scale(
+    session: Session,
+    name: str,
+    size: int,
+    *,
+    holder: str,
+    rollback_after: float,
+    block_until_min_cluster_size: int | None,
+    now: float,
+) -> str:
+    """Set the base demand. Return the id of the new operation.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is not up, or is bound to another machine.
+        InvalidArgumentError: The size is outside the pool's limits.
+    """
+    snapshot = rows.load(session, name)
+    pool = snapshot.pool
+    rows.require_up(pool)
+    _require_below_max(pool, size, "a size")
+    if size < pool.min_nodes:
+        raise InvalidArgumentError(
+            f'a size of {size} is below MIN_NODES={pool.min_nodes} of pool "{name}": lower it with '
+            f"`shoal pool alter {name} --min-nodes {size}` or shoal.alter_pool({name!r}, min_nodes={size})"
+        )
+    operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
+    operation.block_until_min_cluster_size = block_until_min_cluster_size
+    demand = snapshot.demand
+    if demand is None:  # a lease had started the pool; with a base demand it stays up after the lease
+        session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
+    else:
+        operation.replaced_size = demand.size
+        operation.replaced_operation_id = demand.operation_id
+        demand.size, demand.operation_id, demand.set_at = size, operation.id, now
+    pool.touched_at = now
+    _try_at_once(pool)
+    return operation.id
+
+
+def lease(
+    session: Session,
+    name: str,
+    size: int,
+    *,
+    holder: str,
+    ttl: float,
+    rollback_after: float,
+    block_until_min_cluster_size: int | None,
+    now: float,
+) -> tuple[str, Lease]:
+    """Create a holder's lease, or renew the lease that it has with the new size and a new epoch.
+
+    Returns:
+        The id of the new operation, and the lease.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is not up, or is bound to another machine.
+        InvalidArgumentError: The size is above MAX_NODES.
+    """
+    snapshot = rows.load(session, name)
+    pool = snapshot.pool
+    rows.require_up(pool)
+    _require_below_max(pool, size, "a lease")
+    lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
+    replaced = lease.size if lease else None
+    if lease is None:
+        lease = Lease(id=uuid.uuid4().hex[:12], pool=name, holder=holder, epoch=0, created_at=now)
+        session.add(lease)
+    lease.size, lease.ttl = size, ttl
+    _prolong(session, lease, now)
+    lease.epoch += 1
+    operation = _open(session, pool, OperationKind.LEASE, size, holder, now + rollback_after, now)
+    operation.lease_id, operation.block_until_min_cluster_size, operation.replaced_size = (
+        lease.id,
+        block_until_min_cluster_size,
+        replaced,
+    )
+    pool.touched_at = now
+    _try_at_once(pool)
+    return operation.id, lease
+
+
+def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
+    """Extend a lease by its time to live.
+
+    Raises:
+        FencedError: The lease has expired, was released, or was requested again under a newer epoch.
+    """
+    lease = session.get(Lease, lease_id, with_for_update=True)
+    if lease is None:
+        raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
+    if lease.epoch != epoch:
+        raise FencedError(
+            f"lease {lease_id} is at epoch {lease.epoch}, but this handle has epoch {epoch}: the same holder has "
+            "requested the lease again, and only the newest handle may renew it"
+        )
+    _prolong(session, lease, now)
+    pool = session.get_one(Pool, lease.pool)
+    clock.follow(session, pool)
+    pool.touched_at = now
+
+
+def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
+    """Extend a holder's lease by its time to live. Return False if the holder has no lease.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    mine = next((lease for lease in rows.load(session, name).leases if lease.holder == holder), None)
+    if mine is None:
+        return False
+    renew(session, mine.id, mine.epoch, now)
+    return True
+
+
+def release(session: Session, name: str, holder: str, now: float) -> int:
+    """Delete a holder's leases. Return how many were deleted.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    snapshot = rows.load(session, name)
+    mine = [lease for lease in snapshot.leases if lease.holder == holder]
+    for lease in mine:
+        session.delete(lease)
+    snapshot.pool.touched_at = now
+    return len(mine)
+
+
+def down(session: Session, name: str, now: float) -> None:
+    """Request that a pool goes down. Its demand and leases are deleted at once, each node's row after the node ended.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is bound to another machine.
+    """
+    snapshot = rows.load(session, name)
+    rows.require_here(snapshot.pool)
+    rows.stop(session, snapshot.pool, now)
+
+
+def abandon(session: Session, name: str, now: float) -> None:
+    """Set a pool's state to down and delete its node rows, without contacting its cluster.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        InvalidArgumentError: The pool is local. The nodes of a local pool must be ended first.
+    """
+    pool = rows.load(session, name).pool
+    if BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host:
+        raise InvalidArgumentError(
+            f'pool "{name}" is local and cannot be abandoned: `shoal pool down {name}` ends its nodes; if a node does '
+            "not end, run `shoal sweep` to try again"
+        )
+    rows.stop(session, pool, now)
+    session.execute(delete(Node).where(Node.pool == name))
+    pool.state = PoolState.DOWN
+
+
+def remove(session: Session, name: str, *, abandon: bool) -> None:
+    """Delete all rows of a pool except those of its jobs.
+
+    Args:
+        session: A write transaction.
+        name: Name of the pool.
+        abandon: Delete the rows even if the pool's host or cluster may still run its nodes. A supervisor that finds its
+            row deleted ends its node.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        PoolElsewhereError: The pool is bound to another machine, and `abandon` is False.
+        PoolDownError: The pool is not down, and `abandon` is False.
+        InvalidArgumentError: `abandon` is True, but the pool is bound to this machine, which can end its nodes.
+    """
+    pool = rows.load(session, name).pool
+    bound = BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host
+    if abandon:
+        if bound and is_here(pool):
+            raise InvalidArgumentError(
+                f'pool "{name}" is on this host, which can end its nodes: run `shoal pool delete {name}` without '
+                "--abandon"
+            )
+    else:
+        rows.require_here(pool)
+        if pool.state is not PoolState.DOWN:
+            raise PoolDownError(f'pool "{name}" is {pool.state.value}: `shoal pool down {name}` ends its nodes first')
+    session.delete(pool)
+
+
+def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:
+    """Change a pool's MIN_NODES and MAX_NODES.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below a lease or the base demand.
+        PoolDownError: The pool is bound to another machine.
+    """
+    snapshot = rows.load(session, name)
+    pool = snapshot.pool
+    rows.require_here(pool)
+    low = pool.min_nodes if min_nodes is None else min_nodes
+    high = pool.max_nodes if max_nodes is None else max_nodes
+    fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
+    spec = PoolSpec.parse(fields)
+    claims = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
+    if snapshot.demand:
+        claims["its base demand"] = snapshot.demand.size
+    for what, size in claims.items():
+        if size > high:
+            raise InvalidArgumentError(
+                f'max_nodes={high} of pool "{name}" is below {what} ({size} nodes): scale down first'
+            )
+    pool.spec = json.loads(spec.model_dump_json())
+    pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
+
+
+def _prolong(session: Session, lease: Lease, now: float) -> None:
+    """Set a lease's expiry to now plus its time to live."""
+    lease.expires_at = stamps.shared_now(session, now) + lease.ttl
+    lease.renewed_clock = stamps.stamp(lease.expires_at)
+
+
+def _try_at_once(pool: Pool) -> None:
+    """Reset the failure count and cooldown for a new request, because the cause may have been fixed."""
+    pool.start_failures, pool.last_failure, pool.cooldown_until = 0, None, None
+
+
+def _require_below_max(pool: Pool, size: int, what: str) -> None:
+    if size > pool.max_nodes:
+        raise InvalidArgumentError(
+            f'{what} of {size} is above MAX_NODES={pool.max_nodes} of pool "{pool.name}": raise it with '
+            f"`shoal pool alter {pool.name} --max-nodes {size}` or shoal.alter_pool({pool.name!r}, max_nodes={size})"
+        )
+
+
+def _open(
+    session: Session, pool: Pool, kind: OperationKind, size: int, holder: str, deadline: float, now: float
+) -> Operation:
+    operation = Operation(
+        id=uuid.uuid4().hex[:12],
+        pool=pool.name,
+        kind=kind,
+        state=OperationState.OPEN,
+        holder=holder,
+        size=size,
+        deadline=deadline,
+        failures=0,
+        node_errors={},
+        created_at=now,
+    )
+    session.add(operation)
+    return operation

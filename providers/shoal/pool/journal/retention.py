@@ -1,0 +1,25 @@
+"""Delete old operations and old logs of ended nodes. A node's folder is deleted when the node ends."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from shoal.pool.journal import rows
+from shoal.pool.tunables import KEEP_LOGS, KEEP_OPERATIONS
+from shoal.state import Store, home
+
+
+def retain(store: Store, name: str, now: float) -> None:
+    """Delete a pool's old records: ended operations except the newest, and old logs of ended nodes.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    with store.transaction() as session:
+        nodes = {node.name for node in rows.load(session, name).nodes}
+        rows.keep_newest_operations(session, name, KEEP_OPERATIONS)
+    # ray:// pools have no such folder. Another process may delete the same log at the same time.
+    for log in (home() / "pools" / name / "logs").glob("*.log"):
+        with suppress(FileNotFoundError):
+            if log.stem not in nodes and now - log.stat().st_mtime > KEEP_LOGS:
+                log.unlink()

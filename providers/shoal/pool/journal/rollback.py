@@ -1,0 +1,73 @@
+"""End operations: record the result, and restore demand and leases when an operation is rolled back."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from shoal.pool.journal import rows
+from shoal.pool.plan import Snapshot, Verdict
+from shoal.state.schema import Lease, Operation, OperationKind, OperationState
+
+
+def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
+    """Roll an operation back because its caller gave it up. Return False if it had ended or was never written."""
+    operation = session.get(Operation, operation_id)
+    if operation is None or operation.state is not OperationState.OPEN:
+        return False
+    snapshot = rows.load(session, operation.pool)
+    end_operation(session, snapshot, Verdict(operation_id, OperationState.ROLLED_BACK, reason), now)
+    return True
+
+
+def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: float) -> str:
+    """Record how an operation ended, and update demand and leases. Return a sentence for the log."""
+    operation = next(row for row in snapshot.operations if row.id == verdict.operation_id)
+    operation.state, operation.error, operation.ended_at = verdict.state, verdict.reason, now
+    if now >= operation.deadline:
+        late = [node for node in snapshot.nodes if node.operation_id == operation.id and node.endpoint is None]
+        why = {node.name: node.error or f"{node.state.value} still at the deadline" for node in late}
+        operation.node_errors = operation.node_errors | why
+    _apply(session, snapshot, operation, verdict, now)
+    ended = f"{operation.kind.value} to {operation.size} of {operation.holder}: {verdict.state.value.replace('_', ' ')}"
+    return f"{ended}, {verdict.reason}" if verdict.reason else ended
+
+
+def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: Verdict, now: float) -> None:
+    """Update demand and leases after an operation ended."""
+    demand = snapshot.demand
+    if verdict.settle_at is not None and demand and demand.operation_id == operation.id:
+        demand.size, demand.set_at = verdict.settle_at, now
+    lease = session.get(Lease, operation.lease_id) if operation.lease_id else None
+    if verdict.settle_at is not None and lease:
+        lease.size = verdict.settle_at
+    if verdict.state is not OperationState.ROLLED_BACK:
+        return
+    if operation.kind is OperationKind.LEASE:
+        if lease:
+            _take_back(session, snapshot, operation, lease)
+        return
+    # A later operation replaced this operation's demand. If it is rolled back, it must not restore that demand, but the
+    # demand that this operation had replaced.
+    for later in snapshot.operations:
+        if later.replaced_operation_id == operation.id:
+            later.replaced_size = operation.replaced_size
+            later.replaced_operation_id = operation.replaced_operation_id
+    if demand is None or demand.operation_id != operation.id:
+        return
+    if operation.replaced_size is None:
+        session.delete(demand)  # there was no demand before; the pool goes down unless a lease keeps it up
+    else:
+        demand.size, demand.operation_id, demand.set_at = operation.replaced_size, operation.replaced_operation_id, now
+
+
+def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease: Lease) -> None:
+    """Restore the size that a lease had before an operation. Delete the lease if the operation created it."""
+    later = next(
+        (row for row in snapshot.operations if row.lease_id == lease.id and row.created_at > operation.created_at), None
+    )
+    if later is not None:  # the lease was requested again since; that request's rollback restores the older size
+        later.replaced_size = operation.replaced_size
+    elif operation.replaced_size is None:
+        session.delete(lease)
+    else:
+        lease.size = operation.replaced_size

@@ -1,0 +1,141 @@
+"""Read the rows of a pool, and make single changes to them.
+
+Every function of this package works inside the caller's transaction. Demand, operation and node rows change together or
+not at all, so that no process acts on half of a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session, defer
+
+from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
+from shoal.pool.holder import ANYWHERE, bind_here, is_here
+from shoal.pool.journal import clock
+from shoal.pool.plan import Snapshot
+from shoal.state.host import hostname
+from shoal.state.process import ProcessId
+from shoal.state.schema import (
+    JOB_ENDED,
+    Demand,
+    Job,
+    Lease,
+    Node,
+    NodeState,
+    Operation,
+    OperationState,
+    Pool,
+    PoolState,
+)
+
+_UNFINISHED = Job.state.not_in(JOB_ENDED)
+
+
+def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
+    """Return the names of all pools in alphabetical order. Include pools embedded in a process only if `embedded`."""
+    rows = session.scalars(select(Pool).order_by(Pool.name))
+    return [pool.name for pool in rows if embedded or pool.owner is None]
+
+
+def unfinished_jobs(session: Session, pools: Collection[str]) -> list[Job]:
+    """Load the unfinished jobs of some pools, without their specs and results, which may be large."""
+    query = select(Job).where(Job.pool.in_(pools), _UNFINISHED).options(defer(Job.spec), defer(Job.result))
+    return list(session.scalars(query))
+
+
+def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
+    """Load all rows of a pool.
+
+    With `lock`, the pool's row is locked until the transaction ends, and the pool's times are corrected if the wall
+    clock has jumped.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    pool = session.get(Pool, name, with_for_update=lock, populate_existing=True)
+    if pool is None:
+        raise PoolNotFoundError(name, pool_names(session))
+    if lock:
+        clock.follow(session, pool)
+    return Snapshot(
+        pool=pool,
+        demand=session.get(Demand, name),
+        leases=tuple(session.scalars(select(Lease).where(Lease.pool == name).order_by(Lease.created_at))),
+        operations=tuple(
+            session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
+        ),
+        nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
+        works=any(map(_works, session.scalars(select(Job.driver).where(Job.pool == name, _UNFINISHED)))),
+    )
+
+
+def _works(driver: dict[str, Any] | None) -> bool:
+    """Return whether an unfinished job still uses the pool. Its driver may have died without updating the job's row."""
+    return driver is None or not ProcessId.from_json(driver).known_dead()
+
+
+def require_here(pool: Pool) -> None:
+    """Raise an error if a pool is bound to another machine.
+
+    Raises:
+        PoolElsewhereError: The pool is bound to another machine.
+    """
+    if not is_here(pool):
+        here = "another host with the same name" if pool.host == hostname() else hostname()
+        raise PoolElsewhereError(
+            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: run this on '
+            f"{pool.host}; if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
+            pool.host,
+        )
+
+
+def adopt(pool: Pool) -> None:
+    """Write this host's name and id to a pool's row, for rows of shoal 0.1 and after the host was renamed."""
+    if pool.host != ANYWHERE:
+        bind_here(pool)
+
+
+def require_up(pool: Pool) -> None:
+    """Raise an error if a pool is not up.
+
+    Raises:
+        PoolDownError: The pool is not up, or is bound to another machine.
+    """
+    require_here(pool)
+    if pool.state is not PoolState.UP:
+        raise PoolDownError(f'pool "{pool.name}" is {pool.state.value}: `shoal pool up {pool.name}` starts it')
+
+
+def keep_newest_operations(session: Session, name: str, keep: int) -> None:
+    """Delete a pool's ended operations except the newest `keep`, because every read of the pool loads all of them."""
+    ended = session.scalars(
+        select(Operation)
+        .where(Operation.pool == name, Operation.state != OperationState.OPEN)
+        .order_by(Operation.created_at.desc())
+        .offset(keep)
+    )
+    for operation in ended:
+        session.delete(operation)
+
+
+def forget(session: Session, gone: Sequence[str]) -> None:
+    """Delete the rows of nodes that have ended."""
+    session.execute(delete(Node).where(Node.id.in_(gone), Node.state == NodeState.ENDING))
+
+
+def note_stuck(session: Session, node_id: str, problem: str) -> None:
+    """Write to a node's row why the node cannot be ended."""
+    session.execute(update(Node).where(Node.id == node_id).values(error=problem))
+
+
+def stop(session: Session, pool: Pool, now: float) -> None:
+    """Set a pool that is up to stopping, and delete its demand and leases."""
+    if pool.state is PoolState.UP:
+        pool.state = PoolState.STOPPING
+    pool.touched_at = now
+    session.execute(delete(Demand).where(Demand.pool == pool.name))
+    session.execute(delete(Lease).where(Lease.pool == pool.name))
+    session.expire_all()

@@ -1,0 +1,106 @@
+"""The base class of all options and specs that users write, and the one way in which a wrong one is reported."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shoal.errors import InvalidArgumentError, shown
+from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_all
+
+
+class Settings(RedactedRepr, BaseModel):
+    """A frozen set of options.
+
+    Raises:
+        InvalidArgumentError: An option is unknown or missing, or a value is not allowed. The message names the field,
+            its value, what is allowed, and for an unknown field the nearest name there is.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    # Hidden from type checkers, which would take it for the signature and lose the fields.
+    if not TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None:
+            try:
+                super().__init__(**options)
+            except (ValidationError, UnicodeEncodeError) as error:
+                raise InvalidArgumentError(explain(type(self), error)) from None
+
+        # Without this mark pydantic would call `__init__` for each nested model as well, and report its errors one by
+        # one and without the path to their field.
+        __init__.__pydantic_base_init__ = True
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Self:
+        """Build it from a mapping of its fields.
+
+        Raises:
+            InvalidArgumentError: As the constructor.
+        """
+        try:
+            return cls.model_validate(dict(fields))
+        except (ValidationError, UnicodeEncodeError) as error:
+            raise InvalidArgumentError(explain(cls, error)) from None
+
+
+def explain(model: type[BaseModel], error: ValidationError | UnicodeEncodeError) -> str:
+    """Say in one line what is wrong with the options of a model.
+
+    Args:
+        model: The model that was to be built.
+        error: What pydantic raised. It cannot report a lone surrogate, and raises a UnicodeEncodeError instead.
+    """
+    if isinstance(error, UnicodeEncodeError):
+        return f"options must be text that UTF-8 can encode: {error}"
+    return "; ".join(_sentence(model, problem) for problem in error.errors(include_url=False))
+
+
+def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
+    where, kind, given = problem["loc"], problem["type"], problem["input"]
+    message = redact(problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
+    if not where:
+        return message
+    field = redact(".".join(map(str, where)))
+    if kind == "missing":
+        return f"{field} is missing"
+    if kind == "extra_forbidden":
+        return f'unknown option "{field}"{_hint(str(where[-1]), _names(model, where[:-1]))}'
+    if kind == "literal_error" and isinstance(given, str):
+        return f'unknown {field} "{redact_all(given)}": it can be {problem["ctx"]["expected"]}'
+    if isinstance(given, str) and is_secret_name(str(where[-1])):
+        return f"{field}={HIDDEN}: {message}"
+    return f"{field}={redact(shown(redact_all(given)))}: {message}"
+
+
+def _hint(name: str, legal: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, legal, n=1)
+    if near:
+        return f": did you mean {near[0]}?"
+    return f"; allowed options: {', '.join(legal)}" if legal else ""
+
+
+def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Return the options of the model at a path; empty if there is no model at the path."""
+    found: type[BaseModel] | None = model
+    for step in path:
+        if found is None:
+            break
+        fields = {field.alias or name: field for name, field in found.model_fields.items()}
+        if step in fields:  # else it is a key or an index of the field before
+            found = _model_in(fields[str(step)].annotation)
+    return [field.alias or name for name, field in found.model_fields.items()] if found else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation names, alone, as an item, or as one of several alternatives."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType, tuple, list, dict):
+        return next(filter(None, map(_model_in, get_args(annotation))), None)
+    return None

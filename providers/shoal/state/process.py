@@ -1,0 +1,84 @@
+"""Identify a process uniquely by boot id, pid and start time.
+
+A pid alone does not identify a process, because the kernel reuses pids.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.state.host import boot_id, host_id
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """Unique identity of a process, also after the process has ended."""
+
+    boot: str
+    pid: int
+    start: int  # clock ticks after boot
+    host: str = field(default="", compare=False)  # id of its host; empty if written by shoal 0.1
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """Return the identity of a running process, or None if no process has this pid. Zombies count as ended."""
+        stat = process_stat(pid)
+        return None if stat is None else cls(boot_id(), pid, stat.start, host_id())
+
+    @classmethod
+    def mine(cls) -> ProcessId:
+        """Return the identity of the calling process."""
+        me = cls.of(os.getpid())
+        assert me is not None
+        return me
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ProcessId:
+        """Build an identity from the result of :meth:`to_json`."""
+        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]), str(fields.get("host", "")))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the identity as a dict for the store."""
+        return asdict(self)
+
+    def alive(self) -> bool:
+        """Return whether this process still runs on this host."""
+        return self.of(self.pid) == self
+
+    def known_dead(self) -> bool:
+        """Return whether the process has certainly ended. False for other hosts, whose processes cannot be seen."""
+        return self.host in ("", host_id()) and not self.alive()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, unless it has ended."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """Fields of ``/proc/<pid>/stat`` of a running process."""
+
+    session: int
+    """Id of the process's session."""
+    start: int
+    """Start time of the process, in clock ticks after boot."""
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """Read a process's session and start time. Return None if the process has ended or cannot be seen."""
+    try:
+        # The name in the second field may contain spaces and parentheses, so parse only after the last parenthesis.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # the process has ended, or is hidden (another user's, with /proc mounted with hidepid=1)
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return ProcessStat(session=int(fields[3]), start=int(fields[19]))

@@ -1,0 +1,1 @@
+"""Gradient boosting: the code that XGBoost and LightGBM share."""

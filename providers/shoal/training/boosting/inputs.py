@@ -1,0 +1,121 @@
+"""Check the datasets of a training by their Parquet footers, and divide them among the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.data.checks import check_categories, check_group, check_label, validate_columns
+from shoal.data.connector import DataConnector
+from shoal.data.planning.row_groups import Shard
+from shoal.errors import DataError
+from shoal.training.boosting.request import Framework, TrainRequest
+from shoal.training.boosting.rows import Part
+
+REPLICATED_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
+"""Maximum number of rows of an eval set, for libraries where each worker evaluates the whole eval set.
+
+LightGBM's workers evaluate only the rows that they have, and do not combine their metrics. Each worker therefore needs
+all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round.
+"""
+
+
+def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
+    """Open the training set and the eval sets, and check them by their footers.
+
+    Returns:
+        The training set, and the eval sets by name. An eval set with the same spec as the training set is the same
+        object.
+
+    Raises:
+        DataError: A footer shows an error (the message names file, column and row group), or an eval set has too many
+            rows.
+    """
+    train = DataConnector.from_spec(request.dataset)
+    columns = (request.input_cols, request.label_col, request.extra_cols)
+    categorical = request.categorical_cols
+    validate_columns(train.source, *columns, categorical_cols=categorical)
+    types = {name: train.schema().field(name).type for name in categorical}
+    check_label(train.source, request.label_col)
+    if request.group_col is not None:
+        check_group(train.source, request.group_col)
+    eval_sets = {}
+    most = REPLICATED_ROWS.get(request.framework)
+    for name, spec in request.eval_set.items():
+        connector = train if spec == request.dataset else DataConnector.from_spec(spec)
+        if most is not None and connector.num_rows() > most:
+            raise DataError(
+                f'eval_set "{name}" has {connector.num_rows():,} rows, but with {request.framework} every worker '
+                f"evaluates the whole eval set, so at most {most:,} rows are allowed: use a part of it, for example "
+                "one that random_split creates"
+            )
+        eval_sets[name] = connector
+        if connector is train:
+            continue
+        try:
+            validate_columns(connector.source, *columns, categorical_cols=categorical, allow_all_null=True)
+            check_categories(connector.source, types)
+            check_label(connector.source, request.label_col)
+            if request.group_col is not None:
+                check_group(connector.source, request.group_col)
+        except DataError as exc:
+            raise DataError(f'eval_set "{name}": {exc}') from exc
+    return train, eval_sets
+
+
+def shard_datasets(
+    train: DataConnector,
+    eval_sets: Mapping[str, DataConnector],
+    num_workers: int,
+    seed: int,
+    group_col: str | None,
+    *,
+    whole: bool = False,
+    none_empty: bool = False,
+) -> list[tuple[Part, dict[str, Part]]]:
+    """Divide the training set and the eval sets among the workers.
+
+    Args:
+        train: Training set.
+        eval_sets: Eval sets by name.
+        num_workers: Number of workers.
+        seed: Seed of the plans that divide the rows.
+        group_col: Column of groups whose rows must stay together on one worker, or None.
+        whole: Whether every worker gets all rows of the eval sets.
+        none_empty: Whether every worker needs at least one row of each eval set.
+
+    Returns:
+        For each rank: its part of the training set, and its part of each eval set by name.
+
+    Raises:
+        DataError: A dataset has too few rows or groups for the workers.
+    """
+    mine = [Part(train, shard) for shard in train.plan(num_workers, seed, group_col)]
+    evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
+    for name, connector in eval_sets.items():
+        if whole:
+            everything = Part(connector, connector.plan(1, seed, group_col)[0])
+            for rank in range(num_workers):
+                evals[rank][name] = everything
+            continue
+        if connector is train:
+            for rank in range(num_workers):
+                evals[rank][name] = mine[rank]
+            continue
+        # An eval set may have fewer rows than there are workers. The last workers then get no rows.
+        shards = _plan(connector, num_workers, seed, group_col)
+        if none_empty and len(shards) < num_workers:
+            what = "row" if group_col is None else "group"
+            raise DataError(
+                f'eval_set "{name}" has {len(shards)} {what}{"s" * (len(shards) > 1)}, too few for {num_workers} '
+                f"workers, each of which evaluates custom_metric on a part of its own: add {what}s to the eval set, or "
+                "use fewer workers"
+            )
+        for rank in range(num_workers):
+            evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
+    return list(zip(mine, evals, strict=True))
+
+
+def _plan(connector: DataConnector, num_workers: int, seed: int, group_col: str | None) -> tuple[Shard, ...]:
+    """Divide an eval set into one shard per worker, or fewer if it has fewer rows or groups than workers."""
+    most = connector.num_groups(group_col) if group_col else connector.num_rows()
+    return connector.plan(min(num_workers, most), seed, group_col)

@@ -1,0 +1,125 @@
+"""Merge a boosting library's parameters with the estimator's arguments, and refuse contradictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.user_code import Objective
+
+ROUNDS = "n_estimators"
+"""Canonical name for the number of rounds; all names that the libraries use are aliases of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names and aliases of a library's parameters and objectives.
+
+    Args:
+        library: Name of the library.
+        aliases: Alias of a parameter -> canonical name.
+        objectives: Alias of an objective -> canonical name.
+    """
+
+    library: str
+    aliases: Mapping[str, str]
+    objectives: Mapping[str, str]
+
+    def canonical(self, name: str) -> str:
+        """Return the canonical name of a parameter."""
+        return self.aliases.get(name, name)
+
+    def objective(self, name: Any) -> Any:
+        """Return the canonical name of an objective."""
+        return self.objectives.get(name, name)
+
+
+def merge(
+    params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int, names: Names
+) -> dict[str, Any]:
+    """Merge the user's params with the estimator's `objective` and `n_estimators`, and refuse contradictions.
+
+    Args:
+        params: The user's parameters.
+        objective: The estimator's `objective` argument: the name of an objective, a function, or None.
+        n_estimators: The estimator's number of rounds.
+        names: Names and aliases of the library's parameters.
+
+    Returns:
+        The parameters under the names that the user wrote, with values that JSON can represent (NumPy scalars are
+        converted to Python numbers). The result contains a named objective, but not an objective function and not the
+        number of rounds.
+
+    Raises:
+        InvalidArgumentError: A parameter is given twice with different values, or a value cannot be represented as
+            JSON.
+    """
+    merged = {name: _plain(name, value) for name, value in dict(params or {}).items()}
+    given: dict[str, tuple[str, Any]] = {}
+    for name, value in merged.items():
+        canonical = names.canonical(name)
+        if canonical in given and given[canonical][1] != value:
+            other, theirs = given[canonical]
+            raise InvalidArgumentError(
+                f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
+                "remove one"
+            )
+        given[canonical] = (name, value)
+    if callable(objective):
+        if "objective" in given:
+            name, inside = given["objective"]
+            raise InvalidArgumentError(f'objective is a function, but params contain {name}="{inside}": remove one')
+    elif objective is not None:
+        if not isinstance(objective, str):
+            raise InvalidArgumentError(
+                f"objective must be a function or the name of an objective of {names.library}, not {objective!r}"
+            )
+        name, inside = given.get("objective", ("objective", objective))
+        if names.objective(inside) != names.objective(objective):
+            raise InvalidArgumentError(
+                f'objective="{objective}" is given, but params contain {name}="{inside}": remove one'
+            )
+        merged[name] = objective
+    if ROUNDS in given:
+        name, value = given[ROUNDS]
+        if value != n_estimators:
+            raise InvalidArgumentError(
+                f"params contain {name}={value!r}, but the estimator has n_estimators={n_estimators}: "
+                f"remove {name} from params and set n_estimators"
+            )
+    return {name: value for name, value in merged.items() if names.canonical(name) != ROUNDS}
+
+
+def seed_in(params: Mapping[str, Any], otherwise: int, names: Names) -> int:
+    """Return the seed in the parameters, or `otherwise` if they contain none.
+
+    Raises:
+        InvalidArgumentError: The seed is not an integer.
+    """
+    seed = next((value for name, value in params.items() if names.canonical(name) == "seed"), otherwise)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InvalidArgumentError(f"params contain seed={seed!r}: a seed must be an integer")
+    return seed
+
+
+def _plain(name: str, value: Any) -> Any:
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"a parameter's name must be a str, not {name!r}")
+    if isinstance(value, list | tuple):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(name, item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        # Hyperparameter search libraries produce NumPy scalars and arrays.
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int | float | list):
+        return value
+    if callable(value):
+        raise InvalidArgumentError(
+            f"params[{name!r}] is a function: pass it to the estimator as objective or custom_metric instead"
+        )
+    raise InvalidArgumentError(
+        f"params[{name!r}] must be a number, a str, a bool, or a list or dict of these, not {value!r}"
+    )

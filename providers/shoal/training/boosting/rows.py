@@ -1,0 +1,271 @@
+"""Decode and check the rows of a shard, one row range at a time, for the boosting libraries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.categories import Categories, encoded
+from shoal.data.checks import check_label_values
+from shoal.data.ingest import ArrowIngester
+from shoal.data.matrix import to_matrix, to_vector
+from shoal.data.parquet.filesystems import is_local
+from shoal.data.planning.groups import group_starts
+from shoal.data.planning.row_groups import RowRange, Shard
+from shoal.data.planning.sizes import FLOAT32_BYTES
+from shoal.errors import DataError
+from shoal.training.host import memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from shoal.data.connector import DataConnector
+
+CheckLabel = Callable[["np.ndarray", RowRange], None]
+"""Function that raises DataError if the objective does not accept a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One worker's rows of one dataset.
+
+    Args:
+        connector: Dataset.
+        shard: Rows of this worker; may be empty for an eval set.
+    """
+
+    connector: DataConnector
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Roles of a dataset's columns.
+
+    Args:
+        features: Feature columns, in the model's order.
+        label: Label column.
+        weight: Column of row weights, or None.
+        base_margin: Column of the scores (margins) from which boosting starts, or None.
+        group: Column of groups, or None.
+        categories: Categorical feature column -> its categories.
+    """
+
+    features: tuple[str, ...]
+    label: str
+    weight: str | None = None
+    base_margin: str | None = None
+    group: str | None = None
+    categories: Categories = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns without duplicates, in reading order."""
+        return [
+            name
+            for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin, self.group))
+            if name is not None
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The decoded rows of one row range.
+
+    Args:
+        data: Features, float32 ``[rows, columns]``.
+        label: Labels, float32 ``[rows]``.
+        weight: Weights, float32 ``[rows]``, or None.
+        base_margin: Margins, float32 ``[rows]``, or None.
+        group: Number of each row's group within the shard, int64 ``[rows]``, or None.
+    """
+
+    data: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray | None = None
+    base_margin: np.ndarray | None = None
+    group: np.ndarray | None = None
+
+    def __getitem__(self, rows: slice) -> Batch:
+        """Return a batch with a slice of the rows."""
+        return self._each(lambda name: None if (values := getattr(self, name)) is None else values[rows])
+
+    def then(self, other: Batch) -> Batch:
+        """Return a batch with the rows of this batch, followed by those of another batch."""
+        import numpy as np
+
+        def joined(name: str) -> np.ndarray | None:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            return None if mine is None else np.concatenate([mine, theirs])
+
+        return self._each(joined)
+
+    def _each(self, of: Callable[[str], Any]) -> Batch:
+        return Batch(**{field.name: of(field.name) for field in fields(self)})
+
+
+# Share of a node's free memory that the decoded rows of its workers may use. The quantised rows need a quarter of the
+# decoded size in addition, and so does the row group that is being decoded.
+_CACHE_FRACTION = 0.3
+# Decoding 100 MB of rows from a local file again takes only 0.1 to 0.2 s. Keeping them in memory takes as much memory
+# as all data that XGBoost derives from them.
+_CHEAP_BYTES = 64 * 2**20
+_CHANGED = "the file may have changed since the training began, so start the training again"
+
+
+def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> int:
+    """Return how many bytes of decoded rows to keep in memory between passes.
+
+    Args:
+        part: Rows of this worker.
+        local_world_size: Number of workers on this node.
+        often: Whether many more passes follow than quantising the rows needs.
+    """
+    budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
+    connector = part.connector
+    cheap = connector.ingestor_class is ArrowIngester and all(is_local(path) for path in connector.source.paths)
+    return min(budget, _CHEAP_BYTES) if cheap and not often else budget
+
+
+class ShardRows:
+    """An iterable over a shard's batches; a library may iterate as often as it needs.
+
+    If the decoded rows fit into the budget, they are kept in memory after the first pass. Otherwise each pass reads
+    the rows again, and at most one row group is in memory.
+
+    Args:
+        part: Rows to read.
+        columns: Roles of the columns.
+        budget: Maximum size of the decoded rows in memory, in bytes.
+        check_label: Additional check of the labels, specific to the objective, or None.
+
+    Attributes:
+        passes: Number of times that the rows were decoded.
+        seconds: Total seconds for reading and decoding.
+    """
+
+    def __init__(self, part: Part, columns: Columns, budget: int, check_label: CheckLabel | None = None) -> None:
+        self.passes = 0
+        self.seconds = 0.0
+        self.part = part
+        self.columns = columns
+        self._check_label = check_label
+        keep = part.shard.rows * len(columns.names) * FLOAT32_BYTES <= budget
+        self._kept: list[Batch] | None = [] if keep else None
+        self._complete = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Iterate over the batches once and add the time for reading them to `seconds`."""
+        batches = iter(self._kept) if self._complete and self._kept is not None else self._decode()
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+    def forget(self) -> None:
+        """Release the kept rows; no further passes may follow."""
+        self._kept = None
+
+    def _decode(self) -> Iterator[Batch]:
+        self.passes += 1
+        if self._kept is not None:
+            # An interrupted pass may have left some batches.
+            self._kept.clear()
+        ranges = self.part.shard.ranges
+        if ranges:
+            tables = self.part.connector.ingester().iter_batches(self.part.shard, self.columns.names)
+            for batch in self._batches(zip(ranges, tables, strict=True)):
+                if self._kept is not None:
+                    self._kept.append(batch)
+                yield batch
+        self._complete = True
+
+    def _batches(self, tables: Iterable[tuple[RowRange, pa.Table]]) -> Iterator[Batch]:
+        number = _GroupNumbers(self.columns.group) if self.columns.group else None
+        for rows, table in tables:
+            batch = self._batch(rows, table)
+            yield replace(batch, group=number(table)) if number else batch
+
+    def _batch(self, rows: RowRange, table: pa.Table) -> Batch:
+        columns = self.columns
+        where = f"{rows.path}, row group {rows.row_group}"
+        if table.num_rows != rows.rows:
+            raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
+        # XGBoost silently accepts a worker that has fewer columns than its peers, so the columns are checked here.
+        if table.column_names != columns.names:
+            raise DataError(
+                f"{where}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
+            )
+        label = to_vector(table, columns.label, "float32")
+        check_label_values(label, columns.label, rows)
+        if self._check_label:
+            self._check_label(label, rows)
+        return Batch(
+            to_matrix(encoded(table, columns.categories), columns.features),
+            label,
+            _complete(table, "weight", columns.weight, rows),
+            _complete(table, "base_margin", columns.base_margin, rows),
+        )
+
+
+class _GroupNumbers:
+    """Counter that numbers a shard's groups in the order of their rows.
+
+    Args:
+        column: Name of the group column.
+    """
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._last = -1
+        self._before: pa.Scalar | None = None
+
+    def __call__(self, table: pa.Table) -> np.ndarray:
+        """Return the number of each row's group, int64 ``[rows]``."""
+        values = table.column(self._column).combine_chunks()
+        numbers = self._last + group_starts(values, self._before).cumsum()
+        self._last, self._before = int(numbers[-1]), values[-1]
+        return numbers
+
+
+def in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Regroup batches so that no group is split between two batches; batches without groups stay unchanged."""
+    held: Batch | None = None
+    for batch in batches:
+        if batch.group is None:
+            yield batch
+            continue
+        whole = batch if held is None else held.then(batch)
+        assert whole.group is not None
+        last = int(whole.group.searchsorted(whole.group[-1]))
+        held = whole[last:]
+        if last:
+            yield whole[:last]
+    if held is not None:
+        yield held
+
+
+def _complete(table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
+    """Return a column of weights or margins, and raise DataError if a value is null, NaN or infinite.
+
+    The libraries would treat NaN as a number.
+    """
+    import numpy as np
+
+    if column is None:
+        return None
+    values = to_vector(table, column, "float32")
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise DataError(
+            f'{rows.path}, row group {rows.row_group}: the {what} "{column}" is {values[bad[0]]} (or null) '
+            f"in {len(bad)} of {len(values)} rows, first at row {rows.start + int(bad[0])}: "
+            "every row needs a finite number"
+        )
+    return values

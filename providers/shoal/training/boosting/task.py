@@ -1,0 +1,114 @@
+"""Messages between the driver and the workers of a boosting training, the same for all libraries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.training.boosting.rows import Columns, Part
+from shoal.training.boosting.user_code import UserCode
+
+History = dict[str, dict[str, list[float]]]
+"""Eval set -> metric -> value per round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Input of one worker for a training.
+
+    Args:
+        train: This worker's part of the training set.
+        eval_sets: This worker's part of each eval set, by name.
+        columns: Roles of the columns.
+        params: Parameters of the library, without the seed.
+        seed: Seed of the first segment; the seed of each further segment is one higher.
+        early_stopping_rounds: Number of rounds without improvement after which training stops; None: do not stop early.
+        print_every: Number of rounds between two printed lines of metrics; 0: do not print metrics.
+        user_code: The user's callbacks, objective and metrics.
+        external_memory: Whether to keep the matrices on disk; None: only if they do not fit in memory.
+        connection: Settings with which the library's workers connect to each other.
+    """
+
+    train: Part
+    eval_sets: dict[str, Part]
+    columns: Columns
+    params: dict[str, Any]
+    seed: int = 0
+    early_stopping_rounds: int | None = None
+    print_every: int = 0
+    user_code: UserCode = field(default_factory=UserCode)
+    external_memory: bool | None = None
+    connection: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Time and memory that a worker used to build its matrices.
+
+    Args:
+        passes: Number of times that the training rows were decoded.
+        read_seconds: Seconds for reading and decoding.
+        quantise_seconds: Further seconds for building the matrices, including the time spent waiting for peers.
+        idle_rss_bytes: Resident memory of the worker's process before it read any data, in bytes.
+        external_memory: Whether the matrices are on disk.
+    """
+
+    passes: int
+    read_seconds: float
+    quantise_seconds: float
+    idle_rss_bytes: int
+    external_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The model after a segment, from which training can continue.
+
+    Args:
+        rounds: Number of boosting rounds in the model.
+        model: Serialised booster; empty before the first round.
+        history: Metrics of these rounds.
+    """
+
+    rounds: int = 0
+    model: bytes = b""
+    history: History = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Boosting rounds to train between two checkpoints.
+
+    Args:
+        index: Number of the segment, from 0.
+        stop: First round after the segment.
+        last: Whether this is the last segment of the training.
+        resume: Checkpoint to continue from, for workers that did not train the previous segment; None: the workers
+            continue with the model that they have in memory.
+    """
+
+    index: int
+    stop: int
+    last: bool
+    resume: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Boosted:
+    """Result of a segment on one worker.
+
+    Args:
+        stopped: Whether the training stopped early in this segment.
+        checkpoint: Model so far. Only rank 0 returns the model, because all ranks have the same one; else None.
+        best_iteration: Best round, from 0, if there is early stopping.
+        best_score: Metric of the best round.
+        train_seconds: Seconds for boosting and evaluating.
+        peak_rss_bytes: Highest resident memory of the worker's process during this training, in bytes.
+    """
+
+    stopped: bool
+    checkpoint: Checkpoint | None
+    best_iteration: int | None
+    best_score: float | None
+    train_seconds: float
+    peak_rss_bytes: int

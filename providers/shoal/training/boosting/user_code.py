@@ -1,0 +1,90 @@
+"""The user's callbacks and functions of a training, which are pickled and sent beside the request (plain JSON data)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+
+Objective = Callable[..., Any]
+"""Function that returns the gradient and Hessian of each row's loss; the library defines its signature."""
+Metric = Callable[..., Any]
+"""Function that returns the value of a metric on an eval set; the library defines its signature."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """The user's callbacks and functions; every worker gets a copy. An empty object is false.
+
+    Args:
+        callbacks: Callbacks in the library's format.
+        objective: Objective function, or None for one of the library's objectives.
+        metrics: Functions to evaluate after each round, in addition to the library's own metrics.
+    """
+
+    callbacks: tuple[Any, ...] = ()
+    objective: Objective | None = None
+    metrics: tuple[Metric, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        callbacks: Sequence[Any] | None,
+        objective: str | Objective | None,
+        custom_metric: Metric | Sequence[Metric] | None,
+    ) -> UserCode:
+        """Collect the user's functions from an estimator's arguments.
+
+        Args:
+            callbacks: Callbacks in the library's format, or None.
+            objective: Objective function, or the name of one of the library's objectives.
+            custom_metric: Metric function, or several functions.
+
+        Raises:
+            InvalidArgumentError: A metric is not a function.
+        """
+        metrics: Sequence[Any] = () if custom_metric is None else (custom_metric,)
+        if isinstance(custom_metric, list | tuple):
+            metrics = custom_metric
+        for metric in metrics:
+            if not callable(metric):
+                raise InvalidArgumentError(
+                    f"custom_metric must be a function or a list of functions, not {metric!r}: "
+                    "name the library's own metrics in params"
+                )
+        return cls(tuple(callbacks or ()), objective if callable(objective) else None, tuple(metrics))
+
+    def __bool__(self) -> bool:
+        return bool(self.parts())
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return all callbacks and functions."""
+        return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
+
+    def names(self) -> dict[str, str]:
+        """Return the estimator's argument (`objective`, `custom_metric`) -> names of the functions given in it."""
+        objective = () if self.objective is None else (self.objective,)
+        found = {"objective": objective, "custom_metric": self.metrics}
+        return {
+            argument: ", ".join(getattr(function, "__name__", type(function).__name__) for function in functions)
+            for argument, functions in found.items()
+            if functions
+        }
+
+
+def refuse_namesakes(history: Mapping[str, Mapping[str, Sequence[float]]], rounds: int) -> None:
+    """Raise if two metrics have the same name, because their values would be recorded as one metric.
+
+    Args:
+        history: Eval set -> metric -> value per round.
+        rounds: Number of rounds in the history.
+
+    Raises:
+        InvalidArgumentError: A metric has more values than there are rounds.
+    """
+    for metrics in history.values():
+        for metric, values in metrics.items():
+            if len(values) > rounds:
+                raise InvalidArgumentError(f'two metrics have the name "{metric}": rename the custom metric')

@@ -1,0 +1,1 @@
+"""Memory, network and imports of a training process on its host."""

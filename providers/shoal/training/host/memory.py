@@ -1,0 +1,95 @@
+"""Measure and limit the memory of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+from pathlib import Path
+
+from shoal.training.host import cgroup
+
+# Parameters of glibc's mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+# With these settings glibc returns freed memory at once: single blocks of at least 1 MiB, such as a decoded row group,
+# and free memory beyond 4 MiB at the end of the heap. By default glibc raises both limits to tens of MiB when the first
+# such block is freed. With limits of 256 KiB, reading took 50 % longer.
+_LARGE_BLOCK_BYTES = 2**20
+_FREE_END_BYTES = 4 * 2**20
+
+
+def spare() -> None:
+    """Make this process return freed memory to the operating system from now on.
+
+    Must be called before Arrow is imported, because Arrow reads the setting at import. The settings of malloc need
+    glibc; with another C library they are skipped.
+
+    By default Arrow's allocator and glibc both keep most of the freed memory, and neither can use the memory that the
+    other one keeps. One of two workers on 2 M rows x 28 columns grew by 139 MB and kept 65 MB afterwards. With these
+    settings the worker grew by 130 MB and kept nothing, in the same time.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _FREE_END_BYTES)
+
+
+def trim() -> None:
+    """Return free memory between used blocks to the operating system; takes milliseconds, for the end of a training."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def available_bytes() -> int:
+    """Return the bytes of memory that this process can still allocate.
+
+    This is the lowest of the machine's free memory, the room below the control groups' limits, and the room below the
+    process's own limit (RLIMIT_DATA).
+    """
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        available = max(0, min(available, most - psutil.Process().memory_info().data))
+    room = cgroup.room_bytes()
+    return available if room is None else min(available, room)
+
+
+def explained(message: str) -> str:
+    """Return a library's error message, with advice if it contains C++'s out-of-memory error.
+
+    Args:
+        message: Error message of the library.
+    """
+    if "bad_alloc" not in message:
+        return message
+    return f"{message} (out of memory: use more nodes or larger ones, or fewer workers on each)"
+
+
+def reset_peak() -> int:
+    """Reset the peak memory of this process, if the kernel allows it, so that each run reports its own peak.
+
+    Returns:
+        Current resident memory in bytes.
+    """
+    import psutil
+
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_bytes() -> int:
+    """Return the highest resident memory of this process in bytes since :func:`reset_peak`, or since its start."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,94 @@
+"""Build LightGBM datasets from streamed row groups, and set the scores from which boosting starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import lightgbm
+import numpy as np
+
+from shoal.training.boosting.rows import Batch, ShardRows
+
+
+class Binned:
+    """A LightGBM dataset together with the rows from which it was built.
+
+    A LightGBM dataset contains only bins. To continue from a model, LightGBM also needs the model's prediction for each
+    row, so the rows are read again, and decoded again if they are not in memory.
+
+    Args:
+        rows: Rows of the dataset.
+        reference: Dataset whose bins to use.
+        keep: Whether to keep decoded rows in memory, because boosting will often continue from a model.
+    """
+
+    def __init__(self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True) -> None:
+        self._rows = rows
+        count, columns = rows.part.shard.rows, rows.columns
+        # _noted() fills these arrays while LightGBM reads the rows. LightGBM reads the arrays only after the last row.
+        self._label = np.empty(count, np.float32)
+        self._weight = None if columns.weight is None else np.empty(count, np.float32)
+        self._margin = None if columns.base_margin is None else np.empty(count, np.float32)
+        self._group = None if columns.group is None else np.empty(count, np.int64)
+        batches = self._noted()
+        self.dataset = lightgbm.Dataset(
+            [_RowRange(part.rows, len(columns.features), batches) for part in rows.part.shard.ranges],
+            label=self._label,
+            weight=self._weight,
+            reference=reference,
+            feature_name=list(columns.features),
+            params=reference.get_params(),
+        ).construct()
+        if self._group is not None:
+            self.dataset.set_group(np.bincount(self._group))
+            self._group = None  # the dataset stores the sizes of the groups; the numbers are not needed any more
+        if not keep:
+            rows.forget()
+
+    def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
+        """Set the scores from which boosting starts.
+
+        Args:
+            model: Model from which boosting continues; None: start a new model.
+            threads: Number of threads for the prediction.
+        """
+        score = self._margin
+        if model is not None:
+            parts = [model.predict(batch.data, raw_score=True, num_threads=threads) for batch in self._rows]
+            score = np.concatenate(parts)
+            if self._margin is not None:
+                score += self._margin if score.ndim == 1 else self._margin[:, None]
+        if score is not None:
+            self.dataset.set_init_score(score)
+
+    def _noted(self) -> Iterator[Batch]:
+        start = 0
+        for batch in self._rows:
+            stop = start + len(batch.data)
+            columns: tuple[tuple[np.ndarray | None, np.ndarray | None], ...] = (
+                (self._label, batch.label),
+                (self._weight, batch.weight),
+                (self._margin, batch.base_margin),
+                (self._group, batch.group),
+            )
+            for kept, values in columns:
+                if kept is not None and values is not None:
+                    kept[start:stop] = values
+            yield batch
+            start = stop
+
+
+class _RowRange(lightgbm.Sequence):  # type: ignore[misc]
+    """A row range in the interface of LightGBM's `Sequence`; with a reference, LightGBM reads it once and in order."""
+
+    def __init__(self, rows: int, columns: int, batches: Iterator[Batch]) -> None:
+        self.batch_size = rows
+        self._columns = columns
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return self.batch_size
+
+    def __getitem__(self, rows: slice | int | list[int]) -> np.ndarray:
+        assert rows == slice(0, self.batch_size), "LightGBM asked for rows out of order"
+        return next(self._batches).data

@@ -1,0 +1,53 @@
+"""Messages between the driver and the workers while they prepare a LightGBM training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.training.boosting.task import Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ray import ObjectRef
+
+    from shoal.training.lightgbm.sampling import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first message to a worker.
+
+    Args:
+        task: Data and parameters of the worker.
+        share: Position of the worker's rows among all rows.
+    """
+
+    task: Task
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A worker's answer to :class:`Opening`.
+
+    Args:
+        sample: The worker's part of the sample, float32 ``[rows, columns]``.
+        address: Address and port at which the worker will listen.
+    """
+
+    sample: np.ndarray
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The second message, the same for all workers.
+
+    Args:
+        sample: Ray's reference to the whole sample, float32 ``[rows, columns]``.
+        machines: Address and port of each worker, by rank.
+    """
+
+    sample: ObjectRef
+    machines: tuple[str, ...]

@@ -1,0 +1,82 @@
+"""Run a training function in this process, as a worker would, for debugging."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from shoal.data.connector import DataConnector
+from shoal.training.pytorch.context import Context, set_context
+from shoal.training.pytorch.environment import Machine, environments
+
+_THREADS = 1
+
+
+def run_local(
+    function: Callable[..., Any],
+    *args: Any,
+    dataset_map: Mapping[str, DataConnector] | None = None,
+    hyper_params: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a function in this process as rank 0 of 1, with the environment variables and the context of a worker.
+
+    Breakpoints work, no object is pickled, and no pool is needed.
+
+    Args:
+        function: Function to call.
+        args: Positional arguments of the function.
+        dataset_map: Datasets by name, which ``get_context().get_dataset_map()`` returns.
+        hyper_params: Hyperparameters, which ``get_context().get_hyper_params()`` returns.
+        kwargs: Keyword arguments of the function.
+
+    Returns:
+        The function's return value.
+
+    Example:
+        >>> from shoal.distributors.pytorch import get_context, run_local
+        >>> run_local(lambda: get_context().get_world_size())
+        1
+    """
+    machine = Machine("here", "127.0.0.1", port=_free_port())
+    [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
+    # No other process has opened the store, so rank 0 must open it, as under torchrun without an agent.
+    del environment["TORCHELASTIC_USE_AGENT_STORE"]
+    with _environment(environment):
+        set_context(Context(dataset_map, hyper_params))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_context(None)
+            _leave_group()
+
+
+def _leave_group() -> None:
+    import sys
+
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,29 @@
+"""Assign MLflow models that user code logs in a worker to the job's MLflow run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+
+def adopt_model(log: Callable[[str], None]) -> None:
+    """Assign the model that user code logged last to the job's MLflow run.
+
+    MLflow finds the run in the environment, but `log_model` does not look there: without an active run, the logged
+    model belongs to no run.
+
+    Args:
+        log: Function to call with an error message. An error is only logged, so that a successful training does not
+            fail because of it.
+    """
+    mlflow, run_id = sys.modules.get("mlflow"), os.environ.get("MLFLOW_RUN_ID")
+    if mlflow is None or not run_id:
+        return
+    try:
+        model = mlflow.last_logged_model()
+        if model is not None and not model.source_run_id:
+            output = mlflow.entities.LoggedModelOutput(model.model_id, step=0)
+            mlflow.MlflowClient().log_outputs(run_id, models=[output])
+    except Exception as error:
+        log(f"the logged MLflow model could not be assigned to the job's run {run_id}: {error}")

@@ -1,0 +1,82 @@
+"""Restart a training with a new gang after it lost a worker or a node, up to `RunConfig.max_restarts` times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from shoal.errors import CapacityError, WorkerLostError
+from shoal.training.context import say
+from shoal.training.gang.gang import WAIT_SECONDS
+from shoal.training.run_config import RunConfig
+
+_REPLACE_SECONDS = 60.0
+"""Seconds to wait for the replacement of a lost node before the training continues with fewer workers, if
+`RunConfig.min_workers` allows this. A local node is replaced within 40 s, including the time to detect its loss."""
+_PATIENCE_SECONDS = 2.0
+"""Seconds between two attempts while the training waits for a new node."""
+
+_T = TypeVar("_T")
+
+
+class Resilience:
+    """Restarts and time limit of one training.
+
+    Args:
+        run_config: Contains the maximum number of restarts and the time limit.
+        began: Time when the training began, from `time.monotonic`.
+
+    Attributes:
+        restarts: Number of restarts so far.
+    """
+
+    def __init__(self, run_config: RunConfig, began: float) -> None:
+        self.restarts = 0
+        self._most = run_config.max_restarts
+        self._deadline = None if run_config.timeout is None else began + run_config.timeout
+
+    def left(self, otherwise: float) -> float:
+        """Return the seconds until the time limit, or `otherwise` if there is no limit."""
+        return otherwise if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds until the time limit; None if there is no limit."""
+        return None if self._deadline is None else self.left(0.0)
+
+    def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
+        """Call `attempt`, and call it again after each lost worker while restarts are left.
+
+        Args:
+            attempt: Function that trains from the last checkpoint to the end.
+            checkpoint: Function that returns a text about the checkpoint from which the next attempt continues.
+            shrink: Function that reduces the workers of the next attempt to the number for which there is room, if
+                that is allowed. It returns a text with the new number, or None if it changed nothing.
+
+        Returns:
+            The result of `attempt`.
+
+        Raises:
+            WorkerLostError: A worker was lost, and no restarts are left.
+            CapacityError: There is no room for the gang, or no room became free in time.
+        """
+        lost_at: float | None = None
+        while True:
+            try:
+                return attempt()
+            except WorkerLostError as error:
+                if self.restarts >= self._most:
+                    raise
+                self.restarts += 1
+                lost_at = time.monotonic()
+                say(f"{error}: continuing from {checkpoint()} (restart {self.restarts} of {self._most})")
+            except CapacityError:
+                # The pool replaces a lost node while the training still requests it. Detecting the loss and starting
+                # another node take time.
+                waited = None if lost_at is None else time.monotonic() - lost_at
+                if waited is None or waited > WAIT_SECONDS or self.left(1.0) == 0.0:
+                    raise
+                if waited > _REPLACE_SECONDS and (fewer := shrink()):
+                    say(f"the lost node was not replaced within {_REPLACE_SECONDS:.0f} s: continuing with {fewer}")
+                time.sleep(_PATIENCE_SECONDS)

@@ -1,0 +1,46 @@
+"""What a job's work asks the store, hours after it began."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.state import Store
+
+KEY = Key("job", 1)
+
+
+class Administrator(io.StringIO):
+    """Brings a database back as soon as something printed misses it."""
+
+    def __init__(self, database: Path, backup: Path) -> None:
+        super().__init__()
+        self.database = database
+        self.backup = backup
+
+    def write(self, text: str) -> int:
+        if "trying again" in text:
+            self.backup.replace(self.database)
+        return super().write(text)
+
+
+def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
+    store: Store, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.jobs.journal.retries.STORE_PERIOD", 0.05)
+    attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"question": "q"}, {}, None), 1.0)
+    attempts.start(store, KEY, {}, 2.0)
+    database, backup = fresh_home / "state.db", fresh_home / "backup.db"
+    database.rename(backup)
+    database.write_text("no database")
+
+    with contextlib.redirect_stdout(Administrator(database, backup)) as said:
+        assert Workplace(store, KEY, None, {}, {}).is_current()
+
+    assert "trying again" in said.getvalue()

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shoal.jobs.client import RayJob
+from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.liveness import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
+
+PENDING = Job(id="j", attempt=1, pool="p", state=JobState.PENDING)
+RUNNING = Job(id="j", attempt=1, pool="p", state=JobState.RUNNING)
+
+
+def judged(job: Job, view: View, silent_for: float = 0.0) -> Lost | Missing | None:
+    return judge(job, view, silent_for=silent_for, last_words=lambda: "ImportError: no shoal")
+
+
+@pytest.mark.parametrize("job", [PENDING, RUNNING])
+@pytest.mark.parametrize("status", ["PENDING", "RUNNING"])
+def test_a_driver_that_runs_is_left_alone(job, status):
+    assert judged(job, View(RayJob(status))) is None
+
+
+def test_a_row_without_a_submission_is_to_be_submitted():
+    assert judged(PENDING, View()) is Missing.SUBMISSION
+
+
+def test_a_running_job_that_the_head_does_not_know_is_lost():
+    assert judged(RUNNING, View()) == Lost(JobState.FAILED, 'the head of pool "p" does not know the job any more')
+
+
+@pytest.mark.parametrize(
+    ("silence", "said"), [(Silence.POOL_GONE, "went down"), (Silence.HEAD_REPLACED, "got a new head")]
+)
+def test_a_head_that_is_gone_takes_its_jobs_along(silence, said):
+    lost = judged(RUNNING, View(silence=silence))
+
+    assert isinstance(lost, Lost)
+    assert lost.state is JobState.FAILED
+    assert said in lost.reason
+
+
+def test_a_head_that_is_silent_is_given_time():
+    view = View(silence=Silence.NO_ANSWER)
+
+    assert judged(RUNNING, view, HEAD_PATIENCE_S - 1) is None
+    assert isinstance(judged(RUNNING, view, HEAD_PATIENCE_S), Lost)
+
+
+@pytest.mark.parametrize(
+    ("ray_job", "state", "said"),
+    [
+        (RayJob("STOPPED"), JobState.CANCELLED, "stopped through Ray"),
+        (RayJob("FAILED", exit_code=-9), JobState.FAILED, "was killed"),
+        (RayJob("FAILED", exit_code=137), JobState.FAILED, "was killed"),
+        (RayJob("FAILED", exit_code=1), JobState.FAILED, "ImportError: no shoal"),
+        (RayJob("FAILED", "x\nno such actor\n"), JobState.FAILED, "no such actor"),
+        (RayJob("FAILED"), JobState.FAILED, "could not be started"),
+        (RayJob("SUCCEEDED", exit_code=0), JobState.FAILED, "exit code 0"),
+    ],
+)
+def test_a_driver_that_ended_without_a_word(ray_job, state, said):
+    lost = judged(RUNNING, View(ray_job))
+
+    assert isinstance(lost, Lost)
+    assert lost.state is state
+    assert said in lost.reason
+
+
+def running(**fields: object) -> Job:
+    known = {"state": JobState.RUNNING, "orphan_after": 900.0, "last_polled_at": 100.0, "started_at": 100.0}
+    return Job(id="j", attempt=1, **(known | fields))
+
+
+def why(job: Job | None, *, unasked_for: float = 0.0, running_for: float = 0.0, timeout: float | None = None):
+    return why_end(job, unasked_for=unasked_for, running_for=running_for, timeout=timeout)
+
+
+class TestWhyEnd:
+    def test_a_job_that_is_asked_about_goes_on(self):
+        assert why(running(), unasked_for=900.0) is None
+
+    def test_an_orphan_ends_itself(self):
+        reason = why(running(), unasked_for=900.1)
+
+        assert reason is not None
+        assert reason.state is JobState.CANCELLED
+        assert "no process has polled the job for orphan_after=900 s" in reason.text
+
+    def test_a_detached_job_does_not(self):
+        assert why(running(orphan_after=None), unasked_for=1e9) is None
+
+    def test_its_time_is_up(self):
+        assert why(running(), running_for=60.0, timeout=60.0) is None
+        reason = why(running(), running_for=61.0, timeout=60.0)
+
+        assert reason is not None
+        assert reason.state is JobState.FAILED
+        assert "timeout=60 s" in reason.text
+
+    def test_its_row_says_so(self):
+        job = running(state=JobState.CANCELLED, error="on request")
+
+        assert why(job) == Reason(JobState.CANCELLED, "on request")
+        assert why(None) is not None
+
+
+class TestWatchdog:
+    """With a real store, and a monotonic clock that the test moves."""
+
+    KEY = Key("j", 1)
+
+    @pytest.fixture(autouse=True)
+    def job(self, store: Store) -> None:
+        with store.transaction() as session:
+            session.add(running(pool="p", holder="cli:me@here", spec={}, endpoint={}, created_at=0.0))
+
+    def row(self, store: Store) -> Job:
+        return attempts.load(store, self.KEY)
+
+    def test_a_job_that_was_asked_about_survives_a_suspend_and_a_jump_of_the_clock(self, store):
+        passed = [5000.0]
+        watchdog = Watchdog(store, self.KEY, 3600.0, monotonic=lambda: passed[0])
+
+        # To the wall clock the row is as old as its `last_polled_at` and `started_at` of 1970.
+        assert watchdog.look()[1] is None
+        passed[0] += 899.0
+        assert watchdog.look()[1] is None
+        attempts.touch(store, self.KEY, 99.0)  # asked by a process whose clock is behind
+        passed[0] += 899.0
+        assert watchdog.look()[1] is None
+        passed[0] += 1000.0
+        reason = watchdog.look()[1]
+        assert reason is not None
+        assert "no process has polled the job" in reason.text
+
+    def test_a_timeout_counts_from_the_drivers_start(self, store):
+        passed = [5000.0]
+        watchdog = Watchdog(store, self.KEY, 60.0, monotonic=lambda: passed[0])
+
+        passed[0] += 60.0
+        assert watchdog.look()[1] is None
+        passed[0] += 1.0
+        reason = watchdog.look()[1]
+        assert reason is not None
+        assert "timeout=60 s" in reason.text
+
+    def test_it_leaves_a_sign_of_life_every_five_seconds_and_writes_nothing_between(self, store, monkeypatch):
+        passed = [5000.0]
+        watchdog = Watchdog(store, self.KEY, None, monotonic=lambda: passed[0])
+        writes = []
+        transaction = store.transaction
+        monkeypatch.setattr(store, "transaction", lambda: (writes.append(passed[0]), transaction())[1])
+        began = time.time()
+
+        for passed[0] in (5000.0, 5002.0, 5004.0, 5006.0, 5008.0):
+            watchdog.look()
+
+        assert writes == [5000.0, 5006.0]
+        with store.reading() as session:
+            assert session.get_one(Job, ("j", 1)).heartbeat_at >= began
+
+    def test_an_ended_job_gets_no_sign_of_life(self, store):
+        attempts.end(store, self.KEY, JobState.CANCELLED, 1.0, error="on request")
+
+        _, reason = Watchdog(store, self.KEY, None).look()
+
+        assert reason == Reason(JobState.CANCELLED, "on request")
+        assert self.row(store).heartbeat_at is None

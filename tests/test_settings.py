@@ -1,0 +1,49 @@
+"""How a wrong option is reported, whatever it is an option of."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal import PoolSpec, RunConfig
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import JobSpec
+
+TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"input_colss": ["a"]}, 'unknown option "input_colss": did you mean input_cols?'),
+        ({"run_config": {"max_restart": 1}}, 'unknown option "run_config.max_restart": did you mean max_restarts?'),
+        ({"eval_set": {"eval": {"path": "/x"}}}, 'unknown option "eval_set.eval.path": did you mean paths?'),
+        ({"framework": "xgbost"}, "unknown framework \"xgbost\": it can be 'xgboost' or 'lightgbm'"),
+        ({"label_col": None}, "label_col=None: Input should be a valid string"),
+        ({"n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
+        ({"weight_col": "a"}, "a column may have only one role, and a is named for two"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_path_and_the_nearest_name(fields: dict, said: str):
+    for build in (lambda: JobSpec(**{**TRAIN, **fields}), lambda: JobSpec.parse({**TRAIN, **fields})):
+        with pytest.raises(InvalidArgumentError) as caught:
+            build()
+        assert said in str(caught.value)
+
+
+def test_a_missing_option_is_named():
+    with pytest.raises(
+        InvalidArgumentError, match=r"^dataset is missing; input_cols is missing; label_col is missing$"
+    ):
+        JobSpec()
+
+
+def test_values_are_shown_without_credentials():
+    with pytest.raises(InvalidArgumentError) as caught:
+        RunConfig(timeout="s3://bucket/x?token=hunter2", seed=-1)
+    assert "hunter2" not in str(caught.value)
+    assert "seed=-1: Input should be greater than or equal to 0" in str(caught.value)
+
+
+def test_a_text_that_utf_8_cannot_encode_is_refused():
+    with pytest.raises(InvalidArgumentError, match=r"UTF-8|legal pool name|valid"):
+        PoolSpec(name="\udc80")
