@@ -104,7 +104,7 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     given = {"model_uri": "models:/m-1", "model": "model of models:/m-1", "label_col": "y", "input_cols": ("a",)}
     assert entered == [(("store", "key", run, register), {**given, "tags": {"job": "j"}})]
     nothing = SimpleNamespace(logged_model=lambda: None)
-    with pytest.raises(JobError, match='the function logged no model, and register wants one for "net"'):
+    with pytest.raises(JobError, match='the function logged no model, but register needs one for "net"'):
         function_work._register(register, place, nothing)  # type: ignore[arg-type]
 
 
