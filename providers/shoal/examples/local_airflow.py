@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 import psutil
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from shoal.errors import ShoalError
 from shoal.examples.ports import free_port
@@ -99,12 +100,18 @@ class LocalAirflow:
             ShoalError: The API returned an error, or does not answer.
         """
         try:
-            answer = self._http.request(method, f"/api/v2{path}", json=body or None)
+            answer = self._send(method, f"/api/v2{path}", body)
         except httpx.HTTPError as error:
             raise ShoalError(f"Airflow's API does not answer ({error}): see Airflow's log, {self.log}") from error
         if answer.is_error:
             raise ShoalError(f"Airflow's API refused {method} {path}: {answer.status_code} {answer.text}")
         return answer.json() if answer.content else None
+
+    def _send(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
+        # Where Airflow shares 2 busy cores with a training, one answer took more than 30 s. Reading again does no harm.
+        attempts = stop_after_attempt(4 if method == "GET" else 1)
+        retrying = Retrying(retry=retry_if_exception_type(httpx.ReadTimeout), stop=attempts, reraise=True)
+        return retrying(self._http.request, method, path, json=body or None)
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any]) -> str:
         """Wait until Airflow has loaded the DAG, start a run of the DAG, and return the run's id."""
