@@ -88,5 +88,5 @@ def test_a_wrong_month_is_refused_before_anything_starts(fresh_home):
     process = start("--month", "13")
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "error: month 13" in said
+    assert "error: the month must be from 2 to 12, not 13" in said
     nothing_left()
