@@ -89,7 +89,7 @@ def test_an_unknown_pool_is_named_and_nothing_happens(up):
         lambda: shoal.alter_pool("nowhere", max_nodes=3),
     ):
         with pytest.raises(
-            PoolNotFoundError, match='pool "nowhere" does not exist or is not authorized; pools here: tiny'
+            PoolNotFoundError, match='pool "nowhere" does not exist or is not authorized; existing pools: tiny'
         ):
             call()
 
