@@ -121,4 +121,4 @@ def test_the_readmes_dag_trains_on_the_month_before_its_run(flights, empty_home,
     run(tmp_path, "-m", "airflow", "db", "migrate")
     said = run(tmp_path, "dags/retrain.py")
     assert "state=success" in said, said  # a test run that fails ends with 0, too
-    assert "model of 23611 rows" in said, said  # February's flights that arrived
+    assert "model trained on 23611 rows" in said, said  # February's flights that arrived
