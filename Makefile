@@ -112,7 +112,7 @@ $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
 
 # In two processes, of which only the first imports XGBoost, LightGBM and MLflow; with a tenth of the odd arguments.
 FAST := and not ray and not server and not crash and not processes
-MLFLOW := tests/jobs/test_driver.py tests/jobs/test_gate.py tests/jobs/test_tracking.py
+MLFLOW := tests/jobs/test_driver.py tests/jobs/test_promotion.py tests/jobs/test_tracking.py
 COMPUTING := tests/training tests/data tests/distributors $(MLFLOW)
 test-fast: install  ## The tests that need neither Ray, nor a server, nor processes
 	@SHOAL_EXAMPLES=10 $(MAKE) --no-print-directory --jobs 2 --keep-going test-computing test-deciding
