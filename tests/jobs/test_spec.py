@@ -24,7 +24,7 @@ HOLDOUT = {"paths": ["/data/holdout"]}
     ("fields", "said"),
     [
         ({"input_cols": []}, "input_cols"),
-        ({"input_cols": ["a", "y"]}, "y is named for two"),
+        ({"input_cols": ["a", "y"]}, 'the label "y" is also in input_cols'),
         ({"categorical_cols": ["a", "c"]}, 'categorical_cols names "c", which is not among input_cols'),
         ({"weight_col": "a"}, "a is named for two"),
         ({"n_estimators": 0}, "n_estimators"),

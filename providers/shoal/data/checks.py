@@ -44,7 +44,8 @@ def validate_columns(
         DataError: If a file lacks a column or stores it in another type than the other files, a type cannot be trained
             on, a column is entirely null, or the dataset has no rows.
     """
-    names = _column_names(input_cols, label_col, extra_cols, categorical_cols)
+    check_roles(input_cols, label_col, extra_cols, categorical_cols)
+    names = _named(input_cols, label_col, extra_cols)
     reference = source.reference()
     schema = source.schema()
     for name in names:
@@ -203,17 +204,28 @@ def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> No
         )
 
 
-def _column_names(
+def check_roles(
     input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
-) -> list[str]:
+) -> None:
+    """Check that column names are lists of names, and that no name has two roles that exclude each other.
+
+    Args:
+        input_cols: Feature columns.
+        label_col: Label column, if there is one.
+        extra_cols: Further columns, such as weights.
+        categorical_cols: Feature columns whose values are categories.
+
+    Raises:
+        InvalidArgumentError: A list is a single name, a feature is named twice or is the label, or a categorical column
+            is not a feature.
+    """
     arguments = {"input_cols": input_cols, "extra_cols": extra_cols, "categorical_cols": categorical_cols}
     for argument, columns in arguments.items():
         if isinstance(columns, str):
             raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
     if not input_cols:
         raise InvalidArgumentError("input_cols is empty: name at least one column to train on")
-    names = [*input_cols, *([label_col] if label_col is not None else []), *extra_cols]
-    for name in names:
+    for name in _named(input_cols, label_col, extra_cols):
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
     if label_col is not None and label_col in input_cols:
@@ -226,7 +238,11 @@ def _column_names(
     for name in categorical_cols:
         if name not in input_cols:
             raise InvalidArgumentError(f'categorical_cols names "{name}", which is not among input_cols')
-    return list(dict.fromkeys(names))
+
+
+def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
+    """Return all names, each once."""
+    return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
 
 def _check_listed(columns: Sequence[str]) -> None:

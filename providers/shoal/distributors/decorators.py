@@ -68,8 +68,7 @@ class Site:
             run_config=self.run_config,
         )
         with self._nodes():
-            run = dispatch.run_function if self.remote else dispatch.run_function_here
-            return run(request, program).results
+            return dispatch.run_function(request, program, embedded=not self.remote).results
 
     def _nodes(self) -> AbstractContextManager[Any]:
         """Return a lease of the nodes that the call needs; an empty context if the call needs none."""

@@ -11,7 +11,7 @@ from shoal.training.claims import Claim
 from shoal.training.cluster import is_connected
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 
-__all__ = ["is_connected", "run", "run_function", "run_function_here"]
+__all__ = ["is_connected", "run", "run_function"]
 
 
 def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
@@ -33,29 +33,13 @@ def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
     return run_as_job(request, user_code)
 
 
-def run_function(request: FunctionRequest, program: bytes) -> FunctionResult:
+def run_function(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
     """Run a function on all ranks, in the connected Ray cluster or else as a job on a pool.
 
     Args:
         request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
-
-    Returns:
-        Return values of the ranks, and statistics of the run.
-    """
-    if is_connected():
-        return run_function_here(request, program)
-    from shoal.distributors.as_job import run_function_as_job
-
-    return run_function_as_job(request, program)
-
-
-def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResult:
-    """Run a function on all ranks, in the connected Ray cluster or else in an embedded pool on this machine.
-
-    Args:
-        request: Workers, datasets and settings of the run.
-        program: The function and its arguments, pickled.
+        embedded: If this process is not connected, use a pool embedded in it, even where another pool exists.
 
     Returns:
         Return values of the ranks, and statistics of the run.
@@ -70,4 +54,4 @@ def run_function_here(request: FunctionRequest, program: bytes) -> FunctionResul
         return run_here(request, program, claim=claim, location=storage.root(config.artifact_location))
     from shoal.distributors.as_job import run_function_as_job
 
-    return run_function_as_job(request, program, embedded=True)
+    return run_function_as_job(request, program, embedded=embedded)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.settings import Settings
 from shoal.training.boosting.rows import Columns
@@ -87,16 +88,11 @@ class TrainRequest(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        roles = [
-            *self.input_cols,
-            self.label_col,
-            *filter(None, (self.weight_col, self.base_margin_col, self.group_col)),
-        ]
+        extra = [name for name in (self.weight_col, self.base_margin_col, self.group_col) if name]
+        check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
+        roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
             raise ValueError(f"a column may have only one role, and {', '.join(twice)} is named for two")
-        if strange := [name for name in self.categorical_cols if name not in self.input_cols]:
-            named = ", ".join(f'"{name}"' for name in strange)
-            raise ValueError(f"categorical_cols names {named}, which is not among input_cols")
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set to watch")
         return self
