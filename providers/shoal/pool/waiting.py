@@ -154,7 +154,7 @@ class Waiting:
             return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _operation(self, operation_id: str) -> Operation:
-        with self._store.reading() as session:
+        with self._store.reading(snapshot=False) as session:
             return session.get_one(Operation, operation_id)
 
 

@@ -105,14 +105,19 @@ def engine(url: str) -> Engine:
     return _sqlite(found) if found.get_backend_name() == "sqlite" else _postgresql(found)
 
 
-def reading(writing: Engine) -> Engine:
+def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
     """Return the same engine for read transactions.
 
     A read transaction sees the database at one instant, does not wait for writers, and cannot write.
+
+    Args:
+        writing: The engine for write transactions.
+        snapshot: False for a single SELECT, which sees one instant without a transaction: on PostgreSQL this saves two
+            of four round trips.
     """
     options: dict[str, Any] = {_READ_ONLY: True}
     if writing.dialect.name == "postgresql":
-        options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        options |= {"isolation_level": "REPEATABLE READ" if snapshot else "AUTOCOMMIT", "postgresql_readonly": True}
     return writing.execution_options(**options)
 
 

@@ -61,16 +61,19 @@ class Store:
             raise explain(error, self.url) from error
 
     @contextmanager
-    def reading(self) -> Iterator[Session]:
+    def reading(self, *, snapshot: bool = True) -> Iterator[Session]:
         """Open a read transaction, which sees the database at one instant.
 
         Readers and writers do not wait for each other.
+
+        Args:
+            snapshot: False for a single SELECT, which is cheaper without a transaction.
 
         Raises:
             StoreError: The database reported an error.
         """
         try:
-            with Session(engines.reading(self._engine), expire_on_commit=False) as session:
+            with Session(engines.reading(self._engine, snapshot=snapshot), expire_on_commit=False) as session:
                 yield session
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error

@@ -107,7 +107,7 @@ def load(store: Store, key: Key) -> Job:
     Raises:
         JobError: There is no such attempt.
     """
-    with store.reading() as session:
+    with store.reading(snapshot=False) as session:
         return _get(session, key, lock=False)
 
 
