@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.data.gang_position import clear_current_shard, set_current_shard
+from shoal.data.gang_position import ALONE, GangPosition, set_current_position
 from shoal.data.parquet.filesystems import join, split_query
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.spec import DatasetSpec
@@ -359,17 +359,17 @@ def test_get_shard(write: Write) -> None:
     seen: list[int] = []
     try:
         for rank in range(3):
-            set_current_shard(rank, 3, seed=1)
+            set_current_position(GangPosition(rank, 3, seed=1))
             shard = connector.get_shard()
             assert shard.shard == connector.plan(3, 1)[rank] and shard.position.rank == rank
             assert len(shard.to_pandas(4)) == 4
             seen += shard.to_arrow()["x"].to_pylist()
             assert sum(table.num_rows for table in shard.iter_batches(["x"])) == shard.num_rows()
     finally:
-        clear_current_shard()
+        set_current_position(ALONE)
     assert sorted(seen) == list(range(95))
     with pytest.raises(InvalidArgumentError, match="from 0 to 2 in a gang of 3, not 3"):
-        set_current_shard(3, 3)
+        GangPosition(3, 3)
 
 
 def test_importing_loads_nothing_heavy() -> None:

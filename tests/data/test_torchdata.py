@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.data.gang_position import clear_current_shard, set_current_shard
+from shoal.data.gang_position import ALONE, GangPosition, set_current_position
 from shoal.data.torch import sampler
 from shoal.data.torch.dataset import TorchDataset
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
@@ -44,7 +44,7 @@ WORKERS = [(0, False), in_workers(1, False), in_workers(2, False), in_workers(2,
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     yield
-    clear_current_shard()
+    set_current_position(ALONE)
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_each_epoch_has_a_new_seeded_order(numbers: DataConnector, batch_size: i
     again.set_epoch(2)
     assert [xs(again), xs(again)] == epochs[2:]
     for rank, seed in ((0, 1), (1, 0)):
-        set_current_shard(rank, 2, seed)
+        set_current_position(GangPosition(rank, 2, seed))
         assert xs(numbers.to_torch_dataset(batch_size, shuffle=True)) != epochs[0]
     with pytest.raises(InvalidArgumentError, match="-1"):
         dataset.set_epoch(-1)
@@ -430,9 +430,9 @@ def test_positions_elsewhere_are_refused(numbers: DataConnector, brief_end: None
     dataset = numbers.to_torch_dataset(8, shuffle=True)
     next(iter(dataset))
     state = dataset.state_dict()
-    set_current_shard(1, 2)
+    set_current_position(GangPosition(1, 2))
     others = [numbers.to_torch_dataset(8, shuffle=True)]
-    clear_current_shard()
+    set_current_position(ALONE)
     others += [numbers.to_torch_dataset(9, shuffle=True), numbers.to_torch_dataset(8)]
     others += [part.to_torch_dataset(8, shuffle=True) for part in numbers.random_split([1, 1])]
     for other, name in zip(others, ("rank", "batch_size", "shuffle", "plan", "plan"), strict=True):
@@ -508,7 +508,7 @@ def test_ranks_have_as_many_items(write: Write, batch_size: int | None, num_work
     items = []
     own = []
     for rank in range(3):
-        set_current_shard(rank, 3, seed=0)
+        set_current_position(GangPosition(rank, 3, seed=0))
         shard = connector.get_shard()
         own.append(shard.to_arrow(["x"])["x"].to_pylist())
         dataset = shard.to_torch_dataset(batch_size, shuffle=True)
@@ -528,7 +528,7 @@ def test_ranks_drop_as_many_rows(write: Write, num_workers: int) -> None:
     connector = ShardedDataConnector.from_parquet(write("a.parquet", 7, x=list(range(64))))
     counts = []
     for rank in range(3):
-        set_current_shard(rank, 3, seed=0)
+        set_current_position(GangPosition(rank, 3, seed=0))
         dataset = connector.get_shard().to_torch_dataset(11, shuffle=True, drop_last_batch=True)
         batches = list(loader(dataset, num_workers))
         assert {batch["x"].shape for batch in batches} == {(1, 11)}
@@ -548,7 +548,7 @@ def test_other_rows_are_dropped_in_every_epoch(numbers: DataConnector, num_worke
 
 
 def test_a_plain_connector_has_all_rows_on_every_rank(numbers: DataConnector) -> None:
-    set_current_shard(1, 2)
+    set_current_position(GangPosition(1, 2))
     assert xs(numbers.to_torch_dataset(8)) == list(range(103))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.training.boosting.request import Framework
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import get_context
+from shoal.training.context import gang_context
 
 FIRST = {"xgboost": "prepare", "lightgbm": "begin"}
 """What is called first on the workers, and reads their rows."""
@@ -36,7 +36,7 @@ class Sabotage:
         self.reached = reached
 
     def __call__(self, name: str, *args: Any) -> Any:
-        mine = get_context().rank == self.rank and name == FIRST[self.framework]
+        mine = gang_context().rank == self.rank and name == FIRST[self.framework]
         if mine and self.stage == "import":
             self.act()
         from shoal.training.boosting.rows import ShardRows

@@ -22,7 +22,7 @@ from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.rows import Columns, Part
 from shoal.training.boosting.task import Segment, Task
-from shoal.training.context import get_context
+from shoal.training.context import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.categories import note
 from tests.support.two_node_cluster import TwoNodes
@@ -216,7 +216,7 @@ def session(path: Path, **changes: Any) -> worker._Session:
     part = Part(connector, connector.plan(1, 0)[0])
     known = categories.find_categories(connector.source, ["carrier", "flight", "late"])
     columns = Columns(FEATURES, "y", categories=known)
-    return worker._Session(Task(part, {}, columns, {"nthread": 1, "max_depth": 4}, **changes), get_context())
+    return worker._Session(Task(part, {}, columns, {"nthread": 1, "max_depth": 4}, **changes), gang_context())
 
 
 def test_from_disk_as_from_memory(flights: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import get_context
+from shoal.training.context import gang_context
 from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training import test_lightgbm, test_xgboost
 from tests.training.custom import mean_error, squared_error, worst_error
@@ -100,7 +100,7 @@ def test_all_stop_at_the_same_round_interrupted_or_not(
 @pytest.mark.parametrize("part", ["objective", "metric"])
 def test_what_a_function_raises_on_one_rank_is_told(driver: TwoNodes, rows: Path, framework: str, part: str) -> None:
     def fails(predictions: np.ndarray, data: Any) -> Any:
-        if get_context().rank == 1:
+        if gang_context().rank == 1:
             raise ZeroDivisionError("no rows of class 7")
         if part == "objective":
             return squared_error(predictions, data)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.scaling import GangSize, Node, XGBScalingConfig, resolve_size
+from shoal.training.capacity import Node
+from shoal.training.scaling import GangSize, XGBScalingConfig, resolve_size
 
 
 def nodes(*sizes: tuple[int, int]) -> list[Node]:
@@ -55,7 +56,7 @@ def test_too_much_is_refused_or_clamped_with_a_warning(config: dict, active: lis
 
 
 def test_no_node_can_hold_a_worker() -> None:
-    with pytest.raises(CapacityError, match="none is active"):
+    with pytest.raises(CapacityError, match="no node is active"):
         resolve_size(XGBScalingConfig(), [])
     with pytest.raises(CapacityError, match="a GPU and a CPU"):
         resolve_size(XGBScalingConfig(use_gpu=True), nodes((4, 0)), clamp=True)

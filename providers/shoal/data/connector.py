@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from shoal.data.gang_position import current_shard
+from shoal.data.gang_position import current_position
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
@@ -339,7 +339,7 @@ class DataConnector:
             DataError: If a column is missing, has a type that torch does not support, or differs between files, or if
                 the dataset has no rows.
         """
-        everything = DataShard(self.ingester(), Shard(self.source.ranges()), current_shard())
+        everything = DataShard(self.ingester(), Shard(self.source.ranges()), current_position())
         return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns)
 
     def to_ray_dataset(self) -> Any:
@@ -403,6 +403,6 @@ class ShardedDataConnector(DataConnector):
         Returns:
             The shard of this process's rank. Every rank computes the same plan from the same footers.
         """
-        here = current_shard()
+        here = current_position()
         plan = self.plan(here.world_size, here.seed)
         return DataShard(self.ingester(), plan[here.rank], here, max(shard.rows for shard in plan))

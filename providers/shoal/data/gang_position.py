@@ -9,7 +9,11 @@ from shoal.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GangPosition:
-    """Rank of a process in its gang, the gang's size, and the seed with which all its members plan the shards."""
+    """Rank of a process in its gang, the gang's size, and the seed with which all its members plan the shards.
+
+    Raises:
+        InvalidArgumentError: If `rank` is negative or not below `world_size`.
+    """
 
     rank: int
     """Rank of the process, from 0."""
@@ -17,6 +21,12 @@ class GangPosition:
     """Number of workers in the gang."""
     seed: int = 0
     """Seed of the shard plan, the same in all workers."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise InvalidArgumentError(
+                f"rank must be from 0 to {self.world_size - 1} in a gang of {self.world_size}, not {self.rank}"
+            )
 
 
 ALONE = GangPosition(rank=0, world_size=1)
@@ -26,29 +36,12 @@ ALONE = GangPosition(rank=0, world_size=1)
 _position = ALONE
 
 
-def current_shard() -> GangPosition:
+def current_position() -> GangPosition:
     """Return the gang position of this process; rank 0 of 1 outside a gang."""
     return _position
 
 
-def set_current_shard(rank: int, world_size: int, seed: int = 0) -> None:
-    """Set the gang position of this process. The training package calls this once in each worker.
-
-    Args:
-        rank: Rank of this worker, from 0.
-        world_size: Number of workers in the gang.
-        seed: Seed of the plan, the same in all workers.
-
-    Raises:
-        InvalidArgumentError: If `rank` is negative or not below `world_size`.
-    """
+def set_current_position(position: GangPosition) -> None:
+    """Set the gang position of this process; `ALONE` resets it. The training package calls this in each worker."""
     global _position
-    if not 0 <= rank < world_size:
-        raise InvalidArgumentError(f"rank must be from 0 to {world_size - 1} in a gang of {world_size}, not {rank}")
-    _position = GangPosition(rank, world_size, seed)
-
-
-def clear_current_shard() -> None:
-    """Reset the gang position of this process to rank 0 of 1."""
-    global _position
-    _position = ALONE
+    _position = position

@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError
+from shoal.training.capacity import Node
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.scaling import (
@@ -22,7 +23,6 @@ from shoal.training.pytorch.scaling import (
     spread,
 )
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import Node
 
 P = ParamSpec("P")
 T = TypeVar("T")

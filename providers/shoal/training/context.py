@@ -1,10 +1,12 @@
-"""Training context of a process: its rank in the gang, and functions to send log lines and notes to the driver."""
+"""Gang context of a process: its rank, and functions to send log lines and notes to the driver."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from shoal.data.gang_position import ALONE, GangPosition, set_current_position
 
 
 def say(text: str) -> None:
@@ -17,34 +19,43 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingContext:
+class GangContext:
     """A worker's position in its gang and its connection to the driver.
 
     Args:
-        rank: Rank of this worker, from 0.
-        world_size: Number of workers.
+        position: Rank of this worker, number of workers, and the seed of the shard plan.
         local_world_size: Number of workers on this worker's node.
         log: Function that prints a line in the driver, where the user sees it.
         note: Function that sends JSON data to the driver.
     """
 
-    rank: int = 0
-    world_size: int = 1
+    position: GangPosition = ALONE
     local_world_size: int = 1
     log: Callable[[str], None] = say
     note: Callable[[Mapping[str, Any]], None] = lambda note: None
 
+    @property
+    def rank(self) -> int:
+        """Rank of this worker, from 0."""
+        return self.position.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self.position.world_size
+
 
 # One context per process: threads that the user starts in a worker have the same rank.
-_context = TrainingContext()
+_context = GangContext()
 
 
-def get_context() -> TrainingContext:
+def gang_context() -> GangContext:
     """Return the context of this process; outside a gang, this is rank 0 of 1 worker."""
     return _context
 
 
-def set_context(context: TrainingContext) -> None:
-    """Set the context of this process; the gang calls this function once in each worker."""
+def set_gang_context(context: GangContext) -> None:
+    """Set the context of this process, and the position by which its datasets are sharded."""
     global _context
+    set_current_position(context.position)
     _context = context

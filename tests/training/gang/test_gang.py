@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
-from shoal.training.context import get_context
+from shoal.training.context import gang_context
 from shoal.training.gang import gang as gangs
 from shoal.training.gang.gang import Gang, GangShape
 from shoal.training.gang.lifeline import Switchboard
@@ -27,12 +27,12 @@ TWO = GangShape(2, 1.0)
 def where_am_i(*args: Any) -> tuple[Any, ...]:
     import ray
 
-    context = get_context()
+    context = gang_context()
     return context.rank, context.world_size, context.local_world_size, ray.get_runtime_context().get_node_id(), args
 
 
 def raise_in(rank: int, error: Exception, others: str) -> None:
-    if get_context().rank == rank:
+    if gang_context().rank == rank:
         raise error
     if others == "peer error":
         raise PeerError("connection reset")
@@ -75,7 +75,7 @@ def test_what_workers_log_is_printed_here_before_the_run_returns(
 ) -> None:
     def talk() -> None:
         for line in range(100):
-            get_context().log(f"{get_context().rank}: {line}")
+            gang_context().log(f"{gang_context().rank}: {line}")
 
     with shared_gang(TWO) as gang:
         gang.run(talk, [(), ()])

@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.rows import Columns, Part, ShardRows
 from shoal.training.boosting.task import Checkpoint, Segment, Task
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import get_context
+from shoal.training.context import gang_context
 from shoal.training.lightgbm.binning import make_reference
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.params import merge_params, worker_params
@@ -61,7 +61,7 @@ def trainer(rows: Path, params: dict[str, Any], user_code: UserCode, **columns: 
     (share,) = shares([part.shard.rows])
     reference = make_reference(sample(shard, share, given, 0), COLUMNS, given, {})
     task = Task(part, {"eval": part}, meant, given, seed=3, user_code=user_code)
-    return Trainer(task, get_context(), Binned(shard, reference), {"eval": Binned(evaluated, reference)})
+    return Trainer(task, gang_context(), Binned(shard, reference), {"eval": Binned(evaluated, reference)})
 
 
 def boosted(rows: Path, params: dict[str, Any], user_code: UserCode, *, lost: bool, **columns: Any) -> Checkpoint:

@@ -23,6 +23,7 @@ from shoal.distributors.pytorch import (
     run_local,
 )
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.training.capacity import Node
 from shoal.training.claims import MARKER, Claim
 from shoal.training.gang.gang import GangShape
 from shoal.training.pytorch import model_dir
@@ -35,7 +36,6 @@ from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program, Script
 from shoal.training.pytorch.progress import Metrics
 from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out
-from shoal.training.scaling import Node
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
 GPUS: list[Node] = [{"name": "a", "cpus": 8, "gpus": 2}, {"name": "b", "cpus": 8, "gpus": 0}]
@@ -64,7 +64,7 @@ def test_workers_are_laid_out_on_nodes_that_have_room() -> None:
     ("config", "says"),
     [
         (of(3), r"num_nodes=3 of 1 CPU for each worker is more than there is room for, 2 .* shoal.scale_cluster"),
-        (of(1, 2), r"num_workers_per_node=2 of 1 CPU .* room for, 1 \(n0: 1 CPUs"),
+        (of(1, 2), r"num_workers_per_node=2 of 1 CPU .* room for, 1 \(n0: 1 CPU, n1: 1 CPU\)"),
         (of(1, 1, 1, 1), "num_workers_per_node=1 of 1 CPU and 1 GPU for each worker"),
         (of(-1, 1, 2), "num_workers_per_node=1 of 2 CPUs"),
         (spread(3), "num_workers=3 of 1 CPU .* room for, 2 "),
@@ -84,7 +84,7 @@ def test_only_nodes_whose_gpus_are_of_the_type_count() -> None:
     ]
     each = WorkerResourceConfig(num_gpus=1, gpu_type="H100")
     assert [fitting(node, each) for node in nodes] == [1, 0, 0, 1]
-    with pytest.raises(CapacityError, match=r"1 CPU and 1 H100 GPU .*b: 2 CPUs, 1 A100 GPUs"):
+    with pytest.raises(CapacityError, match=r"1 CPU and 1 H100 GPU .*b: 2 CPUs and 1 A100 GPU,"):
         lay_out(SpreadScalingConfig(num_workers=3, resource_requirements_per_worker=each), nodes)
     assert GangShape(2, 1, 1, "H100", per_node=2).bundles == [{"CPU": 2, "GPU": 2.0, "accelerator_type:H100": 0.001}]
 

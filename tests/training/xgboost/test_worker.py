@@ -16,11 +16,12 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
+from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting.rows import Columns, Part, ShardRows, in_whole_groups
 from shoal.training.boosting.task import Checkpoint, Segment, Task
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import TrainingContext, get_context
+from shoal.training.context import GangContext, gang_context
 from shoal.training.host import memory
 from shoal.training.xgboost import worker
 from tests.support.two_node_cluster import COLUMNS
@@ -37,7 +38,7 @@ def session(rows: Path, **changes: Any) -> worker._Session:
         "columns": Columns(tuple(COLUMNS), "y"),
         **changes,
     }
-    return worker._Session(Task(train=part, **values), get_context())
+    return worker._Session(Task(train=part, **values), gang_context())
 
 
 def model(of: worker._Session) -> bytes:
@@ -186,7 +187,7 @@ def test_listeners_are_tied_to_loopback_only_where_the_tracker_is_there(
     ties: list[bool] = []
     monkeypatch.setattr(xgboost.collective, "CommunicatorContext", lambda **_: contextlib.nullcontext())
     monkeypatch.setattr(worker, "tie_to_loopback", lambda: ties.append(True))
-    with worker._communicator({"dmlc_tracker_uri": tracker}, TrainingContext()):
+    with worker._communicator({"dmlc_tracker_uri": tracker}, GangContext()):
         assert ties == tied
 
 
@@ -194,6 +195,6 @@ def test_a_rank_that_xgboost_gives_otherwise_fails_the_training(monkeypatch: pyt
     monkeypatch.setattr(xgboost.collective, "CommunicatorContext", lambda **_: contextlib.nullcontext())
     with (
         pytest.raises(TrainingError, match="gave rank 0 to the worker of rank 1"),
-        worker._communicator({"dmlc_tracker_uri": "10.0.0.1"}, TrainingContext(rank=1, world_size=2)),
+        worker._communicator({"dmlc_tracker_uri": "10.0.0.1"}, GangContext(GangPosition(rank=1, world_size=2))),
     ):
         pytest.fail("the training went on")

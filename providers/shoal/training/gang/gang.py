@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from shoal.errors import CapacityError, ShoalError, TrainingError, WorkerLostError
 from shoal.training import cluster
+from shoal.training.capacity import resources
 from shoal.training.context import say
 from shoal.training.gang.lifeline import EventKind, Switchboard
 from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
@@ -70,10 +71,7 @@ class GangShape:
     trim_memory: bool = False
 
     def __str__(self) -> str:
-        each = f"{self.cpus_per_worker:g} CPU{'' if self.cpus_per_worker == 1 else 's'}"
-        if self.gpus_per_worker:
-            kind = f"{self.gpu_type} GPU" if self.gpu_type else "GPU"
-            each += f" and {self.gpus_per_worker} {kind}{'' if self.gpus_per_worker == 1 else 's'}"
+        each = resources(self.cpus_per_worker, self.gpus_per_worker, self.gpu_type)
         return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'} of {each}"
 
     @property

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.data.gang_position import set_current_shard
+from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training.context import TrainingContext, set_context
+from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.lifeline import Lifeline
 from shoal.training.host import memory
 from shoal.training.host.imports import import_lean
@@ -96,7 +96,7 @@ class Worker:
         memory.spare()
 
     def join(self, place: Place, env: Mapping[str, str]) -> int:
-        """Connect to the driver's switchboard and set the training context.
+        """Connect to the driver's switchboard and set the gang context.
 
         Args:
             place: Position of this worker in the gang, and the address of the switchboard.
@@ -108,8 +108,8 @@ class Worker:
         """
         os.environ.update(env)
         self._lifeline = line = Lifeline(place.host, place.port, place.token, place.rank)
-        set_current_shard(place.rank, place.world_size)
-        set_context(TrainingContext(place.rank, place.world_size, place.local_world_size, line.log, line.note))
+        position = GangPosition(place.rank, place.world_size)
+        set_gang_context(GangContext(position, place.local_world_size, line.log, line.note))
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:

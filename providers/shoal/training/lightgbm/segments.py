@@ -12,7 +12,7 @@ from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from shoal.training.boosting.task import Boosted, Checkpoint, History, Segment, Task
 from shoal.training.boosting.user_code import refuse_namesakes
-from shoal.training.context import TrainingContext
+from shoal.training.context import GangContext
 from shoal.training.host import memory
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.early_stopping import Stopping
@@ -24,12 +24,12 @@ class Trainer:
 
     Args:
         task: Data and parameters of this worker.
-        context: Training context of this worker.
+        context: Gang context of this worker.
         train: Training set.
         evals: Eval sets by name; all ranks have the same rows.
     """
 
-    def __init__(self, task: Task, context: TrainingContext, train: Binned, evals: dict[str, Binned]) -> None:
+    def __init__(self, task: Task, context: GangContext, train: Binned, evals: dict[str, Binned]) -> None:
         self._task = task
         self._context = context
         self._train = train

@@ -17,7 +17,7 @@ from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budget
 from shoal.training.boosting.task import Boosted, Prepared, Segment, Task
-from shoal.training.context import TrainingContext, get_context
+from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.lightgbm.binning import make_reference
@@ -43,10 +43,10 @@ class _Session:
 
     Args:
         opening: First message from the driver.
-        context: Training context of this worker.
+        context: Gang context of this worker.
     """
 
-    def __init__(self, opening: Opening, context: TrainingContext) -> None:
+    def __init__(self, opening: Opening, context: GangContext) -> None:
         began = time.perf_counter()
         self._idle = memory.reset_peak()
         self.task = task = opening.task
@@ -107,7 +107,7 @@ def begin(opening: Opening) -> Offer:
     """
     global _session
     with _own_errors():
-        _session = _Session(opening, get_context())
+        _session = _Session(opening, gang_context())
         return _session.offer
 
 

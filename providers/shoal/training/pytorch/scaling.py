@@ -1,17 +1,16 @@
-"""Number, nodes and resources of a function's workers. Pure."""
+"""Compute the number and the nodes of a function's workers from its scaling config and the active nodes. Pure."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.errors import InvalidArgumentError
 from shoal.settings import Settings
-from shoal.training.scaling import Node
+from shoal.training.capacity import Node, limited, resources, workers_on
 
 
 class WorkerResourceConfig(Settings):
@@ -113,57 +112,28 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
     """Assign workers to nodes that have room for them.
 
     Args:
-        config: What was asked for.
+        config: The requested workers.
         nodes: The active nodes.
-        clamp: Use what there is, with a warning, where it is less than was asked for.
+        clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
 
     Raises:
-        CapacityError: If the active nodes cannot hold the workers.
+        CapacityError: If there is no room for the workers on the active nodes.
     """
     each = config.resource_requirements_per_worker
     fits = [fitting(node, each) for node in nodes]
+
+    def checked(option: str, wanted: int, room: int) -> int:
+        claim = resources(each.num_cpus, each.num_gpus, each.gpu_type)
+        return limited(wanted, room, f"{option}={wanted} of {claim} for each worker", nodes, clamp=clamp)
+
     if isinstance(config, SpreadScalingConfig):
-        room = sum(fits)
-        wanted = _limited("num_workers", config.num_workers, room, each, nodes, clamp)
-        return Layout(wanted, None, each)
-    most = max(fits, default=0)
-    per_node = _limited("num_workers_per_node", config.num_workers_per_node, most, each, nodes, clamp)
-    roomy = sum(fit >= per_node for fit in fits)
-    wanted = roomy if config.num_nodes == -1 else _limited("num_nodes", config.num_nodes, roomy, each, nodes, clamp)
+        return Layout(checked("num_workers", config.num_workers, sum(fits)), None, each)
+    per_node = checked("num_workers_per_node", config.num_workers_per_node, max(fits, default=0))
+    usable = sum(fit >= per_node for fit in fits)
+    wanted = usable if config.num_nodes == -1 else checked("num_nodes", config.num_nodes, usable)
     return Layout(wanted * per_node, per_node, each)
 
 
-_ANY_NUMBER = 1_000
-"""Workers that claim nothing: as many on a node as anybody starts."""
-
-
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """How many workers a node has room for."""
-    if each.gpu_type is not None and node.get("gpu_type", each.gpu_type) != each.gpu_type:
-        return 0
-    cpus = node["cpus"] // each.num_cpus if each.num_cpus else _ANY_NUMBER
-    return min(cpus, node["gpus"] // each.num_gpus if each.num_gpus else _ANY_NUMBER)
-
-
-def _limited(name: str, wanted: int, room: int, each: WorkerResourceConfig, nodes: Sequence[Node], clamp: bool) -> int:
-    if wanted <= room:
-        return wanted
-    sizes = ", ".join(map(_size, nodes)) or "none is active"
-    problem = f"{name}={wanted} of {_described(each)} for each worker is more than there is room for, {room} ({sizes})"
-    if not clamp or not room:
-        raise CapacityError(
-            f"{problem}: add nodes with shoal.scale_cluster, ask for less, or set RunConfig(clamp=True)"
-        )
-    warnings.warn(f"{problem}: reduced to {room}", stacklevel=3)
-    return room
-
-
-def _described(each: WorkerResourceConfig) -> str:
-    cpus = f"{each.num_cpus} CPU{'' if each.num_cpus == 1 else 's'}"
-    kind = f"{each.gpu_type} GPU" if each.gpu_type else "GPU"
-    return f"{cpus} and {each.num_gpus} {kind}{'' if each.num_gpus == 1 else 's'}" if each.num_gpus else cpus
-
-
-def _size(node: Node) -> str:
-    kind = f"{node['gpu_type']} GPUs" if node.get("gpu_type") else "GPUs"
-    return f"{node['name']}: {node['cpus']} CPUs, {node['gpus']} {kind}"
+    """Return the number of workers for which a node has room."""
+    return workers_on(node, each.num_cpus, each.num_gpus, each.gpu_type)

@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,8 @@ import cloudpickle
 import psutil
 
 from shoal.data.connector import DataConnector
-from shoal.data.gang_position import set_current_shard
 from shoal.data.spec import DatasetSpec
-from shoal.training.context import get_context
+from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.pytorch import model_dir
@@ -108,7 +107,7 @@ def meet() -> Machine:
     address = str(ray.util.get_node_ip_address())
     node = str(ray.get_runtime_context().get_node_id())
     gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
-    if get_context().rank:
+    if gang_context().rank:
         return Machine(node, address, gpus)
     listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port = listening.getsockname()[1]
@@ -141,13 +140,13 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     global _folder
     import torch
 
-    place = get_context()
+    gang = gang_context()
     os.environ.update(environment)
     if interface := _interface_of(machine.address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     torch.set_num_threads(assignment.threads)
-    set_current_shard(place.rank, place.world_size, assignment.seed)
+    set_gang_context(replace(gang, position=replace(gang.position, seed=assignment.seed)))
     _remove_folders_of_dead_workers()
     _folder = Path(tempfile.mkdtemp(prefix=f"{_MODEL}{os.getpid()}-"))
     memory.reset_peak()
@@ -160,19 +159,19 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
                 assignment.checkpoints,
                 assignment.checkpoint_key,
                 assignment.checkpoint_seals,
-                tell=lambda seals: place.note({"checkpoints": dict(seals)}),
+                tell=lambda seals: gang.note({"checkpoints": dict(seals)}),
             ),
-            lambda metrics, step: place.note({"metrics": metrics, "step": step}),
+            lambda metrics, step: gang.note({"metrics": metrics, "step": step}),
         )
     )
     try:
-        with tagged_output(place.rank, place.log):
+        with tagged_output(gang.rank, gang.log):
             value = cloudpickle.loads(assignment.program)()
     except Exception as error:
         if any(word in str(error) for word in _PEER_WORDS):
             raise PeerError(f"{type(error).__name__}: {error}") from error
         raise
-    adopt_model(place.log)
+    adopt_model(gang.log)
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
 
 

@@ -27,7 +27,7 @@ from shoal.errors import DataError, TrainingError
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
 from shoal.training.boosting.task import Boosted, Checkpoint, History, Prepared, Segment, Task
 from shoal.training.boosting.user_code import refuse_namesakes
-from shoal.training.context import TrainingContext, get_context
+from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
@@ -48,10 +48,10 @@ class _Session:
 
     Args:
         task: Data and parameters of this worker.
-        context: Training context of this worker.
+        context: Gang context of this worker.
     """
 
-    def __init__(self, task: Task, context: TrainingContext) -> None:
+    def __init__(self, task: Task, context: GangContext) -> None:
         idle = memory.reset_peak()
         self.open = contextlib.ExitStack()  # resources to release in close()
         self.task = task
@@ -226,7 +226,7 @@ def prepare(task: Task) -> Prepared:
         PeerError: Another worker failed.
     """
     global _session
-    context = get_context()
+    context = gang_context()
     with _own_errors(), contextlib.ExitStack() as stack:
         stack.enter_context(_communicator({**task.connection, "dmlc_task_id": f"{context.rank:08d}"}, context))
         _session = _Session(task, context)
@@ -374,7 +374,7 @@ def _own_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _communicator(args: dict[str, Any], context: TrainingContext) -> Iterator[None]:
+def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # The collective prints "Task 00000000 got rank 0", which does not help users. XGBoost's verbosity setting does
         # not suppress this line.

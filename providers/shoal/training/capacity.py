@@ -1,0 +1,73 @@
+"""Check whether workers fit on the active nodes: the same checks and messages for boosting and for functions. Pure."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
+
+from shoal.errors import CapacityError
+
+_ANY_NUMBER = 1_000
+"""Number of workers that fit on a node if they reserve nothing: more than anybody starts."""
+
+
+class Node(TypedDict):
+    """An active node, as `get_nodes` lists it. Only a process connected to Ray knows the type of the GPUs."""
+
+    name: str
+    cpus: int
+    gpus: int
+    gpu_type: NotRequired[str | None]
+
+
+def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) -> int:
+    """Return the number of workers for which a node has room.
+
+    Args:
+        node: An active node; all its CPUs and GPUs count as free.
+        cpus: CPUs of each worker; may be 0.
+        gpus: GPUs of each worker; may be 0.
+        gpu_type: Required type of the GPUs; None accepts any type.
+    """
+    if gpu_type is not None and node.get("gpu_type", gpu_type) != gpu_type:
+        return 0
+    return min(node["cpus"] // cpus if cpus else _ANY_NUMBER, node["gpus"] // gpus if gpus else _ANY_NUMBER)
+
+
+def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
+    """Return `wanted` if there is room for it; otherwise refuse it or, with `clamp`, return `room` with a warning.
+
+    Args:
+        wanted: Requested number.
+        room: Largest number that fits on the active nodes.
+        request: Text of the request for the message, such as ``num_nodes=3``.
+        nodes: The active nodes, for the message.
+        clamp: Whether to reduce the number instead of refusing it; a number is never reduced to 0.
+
+    Raises:
+        CapacityError: There is no room for `wanted`, and it must not be reduced.
+    """
+    if wanted <= room:
+        return wanted
+    problem = f"{request} is more than there is room for, {room} ({listed(nodes)})"
+    if not clamp or not room:
+        raise CapacityError(
+            f"{problem}: add nodes with shoal.scale_cluster, ask for less, or set RunConfig(clamp=True)"
+        )
+    warnings.warn(f"{problem}: reduced to {room}", stacklevel=3)
+    return room
+
+
+def resources(cpus: float, gpus: int, gpu_type: str | None = None) -> str:
+    """Format the resources of a worker or a node for a message, such as ``2 CPUs and 1 H100 GPU``."""
+    text = f"{cpus:g} CPU{'' if cpus == 1 else 's'}"
+    if not gpus:
+        return text
+    return f"{text} and {gpus} {f'{gpu_type} ' if gpu_type else ''}GPU{'' if gpus == 1 else 's'}"
+
+
+def listed(nodes: Sequence[Node]) -> str:
+    """Format the active nodes and their resources for a message."""
+    each = (f"{node['name']}: {resources(node['cpus'], node['gpus'], node.get('gpu_type'))}" for node in nodes)
+    return ", ".join(each) or "no node is active"
