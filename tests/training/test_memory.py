@@ -79,7 +79,7 @@ SPARING = """
 import sys
 from shoal.training.host import memory
 if sys.argv[1] == "trim_memory":
-    memory.spare()
+    memory.trim_memory()
 import numpy, psutil, pyarrow
 before = psutil.Process().memory_info().rss
 for _ in range(3):

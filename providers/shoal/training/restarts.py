@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.training.context import say
-from shoal.training.gang.gang import WAIT_SECONDS
+from shoal.training.gang.placement import WAIT_SECONDS
 from shoal.training.run_config import RunConfig
 
 _REPLACE_SECONDS = 60.0

@@ -12,8 +12,10 @@ import pytest
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
 from shoal.training.context import gang_context
 from shoal.training.gang import gang as gangs
-from shoal.training.gang.gang import Gang, GangShape
+from shoal.training.gang import placement
+from shoal.training.gang.gang import Gang
 from shoal.training.gang.lifeline import Switchboard
+from shoal.training.gang.placement import GangShape
 from shoal.training.gang.shared import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
 from tests.support.two_node_cluster import TwoNodes, assert_ended
@@ -183,7 +185,7 @@ def test_busy_cpus_are_waited_for_aloud_until_the_deadline(
 ) -> None:
     end_gangs()
     holder = Gang.start(GangShape(1, 1.0))
-    monkeypatch.setattr(gangs, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(placement, "_QUIET_SECONDS", 0.2)
     try:
         with pytest.raises(CapacityError, match="did not get the resources"):
             Gang.start(TWO, timeout=2.0)
@@ -220,7 +222,7 @@ def test_a_driver_that_exits_leaves_no_process(driver: TwoNodes, tmp_path: Path)
     script = f"""
 import os, ray
 ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
-from shoal.training.gang.gang import GangShape
+from shoal.training.gang.placement import GangShape
 from shoal.training.gang.lifeline import Switchboard
 from shoal.training.gang.shared import shared_gang
 with shared_gang(GangShape(2, 1.0)) as gang:

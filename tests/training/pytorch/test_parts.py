@@ -25,7 +25,7 @@ from shoal.distributors.pytorch import (
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from shoal.training.capacity import Node
 from shoal.training.claims import MARKER, Claim
-from shoal.training.gang.gang import GangShape
+from shoal.training.gang.placement import GangShape
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.console import tagged_output

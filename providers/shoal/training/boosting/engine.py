@@ -23,7 +23,7 @@ from shoal.training.boosting.progress import Rounds
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.task import Boosted, Checkpoint, Prepared, Segment, Task
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.gang.gang import WAIT_SECONDS, GangShape
+from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
 from shoal.training.restarts import Resilience
 from shoal.training.scaling import GangSize, resolve_size

@@ -14,22 +14,18 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
-from shoal.errors import CapacityError, ShoalError, TrainingError, WorkerLostError
-from shoal.training import cluster
-from shoal.training.capacity import resources
+from shoal.errors import ShoalError, TrainingError, WorkerLostError
 from shoal.training.context import say
+from shoal.training.gang import placement
 from shoal.training.gang.lifeline import EventKind, Switchboard
+from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
 
-# Default time to wait for CPUs that other work uses. It is long enough for another training to end, and short enough
-# that a workflow task does not occupy its slot for hours.
-WAIT_SECONDS = 600.0
 # How long to collect further errors after the first failure. The peers of a worker that raised or was killed failed
 # 0.1 s after it, because the kernel closed their connections at once. A vanished host is detected only after the 4 s
 # of the lifeline's keepalive.
@@ -40,50 +36,6 @@ _KILL_SECONDS = 1.0
 _END_SECONDS = 4.0
 # Actors on a running node start in 1 to 5 s, and more slowly on a machine where many processes import at once.
 _START_SECONDS = 120.0
-_PATIENCE_SECONDS = 3.0
-_POLL_SECONDS = 2.0
-# Ray does not accept a bundle without any resource.
-_LEAST = 0.001
-# Interval of the messages that tell the user that the gang is waiting and not hanging.
-_SAY_EVERY_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class GangShape:
-    """Number and size of a gang's workers; a gang can be reused for another run of the same shape.
-
-    Args:
-        num_workers: Number of workers.
-        cpus_per_worker: CPUs that each worker reserves in Ray; may be a fraction.
-        gpus_per_worker: GPUs that each worker reserves.
-        gpu_type: Required type of GPU; None accepts any type.
-        per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
-            workers wherever there is room.
-        trim_memory: Whether the workers return freed memory to the operating system at once, so that another library
-            in the process can use it. This slows down a library that frees and allocates memory all the time.
-    """
-
-    num_workers: int
-    cpus_per_worker: float
-    gpus_per_worker: int = 0
-    gpu_type: str | None = None
-    per_node: int | None = None
-    trim_memory: bool = False
-
-    def __str__(self) -> str:
-        each = resources(self.cpus_per_worker, self.gpus_per_worker, self.gpu_type)
-        return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'} of {each}"
-
-    @property
-    def bundles(self) -> list[dict[str, float]]:
-        """Resources of each placement group bundle: of one worker, or of all workers on one node if `per_node`."""
-        together = self.per_node or 1
-        gpus = {"GPU": float(self.gpus_per_worker * together)} if self.gpus_per_worker else {}
-        if self.gpu_type:
-            # A node has 1 of its GPU type's resource, however many GPUs it has. All workers on the node share it.
-            gpus[cluster.GPU_TYPE + self.gpu_type] = _LEAST
-        bundle = {"CPU": max(self.cpus_per_worker, _LEAST) * together, **gpus}
-        return [bundle] * (self.num_workers // together)
 
 
 class Sidecar(Protocol):
@@ -177,7 +129,7 @@ class Gang:
         """
         gang = cls(shape)
         try:
-            gang._reserve(time.monotonic() + timeout)
+            gang._group = placement.reserve(shape, time.monotonic() + timeout)
             gang._spawn(dict(env or {}))
         except BaseException:
             gang.end()
@@ -276,92 +228,35 @@ class Gang:
 
     # Starting
 
-    def _reserve(self, deadline: float) -> None:
-        import ray
-        from ray.util.placement_group import placement_group
-
-        began = said = time.monotonic()
-        self._refuse_if_impossible()
-        self._group = placement_group(self.shape.bundles, strategy="STRICT_SPREAD" if self.shape.per_node else "SPREAD")
-        # A free pool answers in 0.05 s, and a pool whose last gang was just killed in up to 2 s. Only a longer wait
-        # is worth a message.
-        patience = _PATIENCE_SECONDS
-        while not self._group.wait(timeout_seconds=max(0.0, min(patience, deadline - time.monotonic()))):
-            # Nodes may leave the pool during the wait.
-            self._refuse_if_impossible()
-            now = time.monotonic()
-            free = ray.available_resources()
-            state = f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} CPUs are free"
-            if now >= deadline:
-                raise CapacityError(
-                    f"{self.shape} did not get the resources within {now - began:.0f} s ({state}): "
-                    "wait for the other work on this pool to end, or add nodes with shoal.scale_cluster"
-                )
-            if patience == _PATIENCE_SECONDS or now - said >= _SAY_EVERY_SECONDS:
-                said = now
-                say(f"waiting for {self.shape}: {state}; giving up in {deadline - now:.0f} s")
-            patience = _POLL_SECONDS
-
-    def _refuse_if_impossible(self) -> None:
-        nodes = cluster.total_resources()
-        together = self.shape.per_node or 1
-        bundle = self.shape.bundles[0]
-        on_each = [
-            min(math.floor(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in bundle.items()) for node in nodes
-        ]
-        room = sum(min(1, fit) if self.shape.per_node else fit for fit in on_each) * together
-        if room < self.shape.num_workers:
-            cpus = sum(node.get("CPU", 0.0) for node in nodes)
-            raise CapacityError(
-                f"{self.shape} do not fit on this pool, which has room for {room} of them ({len(nodes)} nodes, "
-                f"{cpus:g} CPUs): add nodes with shoal.scale_cluster or ask for less"
-            )
-
     def _spawn(self, env: dict[str, str]) -> None:
         import ray
-        from ray.util.placement_group import placement_group_table
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        order = cluster.node_order()
-        names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
-        node_of: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
-        together = self.shape.per_node or 1
-        bundles = [
-            bundle
-            for bundle in sorted(node_of, key=lambda bundle: (order.get(node_of[bundle], len(order)), bundle))
-            for _ in range(together)
-        ]
-        on_node = Counter(node_of[bundle] for bundle in bundles)
-        size = len(bundles)
+        seats = placement.seats(self.shape, self._group)
+        size = len(seats)
         here = str(ray.get_runtime_context().get_node_id())
-        board = Switchboard(_listen_on(self.host, here, node_of.values()), size, self._hear)
+        board = Switchboard(_listen_on(self.host, here, (seat.node_id for seat in seats)), size, self._hear)
         self._switchboard = board
         actor_class = ray.remote(Worker)
         joins = []
-        for rank, bundle in enumerate(bundles):
-            actor = actor_class.options(
-                num_cpus=max(self.shape.cpus_per_worker, _LEAST),
-                num_gpus=self.shape.gpus_per_worker,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
-            ).remote()
+        for rank, seat in enumerate(seats):
+            actor = actor_class.options(**placement.actor_options(self.shape, self._group, seat)).remote()
             self._actors.append(actor)
             if self.shape.trim_memory:
-                actor.spare.remote()
-            place = Place(rank, size, on_node[node_of[bundle]], board.host, board.port, board.token)
+                actor.trim_memory.remote()
+            place = Place(rank, size, seat.local_world_size, board.host, board.port, board.token)
             joins.append(actor.join.remote(place, env))
         infos = []
         deadline = time.monotonic() + _START_SECONDS
-        for rank, (bundle, ref) in enumerate(zip(bundles, joins, strict=True)):
-            node = names.get(node_of[bundle], node_of[bundle])
+        for rank, (seat, ref) in enumerate(zip(seats, joins, strict=True)):
             try:
-                infos.append(WorkerInfo(rank, node, ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))))
+                infos.append(WorkerInfo(rank, seat.node, ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))))
             except ray.exceptions.GetTimeoutError:
                 raise WorkerLostError(
-                    f"rank {rank} (node {node}) did not start within {_START_SECONDS:.0f} s"
+                    f"rank {rank} (node {seat.node}) did not start within {_START_SECONDS:.0f} s"
                 ) from None
             except ray.exceptions.RayError as exc:
                 raise WorkerLostError(
-                    f"rank {rank} (node {node}) was lost while it started: {_first_line(exc)}"
+                    f"rank {rank} (node {seat.node}) was lost while it started: {_first_line(exc)}"
                 ) from exc
         self.workers = tuple(infos)
         # Another thread reads the workers' hello frames, so a worker's join() may return before its hello was read.
@@ -480,15 +375,13 @@ class Gang:
 
     def _kill_actors(self) -> None:
         import ray
-        from ray.util.placement_group import remove_placement_group
 
         if not ray.is_initialized():
             return
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         if self._group is not None:
-            # This frees the CPUs and makes the raylets kill the processes that still use them.
-            remove_placement_group(self._group)
+            placement.release(self._group)
 
 
 def _driver_address() -> str:

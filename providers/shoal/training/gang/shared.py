@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal.training.gang.gang import WAIT_SECONDS, Gang, GangShape
+from shoal.training.gang.gang import Gang
+from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 
 _idle: dict[tuple[Any, ...], Gang] = {}
 _idle_lock = threading.Lock()

@@ -84,16 +84,16 @@ class Failure:
 class Worker:
     """One worker of a gang; it gets its rank only in `join`.
 
-    The constructor takes no arguments, because Ray loads NumPy and Arrow for a call with arguments, and `spare` has to
-    run before that.
+    The constructor takes no arguments, because Ray loads NumPy and Arrow for a call with arguments, and `trim_memory`
+    has to run before that.
     """
 
     def __init__(self) -> None:
         self._lifeline: Lifeline | None = None
 
-    def spare(self) -> None:
+    def trim_memory(self) -> None:
         """Make this process return freed memory to the operating system; must be the first call."""
-        memory.spare()
+        memory.trim_memory()
 
     def join(self, place: Place, env: Mapping[str, str]) -> int:
         """Connect to the driver's switchboard and set the gang context.

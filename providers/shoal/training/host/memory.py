@@ -19,7 +19,7 @@ _LARGE_BLOCK_BYTES = 2**20
 _FREE_END_BYTES = 4 * 2**20
 
 
-def spare() -> None:
+def trim_memory() -> None:
     """Make this process return freed memory to the operating system from now on.
 
     Must be called before Arrow is imported, because Arrow reads the setting at import. The settings of malloc need

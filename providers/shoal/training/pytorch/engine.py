@@ -19,7 +19,8 @@ from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, Sho
 from shoal.training import cluster, locations
 from shoal.training.claims import Claim
 from shoal.training.context import say
-from shoal.training.gang.gang import WAIT_SECONDS, Gang, GangShape
+from shoal.training.gang.gang import Gang
+from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out

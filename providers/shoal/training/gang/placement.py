@@ -1,0 +1,190 @@
+"""Place the workers of a gang on the nodes: reserve the resources of all workers together, and number the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import CapacityError
+from shoal.training import cluster
+from shoal.training.capacity import resources
+from shoal.training.context import say
+
+# Default time to wait for CPUs that other work uses. It is long enough for another training to end, and short enough
+# that a workflow task does not occupy its slot for hours.
+WAIT_SECONDS = 600.0
+# A free pool reserves the resources in 0.05 s, and a pool whose last gang was just killed in up to 2 s. Only a longer
+# wait is worth a message.
+_QUIET_SECONDS = 3.0
+_POLL_SECONDS = 2.0
+# Interval of the messages that tell the user that the gang is waiting and not hanging.
+_SAY_EVERY_SECONDS = 30.0
+# Ray does not accept a bundle without any resource.
+_LEAST = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class GangShape:
+    """Number and size of a gang's workers; a gang can be reused for another run of the same shape.
+
+    Args:
+        num_workers: Number of workers.
+        cpus_per_worker: CPUs that each worker reserves in Ray; may be a fraction.
+        gpus_per_worker: GPUs that each worker reserves.
+        gpu_type: Required type of GPU; None accepts any type.
+        per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
+            workers wherever there is room.
+        trim_memory: Whether the workers return freed memory to the operating system at once, so that another library
+            in the process can use it. This slows down a library that frees and allocates memory all the time.
+    """
+
+    num_workers: int
+    cpus_per_worker: float
+    gpus_per_worker: int = 0
+    gpu_type: str | None = None
+    per_node: int | None = None
+    trim_memory: bool = False
+
+    def __str__(self) -> str:
+        each = resources(self.cpus_per_worker, self.gpus_per_worker, self.gpu_type)
+        return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'} of {each}"
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """Resources of each placement group bundle: of one worker, or of all workers on one node if `per_node`."""
+        together = self.per_node or 1
+        gpus = {"GPU": float(self.gpus_per_worker * together)} if self.gpus_per_worker else {}
+        if self.gpu_type:
+            # A node has 1 of its GPU type's resource, however many GPUs it has. All workers on the node share it.
+            gpus[cluster.GPU_TYPE + self.gpu_type] = _LEAST
+        bundle = {"CPU": max(self.cpus_per_worker, _LEAST) * together, **gpus}
+        return [bundle] * (self.num_workers // together)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Bundle and node of one rank.
+
+    Args:
+        bundle: Index of the placement group's bundle.
+        node_id: Ray's id of the node.
+        node: Name of the node.
+        local_world_size: Number of workers on the node.
+    """
+
+    bundle: int
+    node_id: str
+    node: str
+    local_world_size: int
+
+
+def reserve(shape: GangShape, deadline: float) -> Any:
+    """Reserve the resources of all workers, or of none.
+
+    Args:
+        shape: Number and size of the workers.
+        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
+
+    Returns:
+        A ready placement group with the bundles of `shape`; pass it to :func:`release` at the end.
+
+    Raises:
+        CapacityError: The active nodes are too small for the gang, or had no free room before the deadline.
+    """
+    from ray.util.placement_group import placement_group
+
+    refuse_if_impossible(shape)
+    group = placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
+    try:
+        _wait(shape, group, deadline)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            # If Ray is shut down already, the reservation has ended too.
+            release(group)
+        raise
+    return group
+
+
+def _wait(shape: GangShape, group: Any, deadline: float) -> None:
+    import ray
+
+    began = said = time.monotonic()
+    pause = _QUIET_SECONDS
+    while not group.wait(timeout_seconds=max(0.0, min(pause, deadline - time.monotonic()))):
+        # Nodes may leave the pool during the wait.
+        refuse_if_impossible(shape)
+        now = time.monotonic()
+        free = ray.available_resources()
+        state = f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} CPUs are free"
+        if now >= deadline:
+            raise CapacityError(
+                f"{shape} did not get the resources within {now - began:.0f} s ({state}): "
+                "wait for the other work on this pool to end, or add nodes with shoal.scale_cluster"
+            )
+        if pause == _QUIET_SECONDS or now - said >= _SAY_EVERY_SECONDS:
+            said = now
+            say(f"waiting for {shape}: {state}; giving up in {deadline - now:.0f} s")
+        pause = _POLL_SECONDS
+
+
+def refuse_if_impossible(shape: GangShape) -> None:
+    """Raise if the nodes of this cluster are too few or too small for a gang, even without other work.
+
+    Raises:
+        CapacityError: The gang does not fit.
+    """
+    nodes = cluster.total_resources()
+    together = shape.per_node or 1
+    bundle = shape.bundles[0]
+    on_each = [
+        min(math.floor(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in bundle.items()) for node in nodes
+    ]
+    room = sum(min(1, fit) if shape.per_node else fit for fit in on_each) * together
+    if room < shape.num_workers:
+        cpus = sum(node.get("CPU", 0.0) for node in nodes)
+        raise CapacityError(
+            f"{shape} do not fit on this pool, which has room for {room} of them ({len(nodes)} nodes, "
+            f"{cpus:g} CPUs): add nodes with shoal.scale_cluster or ask for less"
+        )
+
+
+def seats(shape: GangShape, group: Any) -> list[Seat]:
+    """Return bundle and node of each worker, by rank: the workers on the head first, then those on the other nodes."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    order = cluster.node_order()
+    names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
+    node_of: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    bundles = [
+        bundle
+        for bundle in sorted(node_of, key=lambda bundle: (order.get(node_of[bundle], len(order)), bundle))
+        for _ in range(shape.per_node or 1)
+    ]
+    on_node = Counter(node_of[bundle] for bundle in bundles)
+    return [
+        Seat(bundle, node_id, names.get(node_id, node_id), on_node[node_id])
+        for bundle, node_id in ((bundle, node_of[bundle]) for bundle in bundles)
+    ]
+
+
+def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
+    """Return the options with which Ray starts the actor of a rank in its bundle."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {
+        "num_cpus": max(shape.cpus_per_worker, _LEAST),
+        "num_gpus": shape.gpus_per_worker,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, seat.bundle),
+    }
+
+
+def release(group: Any) -> None:
+    """Free the reserved resources; the raylets then kill the processes that still use them."""
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(group)
