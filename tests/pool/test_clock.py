@@ -225,7 +225,8 @@ class Rows:
         self._clock = clock
         with Store().transaction() as session:
             spec = PoolSpec.parse("local://tiny?max_nodes=4")
-            commands.up(session, spec, holder="test", rollback_after=ROLLBACK_AFTER, owner=None, now=clock())
+            commands.begin_life(session, spec, owner=None, now=clock())
+            commands.up(session, spec, holder="test", rollback_after=ROLLBACK_AFTER, now=clock())
         self.reconcile()
         self.arrive()
         self.reconcile()

@@ -105,20 +105,15 @@ class ComputePool:
         self._admit(1, bring_up=True)
 
         def request(session: Session) -> str:
-            spec = self._definition(session)
-            operation_id, begins = commands.up(
+            return commands.up(
                 session,
-                spec,
+                self._definition(session),
                 holder=self.holder,
                 rollback_after=rollback_after_seconds,
-                owner=owner.to_json() if owner else None,
                 now=self._clock(),
             )
-            if begins:  # inside the transaction, because no node may start before `prepare` has made the token
-                BACKENDS[spec.backend]().prepare(spec)
-            return operation_id
 
-        self._carry_out(request, on_progress=on_progress)
+        self._carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
         return self
 
     def down(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
@@ -239,8 +234,6 @@ class ComputePool:
         leases: list[Lease] = []
 
         def request(session: Session) -> str:
-            spec = self._definition(session) if bring_up else None
-            begins = spec is not None and commands.begin_life(session, spec, now=self._clock())
             operation_id, lease = commands.lease(
                 session,
                 self.name,
@@ -252,12 +245,11 @@ class ComputePool:
                 now=self._clock(),
             )
             leases.append(lease)
-            if spec and begins:  # inside the transaction, because no node may start before `prepare` has made the token
-                BACKENDS[spec.backend]().prepare(spec)
             return operation_id
 
         self._carry_out(
             request,
+            bring_up=bring_up,
             block_until_min_cluster_size=parsed.block_until_min_cluster_size,
             is_async=is_async,
             on_progress=on_progress,
@@ -377,11 +369,21 @@ class ComputePool:
         self,
         request: Callable[[Session], str],
         *,
+        bring_up: bool = False,
+        owner: ProcessId | None = None,
         block_until_min_cluster_size: int | None = None,
         is_async: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
         """Journal an operation and wait until it ends. Roll it back if the wait is interrupted.
+
+        Args:
+            request: Function that writes the operation in the given transaction and returns its id.
+            bring_up: Whether to start the pool in the same transaction if it is down.
+            owner: Process in which a started pool is embedded.
+            block_until_min_cluster_size: Number of ready nodes that ends the wait; all nodes by default.
+            is_async: Whether to return as soon as the operation is journaled.
+            on_progress: Function called with the pool's status while waiting.
 
         Raises:
             ScaleError: The operation failed, or a newer operation replaced it.
@@ -391,7 +393,10 @@ class ComputePool:
             while not operation_id:
                 try:
                     with transaction(self._store, JournalStep.REQUEST) as session:
+                        started = self._begin_life(session, owner) if bring_up else None
                         operation_id = request(session)
+                        if started:  # before the commit, because no node may start before `prepare` has made the token
+                            BACKENDS[started.backend]().prepare(started)
                         operation = session.get_one(Operation, operation_id)
                 except PoolStoppingError:  # an earlier run is still taking the pool down: wait, then try again
                     operation_id = ""
@@ -412,6 +417,12 @@ class ComputePool:
                 except StoreError:
                     error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
             raise
+
+    def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
+        """Set the pool's state to up, and return its spec if it was down before."""
+        spec = self._definition(session)
+        begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self._clock())
+        return spec if begins else None
 
     def _give_up(self, operation_id: str) -> None:
         with transaction(self._store, JournalStep.WITHDRAW) as session:

@@ -22,7 +22,7 @@ from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
 
 
-def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None = None, now: float) -> bool:
+def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None, now: float) -> bool:
     """Set a pool's state to up, without any demand. Return whether it was down before.
 
     If the pool was down, its epoch increases by one.
@@ -61,19 +61,12 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     return True
 
 
-def up(
-    session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, owner: dict[str, Any] | None, now: float
-) -> tuple[str, bool]:
-    """Set a pool's state to up and its base demand to MIN_NODES, unless it has a base demand already.
-
-    Returns:
-        The operation's id, and whether the pool was down before.
+def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
+    """Set the base demand of a pool whose life has begun to MIN_NODES, unless it has one. Return the operation's id.
 
     Raises:
         InvalidArgumentError: The pool is up with other settings.
-        PoolDownError: The pool is going down, or is bound to another machine.
     """
-    begins = begin_life(session, spec, owner=owner, now=now)
     pool = session.get_one(Pool, spec.name)
     if PoolSpec.model_validate(pool.spec) != spec:
         raise InvalidArgumentError(
@@ -85,7 +78,7 @@ def up(
     operation = _open(session, pool, OperationKind.UP, pool.min_nodes, holder, now + rollback_after, now)
     if demand is None:
         session.add(Demand(pool=pool.name, size=pool.min_nodes, operation_id=operation.id, set_at=now))
-    return operation.id, begins
+    return operation.id
 
 
 def scale(
