@@ -96,11 +96,9 @@ class DataConnector:
             DataError: If a column cannot be written as Parquet, or the staging location is not writable.
             InvalidArgumentError: If `df` is not a table.
         """
-        from shoal.data.staging.staged_data import stage_dataframe, staged
+        from shoal.data.staging.staged_data import stage_dataframe
 
-        with staged(staging_location) as directory:
-            stage_dataframe(df, directory)
-        return cls(ParquetSource(directory), ingestor_class, directory)
+        return cls._of_staged(stage_dataframe(df, staging_location), ingestor_class)
 
     @classmethod
     def from_sql(
@@ -123,11 +121,8 @@ class DataConnector:
             DataError: If the query fails, or a column cannot be written.
         """
         from shoal.data.staging.sql import stage_query
-        from shoal.data.staging.staged_data import staged
 
-        with staged(staging_location) as directory:
-            stage_query(query, connection, directory)
-        return cls(ParquetSource(directory), ingestor_class, directory)
+        return cls._of_staged(stage_query(query, connection, staging_location), ingestor_class)
 
     @classmethod
     def from_dataset(
@@ -148,16 +143,12 @@ class DataConnector:
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
         """
-        from shoal.data.staging import arrow_datasets
+        from shoal.data.staging.arrow_datasets import source_in_place, stage_arrow_dataset
 
-        source = arrow_datasets.source_in_place(dataset)
+        source = source_in_place(dataset)
         if source is not None:
             return cls(source, ingestor_class)
-        from shoal.data.staging.staged_data import staged
-
-        with staged(staging_location) as directory:
-            arrow_datasets.stage(dataset, directory)
-        return cls(ParquetSource(directory), ingestor_class, directory)
+        return cls._of_staged(stage_arrow_dataset(dataset, staging_location), ingestor_class)
 
     @classmethod
     def from_ray_dataset(
@@ -178,12 +169,9 @@ class DataConnector:
             staging_location: Directory or URI that all nodes can reach. The default ``$SHOAL_HOME/staging`` is allowed
                 only if all nodes are on one host.
         """
-        from shoal.data.ray_data import stage_dataset
-        from shoal.data.staging.staged_data import staged
+        from shoal.data.staging.ray_datasets import stage_ray_dataset
 
-        with staged(staging_location) as directory:
-            stage_dataset(ds, directory, checked=staging_location is not None)
-        return cls(ParquetSource(directory), ingestor_class, directory)
+        return cls._of_staged(stage_ray_dataset(ds, staging_location), ingestor_class)
 
     @classmethod
     def from_sources(
@@ -227,6 +215,10 @@ class DataConnector:
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
         return kind(ParquetSource(spec.paths, splits), INGESTERS[spec.ingester], spec.staging)
+
+    @classmethod
+    def _of_staged(cls, directory: str, ingestor_class: IngesterClass) -> Self:
+        return cls(ParquetSource(directory), ingestor_class, directory)
 
     def to_spec(self) -> DatasetSpec:
         """Return the dataset part of a job's spec: paths, ingester and splits, but no rows and no credentials."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -125,32 +124,6 @@ def ranges_dataset(
             num_cpus=READ_TASK_CPUS,
             compute=ray.data.TaskPoolStrategy(size=concurrency),
         )
-
-
-def stage_dataset(dataset: Any, directory: str, checked: bool) -> None:
-    """Run a Ray Dataset and write its rows as Parquet from Ray's tasks.
-
-    Args:
-        dataset: A ``ray.data.Dataset``.
-        directory: Directory or URI to write to.
-        checked: Whether the user chose the directory. In this case it is not checked that all nodes can reach it.
-
-    Raises:
-        MissingExtraError: If Ray is not installed.
-        InvalidArgumentError: If this process is not connected to Ray, or if `checked` is false, the directory is on
-            the local disk and the nodes are on several hosts.
-    """
-    ray = connected_ray()
-    from shoal.data.parquet.filesystems import is_local, resolve
-
-    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    if is_local(directory) and len(hosts) > 1 and not checked:
-        raise InvalidArgumentError(
-            f"the pool's nodes are on {len(hosts)} hosts, and each host has its own {os.path.dirname(directory)}: pass "
-            "staging_location= with a directory or URI that all hosts can reach"
-        )
-    filesystem, inner = resolve(directory)
-    dataset.write_parquet(inner, filesystem=filesystem, try_create_dir=False, compression="zstd")
 
 
 def connected_ray() -> Any:

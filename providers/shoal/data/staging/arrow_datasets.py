@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from shoal.data.parquet.filesystems import join
 from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.staging.staged_data import stage_batches
+from shoal.data.staging.staged_data import staged, write_batches
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -49,14 +51,21 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
     return source if same else None
 
 
-def stage(dataset: pyarrow.dataset.Dataset, directory: str) -> None:
+def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:
     """Stream a dataset's rows to a Parquet file.
 
     Args:
         dataset: Any Arrow dataset.
-        directory: Directory or URI to write to.
+        staging_location: Directory or URI in which to create a directory; the default location if None.
+
+    Returns:
+        Path or URI of the new directory.
+
+    Raises:
+        DataError: If a file cannot be read, or the location is not writable.
     """
     # A scan that reads ahead accumulates batches and takes up to ten times the memory of a plain reader (arrow#39808).
-    with wrap_read_errors("the dataset"):
+    with staged(staging_location) as directory, wrap_read_errors("the dataset"):
         batches = dataset.to_batches(batch_readahead=1, fragment_readahead=1)
-        stage_batches(batches, dataset.schema, directory)
+        write_batches(batches, dataset.schema, join(directory, "part-00000.parquet"))
+    return directory

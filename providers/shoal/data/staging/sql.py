@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.filesystems import join, resolve
 from shoal.data.parquet.footers import open_parquet
-from shoal.data.staging.staged_data import TableWriter
+from shoal.data.staging.staged_data import TableWriter, staged
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact_value
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 32_768
 
 
-def stage_query(query: Any, connection: Any, directory: str) -> list[str]:
+def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:
     """Run a query and write its rows as Parquet.
 
     A query's result does not carry complete SQL types, so the types of the columns are inferred from the values, chunk
@@ -30,15 +31,21 @@ def stage_query(query: Any, connection: Any, directory: str) -> list[str]:
     Args:
         query: SQL text or a SQLAlchemy selectable.
         connection: SQLAlchemy URL, Engine or Connection.
-        directory: Directory or URI to write to.
+        staging_location: Directory or URI in which to create a directory; the default location if None.
 
     Returns:
-        Paths of the files, in row order.
+        Path or URI of the new directory; its files are in row order.
 
     Raises:
         InvalidArgumentError: If `query` or `connection` is invalid, or the query returns no result set.
-        DataError: If the query fails or a column cannot be written.
+        DataError: If the query fails, a column cannot be written, or the location is not writable.
     """
+    with staged(staging_location) as directory:
+        _write(query, connection, directory)
+    return directory
+
+
+def _write(query: Any, connection: Any, directory: str) -> None:
     import sqlalchemy as sa
 
     paths: list[str] = []
@@ -71,7 +78,6 @@ def stage_query(query: Any, connection: Any, directory: str) -> list[str]:
     for path, schema in zip(paths, schemas, strict=True):
         if schema != schemas[-1]:
             _rewrite(path, schemas[-1])
-    return paths
 
 
 def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list[str], Iterator[list[Any]]]:

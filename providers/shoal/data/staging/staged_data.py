@@ -167,36 +167,37 @@ class TableWriter:
         self.close()
 
 
-def stage_dataframe(frame: Any, directory: str) -> str:
+def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
     """Write a DataFrame or table as Parquet, one row group at a time.
 
     Args:
         frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with ``__arrow_c_stream__``.
-        directory: Directory or URI to write to.
+        staging_location: Directory or URI in which to create a directory; :func:`default_location` if None.
 
     Returns:
-        Path of the file.
+        Path or URI of the new directory.
 
     Raises:
-        DataError: If a column cannot be written, such as a column with values of different types.
+        DataError: If a column cannot be written, such as a column with values of different types, or the location is
+            not writable.
         InvalidArgumentError: If `frame` is not a table.
     """
     import pyarrow as pa
 
-    path = join(directory, "part-00000.parquet")
-    if _is_pandas(frame):
-        frame = _pandas_reader(frame)
-    elif not isinstance(frame, pa.Table):
-        if not hasattr(frame, "__arrow_c_stream__"):
-            raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
-        with _converting():
-            frame = pa.table(frame)
-    schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
-    step = group_rows(rows, size / max(rows, 1))
-    with TableWriter(path, schema) as writer:
-        for start in range(0, rows, step):
-            writer.write(slices(start, min(start + step, rows)), step)
-    return path
+    with staged(staging_location) as directory:
+        if _is_pandas(frame):
+            frame = _pandas_reader(frame)
+        elif not isinstance(frame, pa.Table):
+            if not hasattr(frame, "__arrow_c_stream__"):
+                raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
+            with _converting():
+                frame = pa.table(frame)
+        schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
+        step = group_rows(rows, size / max(rows, 1))
+        with TableWriter(join(directory, "part-00000.parquet"), schema) as writer:
+            for start in range(0, rows, step):
+                writer.write(slices(start, min(start + step, rows)), step)
+    return directory
 
 
 def _is_pandas(frame: Any) -> bool:
@@ -244,20 +245,16 @@ def _converting(column: str | None = None) -> Iterator[None]:
         raise DataError(f"{what} cannot be written as Parquet: {'; '.join(map(str, exc.args))}") from exc
 
 
-def stage_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str) -> str:
-    """Write record batches of one schema as Parquet, with one row group in memory at a time.
+def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
+    """Write record batches of one schema as a Parquet file, with one row group in memory at a time.
 
     Args:
         batches: Record batches to write.
         schema: Schema of the batches.
-        directory: Directory or URI to write to.
-
-    Returns:
-        Path of the file.
+        path: File or URI to write.
     """
     import pyarrow as pa
 
-    path = join(directory, "part-00000.parquet")
     kept: list[pa.RecordBatch] = []
     rows = size = 0
     with TableWriter(path, schema) as writer:
@@ -270,4 +267,3 @@ def stage_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, director
                 kept, rows, size = [], 0, 0
         if rows:
             writer.write(pa.Table.from_batches(kept, schema), rows)
-    return path

@@ -1,0 +1,41 @@
+"""Stage the rows of a Ray Data pipeline as Parquet, written by Ray's tasks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from shoal.data.parquet.filesystems import is_local, resolve
+from shoal.data.ray_data import connected_ray
+from shoal.data.staging.staged_data import staged
+from shoal.errors import InvalidArgumentError
+
+
+def stage_ray_dataset(dataset: Any, staging_location: str | os.PathLike[str] | None) -> str:
+    """Run a Ray Dataset and write its rows as Parquet from Ray's tasks.
+
+    Args:
+        dataset: A ``ray.data.Dataset``.
+        staging_location: Directory or URI in which to create a directory. If None, the default location is used, and
+            all nodes must be on one host.
+
+    Returns:
+        Path or URI of the new directory.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected to Ray, or if no location was given and the nodes are on
+            several hosts.
+        DataError: If the location is not writable.
+    """
+    with staged(staging_location) as directory:
+        ray = connected_ray()
+        hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+        if is_local(directory) and len(hosts) > 1 and staging_location is None:
+            raise InvalidArgumentError(
+                f"the pool's nodes are on {len(hosts)} hosts, and each host has its own {os.path.dirname(directory)}: "
+                "pass staging_location= with a directory or URI that all hosts can reach"
+            )
+        filesystem, inner = resolve(directory)
+        dataset.write_parquet(inner, filesystem=filesystem, try_create_dir=False, compression="zstd")
+    return directory
