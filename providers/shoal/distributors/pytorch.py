@@ -17,6 +17,7 @@ from shoal.training.pytorch.local_run import run_local
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, WorkerResourceConfig
+from shoal.training.pytorch.train_func import check_runnable
 from shoal.training.run_config import RunConfig
 
 __all__ = [
@@ -84,8 +85,7 @@ class PyTorchDistributor:
         scaling_config: PyTorchScalingConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        if not callable(train_func) and not isinstance(train_func, str | os.PathLike):
-            raise InvalidArgumentError(f"train_func must be a function or the path of a script, not {train_func!r}")
+        check_runnable(train_func, "train_func")
         self.train_func = train_func
         self.scaling_config = scaling_config or PyTorchScalingConfig()
         self.run_config = run_config or RunConfig()

@@ -15,6 +15,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.pickling import pickled
+from shoal.training.pytorch.train_func import check_runnable, check_script_arguments
 
 SCRIPT_FOLDER = "shoal-script-"
 """Prefix of the names of temporary folders for scripts; the process id follows."""
@@ -92,14 +93,9 @@ class Program:
                 does not accept the arguments.
         """
         if isinstance(target, str | os.PathLike):
-            if kwargs:
-                raise InvalidArgumentError(
-                    f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. "
-                    "Pass them in the list of arguments"
-                )
+            check_script_arguments(kwargs)
             return cls(Script.read(target, args))
-        if not callable(target):
-            raise InvalidArgumentError(f"the target must be a function or the path of a script, not {target!r}")
+        check_runnable(target, "the target")
         try:
             inspect.signature(target).bind(*args, **kwargs)
         except TypeError as error:

@@ -46,11 +46,7 @@ def check_train_func(
         if args or kwargs:
             raise InvalidArgumentError("arguments were given without a train_func: set train_func, or remove them")
         return
-    if not callable(train_func) and not isinstance(train_func, str | os.PathLike):
-        raise InvalidArgumentError(
-            "train_func must be a function, the name of a function (pkg.module:name) or the path of a script, not "
-            f"{train_func!r}"
-        )
+    check_runnable(train_func, "train_func", "a function, the name of a function (pkg.module:name)")
     if (framework or said or FRAMEWORK) != FRAMEWORK:
         raise InvalidArgumentError(f'train_func requires framework="{FRAMEWORK}", not framework="{framework or said}"')
     if fields is not None and not isinstance(fields, Mapping):
@@ -59,7 +55,32 @@ def check_train_func(
         )
     if twice := sorted(set(_OF_THE_FUNCTION) & set(fields or ())):
         raise InvalidArgumentError(f"if train_func is given, spec must not contain {', '.join(twice)}: remove it")
-    if kwargs and not callable(train_func) and not is_name(train_func):
+    if not callable(train_func) and not is_name(train_func):
+        check_script_arguments(kwargs)
+
+
+def check_runnable(target: Any, argument: str, function: str = "a function") -> None:
+    """Raise if `target` is neither a function nor a text or path that names one or a script.
+
+    Args:
+        target: Value that the user passed.
+        argument: Name of the argument, for the message.
+        function: How the argument names a function, for the message.
+
+    Raises:
+        InvalidArgumentError: `target` is of another type.
+    """
+    if not callable(target) and not isinstance(target, str | os.PathLike):
+        raise InvalidArgumentError(f"{argument} must be {function} or the path of a script, not {target!r}")
+
+
+def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
+    """Raise if keyword arguments were given for a script.
+
+    Raises:
+        InvalidArgumentError: `kwargs` is not empty.
+    """
+    if kwargs:
         raise InvalidArgumentError(
             f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. "
             "Pass them in the list of arguments"
