@@ -98,11 +98,11 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         function_work.promotion, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
     )
-    place = SimpleNamespace(store="store", key="key", tags={"job": "j"})
+    place = SimpleNamespace(store="store", key="key", is_current=bool, tags={"job": "j"})
     run = SimpleNamespace(logged_model=lambda: "models:/m-1")
     assert function_work._register(register, place, run) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
     given = {"model_uri": "models:/m-1", "model": "model of models:/m-1", "label_col": "y", "input_cols": ("a",)}
-    assert entered == [(("store", "key", run, register), {**given, "tags": {"job": "j"}})]
+    assert entered == [(("store", "key", run, register), {**given, "is_current": bool, "tags": {"job": "j"}})]
     nothing = SimpleNamespace(logged_model=lambda: None)
     with pytest.raises(JobError, match='the function logged no model, but register needs one for "net"'):
         function_work._register(register, place, nothing)  # type: ignore[arg-type]

@@ -309,6 +309,7 @@ class TestGate:
                 Key("job", 1),
                 run,
                 register,
+                is_current=lambda: attempts.is_current(store, Key("job", 1)),
                 tags={},
                 model_uri=uri,
                 model=scoring.load(uri),

@@ -58,6 +58,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
                 place.key,
                 run,
                 spec.register_as,
+                is_current=place.is_current,
                 tags=place.tags,
                 model_uri=uri,
                 model=trained.booster(),

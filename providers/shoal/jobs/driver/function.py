@@ -131,6 +131,7 @@ def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[s
         place.key,
         run,
         register,
+        is_current=place.is_current,
         tags=place.tags,
         model_uri=uri,
         model=scoring.load(uri),

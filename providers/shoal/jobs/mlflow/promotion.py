@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError, JobError
 from shoal.jobs.credentials import without_credentials
-from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.retries import patiently
@@ -97,6 +96,7 @@ def enter(
     run: Run,
     register: Register,
     *,
+    is_current: Callable[[], bool],
     tags: Mapping[str, str],
     model_uri: str,
     model: Any,
@@ -110,6 +110,7 @@ def enter(
         key: The attempt that trained the model.
         run: MLflow run that the model was logged in.
         register: Name to register the model under, and how to compare it.
+        is_current: Function that returns whether the attempt is running and the newest of its job.
         tags: Tags for the registered version.
         model_uri: URI of the logged model.
         model: The same model, loaded.
@@ -122,7 +123,7 @@ def enter(
     """
     from shoal.data.connector import DataConnector
 
-    if not patiently(store, lambda: attempts.is_current(store, key)):
+    if not is_current():
         raise JobError(
             f'the model of attempt {key.attempt} of job "{key.job_id}" is not registered, '
             "because the attempt has ended or a newer one has replaced it"
