@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,10 +28,8 @@ class Settings(RedactedRepr, BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, **options: Any) -> None:
-            try:
+            with _explained(type(self)):
                 super().__init__(**options)
-            except (ValidationError, UnicodeEncodeError) as error:
-                raise InvalidArgumentError(explain(type(self), error)) from None
 
         # Without this mark pydantic would call `__init__` for each nested model as well, and report its errors one by
         # one and without the path to their field.
@@ -43,22 +42,20 @@ class Settings(RedactedRepr, BaseModel):
         Raises:
             InvalidArgumentError: As the constructor.
         """
-        try:
+        with _explained(cls):
             return cls.model_validate(dict(fields))
-        except (ValidationError, UnicodeEncodeError) as error:
-            raise InvalidArgumentError(explain(cls, error)) from None
 
 
-def explain(model: type[BaseModel], error: ValidationError | UnicodeEncodeError) -> str:
-    """Say in one line what is wrong with the options of a model.
-
-    Args:
-        model: The model that was to be built.
-        error: What pydantic raised. It cannot report a lone surrogate, and raises a UnicodeEncodeError instead.
-    """
-    if isinstance(error, UnicodeEncodeError):
-        return f"options must be text that UTF-8 can encode: {error}"
-    return "; ".join(_sentence(model, problem) for problem in error.errors(include_url=False))
+@contextlib.contextmanager
+def _explained(model: type[BaseModel]) -> Iterator[None]:
+    """Replace pydantic's errors about the options of a model by one of shoal that names each wrong option."""
+    try:
+        yield
+    except ValidationError as error:
+        problems = "; ".join(_sentence(model, problem) for problem in error.errors(include_url=False))
+        raise InvalidArgumentError(problems) from None
+    except UnicodeEncodeError as error:  # pydantic cannot put a lone surrogate into a ValidationError
+        raise InvalidArgumentError(f"options must be text that UTF-8 can encode: {error}") from None
 
 
 def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
