@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
@@ -91,7 +91,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         The nodes to start and end after the transaction, and the decisions.
     """
     snapshot, expired = _expire_leases(session, snapshot, now)
-    snapshot, ended = _end_operations(session, snapshot, now, reload=bool(expired))
+    snapshot, ended = _end_operations(session, snapshot, now)
     snapshot, gone_down = _stop_or_touch(session, snapshot, now)
     if should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
@@ -111,15 +111,16 @@ def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Sn
     expired = [lease for lease in snapshot.leases if _has_expired(lease, shared_now)]
     for lease in expired:
         session.delete(lease)
-    session.flush()
-    left = tuple(lease for lease in snapshot.leases if lease not in expired)
-    return replace(snapshot, leases=left), [f"the lease of {lease.holder} expired" for lease in expired]
+    if expired:
+        session.flush()
+        snapshot = rows.load(session, snapshot.pool.name)
+    return snapshot, [f"the lease of {lease.holder} expired" for lease in expired]
 
 
-def _end_operations(session: Session, snapshot: Snapshot, now: float, *, reload: bool) -> tuple[Snapshot, list[str]]:
+def _end_operations(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
     """End the operations that have reached their size or missed their deadline."""
     ended = [end_operation(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
-    if ended or reload:
+    if ended:
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
     return snapshot, ended
