@@ -68,6 +68,6 @@ def test_an_interrupt_leaves_nothing(fresh_home, stage):
 def test_a_wrong_month_is_refused_before_anything_starts(fresh_home):
     process = start("--month", "13")
     said, _ = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "invalid choice: 13" in said
+    assert process.returncode == 1
+    assert "error: the month must be from 2 to 12, not 13" in said
     nothing_left()

@@ -6,7 +6,6 @@ the end it stops everything, even after an error. With ``--up`` (`make up`), Air
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
-from shoal.examples.flights import INTERRUPTED, Timeline, check_it_loads, console, run_alone, summary
+from shoal.examples.flights import (
+    INTERRUPTED,
+    Timeline,
+    check_it_loads,
+    check_month,
+    command_line,
+    console,
+    run_alone,
+    summary,
+)
 from shoal.examples.local_airflow import USER, LocalAirflow
 from shoal.jobs import JobResult
 from shoal.pool.api import ComputePool
@@ -42,8 +50,10 @@ def run(month: int, rounds: int) -> JobResult:
         The result of the job.
 
     Raises:
+        InvalidArgumentError: `month` is not from 2 to 12. Nothing was started.
         ShoalError: Airflow did not start, or the run failed. Everything has been stopped.
     """
+    check_month(month)
     timeline = Timeline()
     pool = ComputePool(RUN_POOL)
     timeline.say("starting a pool and Airflow")
@@ -156,14 +166,7 @@ def _add_connection(airflow: LocalAirflow) -> None:
 
 def main() -> int:
     """Run the example, and return the exit code: 0 only if the run succeeded and the model loads."""
-    parser = argparse.ArgumentParser(description="Retrain the flight delay model with a real Airflow DAG.")
-    parser.add_argument(
-        "--month",
-        type=int,
-        default=12,
-        help="month to evaluate on, from 2 to 12; the model is trained on all months before it",
-    )
-    parser.add_argument("--rounds", type=int, default=100, help="number of boosting rounds")
+    parser = command_line("Retrain the flight delay model with a real Airflow DAG.")
     parser.add_argument("--up", action="store_true", help="run Airflow with its UI until Ctrl-C")
     arguments = parser.parse_args()
     work = up if arguments.up else lambda: run(arguments.month, arguments.rounds)

@@ -53,13 +53,9 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
         InvalidArgumentError: `month` is not from 2 to 12.
     """
     from shoal.data import DataConnector
-    from shoal.errors import InvalidArgumentError
     from shoal.jobs.spec import JobSpec
 
-    if not 2 <= month <= 12:
-        raise InvalidArgumentError(
-            f"the month must be from 2 to 12, not {month}: the model is trained on the months before it"
-        )
+    check_month(month)
     return JobSpec.parse(
         {
             "dataset": DataConnector.from_parquet(month_files(range(1, month))),
@@ -75,6 +71,20 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
             "tracking": {"experiment": MODEL, "run_name": f"until 2013-{month - 1:02}"},
         }
     )
+
+
+def check_month(month: int) -> None:
+    """Raise if the model cannot be evaluated on a month.
+
+    Raises:
+        InvalidArgumentError: `month` is not from 2 to 12.
+    """
+    from shoal.errors import InvalidArgumentError
+
+    if not 2 <= month <= 12:
+        raise InvalidArgumentError(
+            f"the month must be from 2 to 12, not {month}: the model is trained on the months before it"
+        )
 
 
 class Timeline:
@@ -221,9 +231,13 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
     return 0
 
 
-def main() -> int:
-    """Run the example, and return the exit code: 0 only if the model exists and loads."""
-    parser = argparse.ArgumentParser(description="Retrain the flight delay model on a local pool.")
+def command_line(description: str) -> argparse.ArgumentParser:
+    """Return the parser of an example's command line, with the options ``--month`` and ``--rounds``.
+
+    Args:
+        description: Sentence for ``--help`` about what the example does.
+    """
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--month",
         type=int,
@@ -231,7 +245,12 @@ def main() -> int:
         help="month to evaluate on, from 2 to 12; the model is trained on all months before it",
     )
     parser.add_argument("--rounds", type=int, default=100, help="number of boosting rounds")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run the example, and return the exit code: 0 only if the model exists and loads."""
+    arguments = command_line("Retrain the flight delay model on a local pool.").parse_args()
     return run_alone(
         lambda: retrain(arguments.month, arguments.rounds), farewell="the job was cancelled and the pool is down"
     )

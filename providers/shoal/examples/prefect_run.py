@@ -6,7 +6,6 @@ process, and prints the number of nodes while the flow runs. At the end it stops
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from typing import IO
 import httpx
 
 from shoal.errors import PoolNotFoundError, ShoalError
-from shoal.examples.flights import POOL, Timeline, check_it_loads, run_alone, summary
+from shoal.examples.flights import POOL, Timeline, check_it_loads, check_month, command_line, run_alone, summary
 from shoal.examples.ports import free_port
 from shoal.jobs.spec import JobResult
 from shoal.pool.api import ComputePool
@@ -69,8 +68,10 @@ def run(month: int, rounds: int) -> JobResult:
         The result of the job.
 
     Raises:
+        InvalidArgumentError: `month` is not from 2 to 12. Nothing was started.
         ShoalError: The server did not start, or the flow failed. Everything has been stopped.
     """
+    check_month(month)
     if not FLOW.exists():
         raise ShoalError(f"{FLOW} does not exist: run this example from a clone of the repository")
     timeline = Timeline()
@@ -177,17 +178,7 @@ def _down() -> None:
 
 def main() -> int:
     """Run the example, and return the exit code: 0 only if the flow succeeded and the model loads."""
-    parser = argparse.ArgumentParser(description="Retrain the flight delay model as a Prefect flow.")
-    parser.add_argument(
-        "--month",
-        type=int,
-        choices=range(2, 13),
-        metavar="MONTH",
-        default=12,
-        help="month to evaluate on, from 2 to 12; the model is trained on all months before it",
-    )
-    parser.add_argument("--rounds", type=int, default=100, help="number of boosting rounds")
-    arguments = parser.parse_args()
+    arguments = command_line("Retrain the flight delay model as a Prefect flow.").parse_args()
     return run_alone(
         lambda: run(arguments.month, arguments.rounds),
         farewell="the job was cancelled, the pool is down, and the server has ended",
