@@ -20,19 +20,19 @@ _PATIENCE_SECONDS = 2.0
 _T = TypeVar("_T")
 
 
-class Resilience:
-    """Restarts and time limit of one training.
+class Restarts:
+    """Restarts of one training, and its time limit.
 
     Args:
         run_config: Contains the maximum number of restarts and the time limit.
         began: Time when the training began, from `time.monotonic`.
 
     Attributes:
-        restarts: Number of restarts so far.
+        count: Number of restarts so far.
     """
 
     def __init__(self, run_config: RunConfig, began: float) -> None:
-        self.restarts = 0
+        self.count = 0
         self._most = run_config.max_restarts
         self._deadline = None if run_config.timeout is None else began + run_config.timeout
 
@@ -66,11 +66,11 @@ class Resilience:
             try:
                 return attempt()
             except WorkerLostError as error:
-                if self.restarts >= self._most:
+                if self.count >= self._most:
                     raise
-                self.restarts += 1
+                self.count += 1
                 lost_at = time.monotonic()
-                say(f"{error}: continuing from {checkpoint()} (restart {self.restarts} of {self._most})")
+                say(f"{error}: continuing from {checkpoint()} (restart {self.count} of {self._most})")
             except CapacityError:
                 # The pool replaces a lost node while the training still requests it. Detecting the loss and starting
                 # another node take time.

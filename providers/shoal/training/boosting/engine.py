@@ -25,7 +25,7 @@ from shoal.training.boosting.task import Boosted, Checkpoint, Prepared, Segment,
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
-from shoal.training.restarts import Resilience
+from shoal.training.restarts import Restarts
 from shoal.training.scaling import GangSize, resolve_size
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class _Training:
         self._user_code = user_code
         self._env = env
         self._began = began
-        self._resilience = Resilience(request.run_config, began)
+        self._restarts = Restarts(request.run_config, began)
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size, user_code)
@@ -159,7 +159,7 @@ class _Training:
 
     def run(self) -> TrainResult:
         """Train to the end, and continue from the last checkpoint after each lost worker."""
-        return self._resilience.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
+        return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
@@ -190,7 +190,7 @@ class _Training:
             none_empty=bool(self._user_code.metrics),
         )
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
-        with shared_gang(shape, timeout=min(WAIT_SECONDS, self._resilience.left(WAIT_SECONDS)), env=self._env) as gang:
+        with shared_gang(shape, timeout=min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])
             tasks = [
                 Task(
@@ -238,7 +238,7 @@ class _Training:
             num_workers=size.num_workers,
             threads_per_worker=size.threads,
             seconds=time.monotonic() - self._began,
-            restarts=self._resilience.restarts,
+            restarts=self._restarts.count,
             workers=stats,
         )
 
@@ -266,7 +266,7 @@ class _Training:
     def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
         each: list[tuple[Any, ...]] = [(arg,) for arg in args] or [()] * len(gang.workers)
-        return gang.run(function, each, timeout=self._resilience.timeout)
+        return gang.run(function, each, timeout=self._restarts.timeout)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
         """Return the number and size of the workers.

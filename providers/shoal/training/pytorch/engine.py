@@ -27,7 +27,7 @@ from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.progress import Metrics, OnMetrics
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, RankStats
 from shoal.training.pytorch.scaling import lay_out
-from shoal.training.restarts import Resilience
+from shoal.training.restarts import Restarts
 
 
 def run(
@@ -104,7 +104,7 @@ class _Run:
         self._program = program
         self._env = env
         self._began = began
-        self._resilience = Resilience(request.run_config, began)
+        self._restarts = Restarts(request.run_config, began)
         self._layout = lay_out(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
         if request.room_for:
             lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
@@ -120,7 +120,7 @@ class _Run:
         self._claim.take(self._checkpoints.folder)
         try:
             with self._metrics:
-                return self._resilience.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
+                return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
         finally:
             try:
                 self._claim.remove(self._checkpoints.folder)
@@ -133,16 +133,16 @@ class _Run:
         request, layout = self._request, self._layout
         each = layout.each
         shape = GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
-        left = self._resilience.left(WAIT_SECONDS)
+        left = self._restarts.left(WAIT_SECONDS)
         gang = Gang.start(shape, timeout=min(WAIT_SECONDS, left), env=self._env)
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
-            machines = gang.run(worker.meet, nothing, timeout=self._resilience.timeout)
+            machines = gang.run(worker.meet, nothing, timeout=self._restarts.timeout)
             threads = max(1, each.num_cpus)
             places = environments(
                 machines,
                 threads=threads,
-                restarts=self._resilience.restarts,
+                restarts=self._restarts.count,
                 max_restarts=request.run_config.max_restarts,
             )
             assignment = worker.Assignment(
@@ -158,7 +158,7 @@ class _Run:
             outcomes: list[worker.Outcome] = gang.run(
                 partial(worker.call, assignment),
                 list(zip(machines, places, strict=True)),
-                timeout=self._resilience.timeout,
+                timeout=self._restarts.timeout,
                 on_note=self._note,
             )
             model_dir = self._publish(gang, [outcome.files for outcome in outcomes])
@@ -173,7 +173,7 @@ class _Run:
             metrics=self._metrics.last,
             model_dir=model_dir,
             num_workers=layout.num_workers,
-            restarts=self._resilience.restarts,
+            restarts=self._restarts.count,
             seconds=time.monotonic() - self._began,
             workers=workers,
         )
@@ -193,7 +193,7 @@ class _Run:
         parts = shared_out(files)
         destination.prepare()
         try:
-            gang.run(worker.upload, [(part, destination.staging) for part in parts], timeout=self._resilience.timeout)
+            gang.run(worker.upload, [(part, destination.staging) for part in parts], timeout=self._restarts.timeout)
             return destination.commit(path for part in parts for path in part)
         except BaseException:
             destination.discard()
