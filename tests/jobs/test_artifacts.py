@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobResult, load_results
-from shoal.jobs.driver.context import Workplace
+from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
@@ -36,8 +36,8 @@ class Opened:
         return os.mkdir, (str(self.path),)
 
 
-def place(store: Store, key: Key = KEY) -> Workplace:
-    return Workplace(store, key, None, {}, {})
+def place(store: Store, key: Key = KEY) -> AttemptContext:
+    return AttemptContext(store, key, None, {}, {})
 
 
 def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:

@@ -22,7 +22,7 @@ from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, watchdog
 from shoal.jobs.driver import main as driver
-from shoal.jobs.driver.context import Workplace
+from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
@@ -395,7 +395,7 @@ class TestResultComesFirst:
 
         work = boosting.work
 
-        def then_deleted(spec: JobSpec, place: Workplace) -> JobResult:
+        def then_deleted(spec: JobSpec, place: AttemptContext) -> JobResult:
             result = work(spec, place)
             mlflow.MlflowClient(spec.tracking.uri).delete_run(result.mlflow_run_id)
             return result

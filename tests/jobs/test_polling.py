@@ -6,15 +6,15 @@ import itertools
 
 import pytest
 
-from shoal.jobs.polling import Asking
+from shoal.jobs.polling import PollTimer
 from shoal.state.schema import Job
 
 
-def writes(asking: Asking, job: Job, *, until: int, ahead: float = 0.0) -> list[int]:
+def writes(timer: PollTimer, job: Job, *, until: int, ahead: float = 0.0) -> list[int]:
     """The seconds at which a waiter that looks each second writes; `ahead` is by how much its clock is wrong."""
     found = []
     for second in range(until):
-        if asking.is_due(job, second + ahead):
+        if timer.is_due(job, second + ahead):
             job.last_polled_at = second + ahead
             found.append(second)
     return found
@@ -23,14 +23,14 @@ def writes(asking: Asking, job: Job, *, until: int, ahead: float = 0.0) -> list[
 @pytest.mark.parametrize(("orphan_after", "period"), [(900.0, 30), (None, 30), (30.0, 10), (6.0, 2)])
 def test_one_waiter_writes_about_once_a_period(orphan_after, period):
     job = Job(last_polled_at=0.0, orphan_after=orphan_after)
-    written = writes(Asking(), job, until=301)
+    written = writes(PollTimer(), job, until=301)
     # One look more than the period, because the first look after a write begins to count.
     assert written == list(range(period, 301, period + 1))
 
 
 def test_many_waiters_write_no_more_than_one():
     job = Job(last_polled_at=0.0, orphan_after=900.0)
-    waiters = [Asking() for _ in range(200)]
+    waiters = [PollTimer() for _ in range(200)]
     written = sum(waiter.is_due(job, second) and not setattr(job, "last_polled_at", float(second))
                   for second in range(1, 301) for waiter in waiters)  # fmt: skip
     assert written == 10
@@ -40,7 +40,7 @@ def test_many_waiters_write_no_more_than_one():
 def test_waiters_whose_clocks_differ_do_not_answer_each_other(ahead):
     """By comparing stored times each would take the other's for old, or for one of the future, at every look."""
     job = Job(last_polled_at=0.0, orphan_after=900.0)
-    mine, other = Asking(), Asking()
+    mine, other = PollTimer(), PollTimer()
     written = 0
     for second in range(300):
         for waiter, skew in ((mine, 0.0), (other, ahead)):
@@ -53,12 +53,12 @@ def test_waiters_whose_clocks_differ_do_not_answer_each_other(ahead):
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
 def test_a_wrong_clock_keeps_a_job_alive(ahead):
     job = Job(last_polled_at=0.0, orphan_after=90.0)
-    written = writes(Asking(), job, until=301, ahead=ahead)
+    written = writes(PollTimer(), job, until=301, ahead=ahead)
     assert written[0] <= 30
     assert max(late - soon for soon, late in itertools.pairwise(written)) <= 31
 
 
 def test_a_clock_that_is_set_back_does_not_stop_the_writing():
-    job, asking = Job(last_polled_at=7200.0, orphan_after=90.0), Asking()
-    assert not asking.is_due(job, 7210.0)
-    assert asking.is_due(job, 3600.0)
+    job, timer = Job(last_polled_at=7200.0, orphan_after=90.0), PollTimer()
+    assert not timer.is_due(job, 7210.0)
+    assert timer.is_due(job, 3600.0)

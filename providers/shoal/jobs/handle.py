@@ -29,7 +29,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.liveness import Lost, Missing, Silence, address, judge, look, pool_endpoint
-from shoal.jobs.polling import Asking
+from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, pause_after
 from shoal.jobs.spec import JobResult
 from shoal.pool.endpoint import Endpoint
 from shoal.redaction import redact
@@ -38,15 +38,6 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 log = logging.getLogger(__name__)
-
-_POLL_S = 0.5
-"""Shortest pause between two reads of a job's row; after 5 s of waiting, the pause is a tenth of the time waited."""
-
-_POLL_MOST_S = 2.0
-"""Longest pause between two reads: 200 waiters that read every second tripled the time of `shoal jobs list`."""
-
-_HEAD_CHECK_S = 3.0
-"""Seconds between two checks at the head whether the driver still runs; only a killed driver makes them necessary."""
 
 _ORPHAN_GRACE_S = 60.0
 """Seconds past `orphan_after` until another process ends the job: the driver's watchdog, every 2 s, comes first."""
@@ -160,7 +151,7 @@ class JobHandle:
         self._sleep = sleep
         self._silent_since: float | None = None
         self._left: str | None = None
-        self._asking = Asking()
+        self._poll_timer = PollTimer()
 
     @property
     def job_id(self) -> str:
@@ -258,7 +249,7 @@ class JobHandle:
                 break  # the attempt was never submitted
             if not stopped:
                 stopped = self._stop()
-            self._sleep(_POLL_S)
+            self._sleep(SHORTEST_PAUSE_S)
 
     def send(self) -> bool:
         """Submit the attempt to its pool's head, unless this or another process has already done so.
@@ -311,7 +302,7 @@ class JobHandle:
 
         If the job's pool is on another host, this method only reads the row; that host records the end.
         """
-        job = self._ask()
+        job = self._poll()
         if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
             return job  # a live driver will record its end itself: the head need not be asked
         try:
@@ -373,10 +364,10 @@ class JobHandle:
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + _ORPHAN_GRACE_S
 
-    def _ask(self) -> Job:
+    def _poll(self) -> Job:
         """Read the job's row once. Update its `last_polled_at` too if the last update was long enough ago."""
         job = attempts.load(self._store, self._key)
-        if job.state not in JOB_ENDED and self._asking.is_due(job, self._clock()):
+        if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
             return attempts.touch(self._store, self._key, self._clock())
         return job
 
@@ -406,9 +397,9 @@ class JobHandle:
         while True:
             if self._monotonic() >= head_check:
                 job = self.settle()
-                head_check = self._monotonic() + _HEAD_CHECK_S
+                head_check = self._monotonic() + HEAD_CHECK_S
             else:
-                job = self._ask()
+                job = self._poll()
             ended = job.state in JOB_ENDED
             if with_log and job.state is not JobState.PENDING:  # before the driver runs, only Ray writes into it
                 yield from follower.lines(ended=ended)
@@ -420,7 +411,7 @@ class JobHandle:
                     f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s. The job goes on: '
                     f"reattach with shoal.jobs.attach({self.job_id!r})"
                 )
-            self._sleep(min(max(_POLL_S, waited / 10), _POLL_MOST_S))
+            self._sleep(pause_after(waited))
 
     def _outcome(self) -> JobResult:
         job = attempts.load(self._store, self._key)

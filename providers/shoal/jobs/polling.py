@@ -1,17 +1,39 @@
-"""Decide when a waiting process has to update a job's `last_polled_at`: a job that is not polled ends itself."""
+"""How often a process that waits for a job reads its row, checks its head, and updates its `last_polled_at`.
+
+A job whose `last_polled_at` is not updated for `orphan_after` seconds ends itself.
+"""
 
 from __future__ import annotations
 
 from shoal.state.schema import Job
 
+SHORTEST_PAUSE_S = 0.5
+"""Shortest pause between two reads of a job's row; after 5 s of waiting, the pause is a tenth of the time waited."""
+
+_LONGEST_PAUSE_S = 2.0
+"""Longest pause between two reads: 200 waiters that read every second tripled the time of `shoal jobs list`."""
+
+HEAD_CHECK_S = 3.0
+"""Seconds between two checks at the head whether the driver still runs; only a killed driver makes them necessary."""
+
 _PERIOD_S = 30.0
-"""Seconds between updates: far below the default `orphan_after` of 15 minutes, and cheap with hundreds of waiters."""
+"""Seconds between updates of `last_polled_at`: far below the default `orphan_after` of 15 minutes, and cheap with
+hundreds of waiters."""
 
 _PER_ORPHAN_AFTER = 3
 """Updates within one `orphan_after` where that is short: two may fail before the job ends itself."""
 
 
-class Asking:
+def pause_after(waited_s: float) -> float:
+    """Return the seconds to pause before the next read of a job's row.
+
+    Args:
+        waited_s: Seconds for which the process has waited for the job.
+    """
+    return min(max(SHORTEST_PAUSE_S, waited_s / 10), _LONGEST_PAUSE_S)
+
+
+class PollTimer:
     """Timer of one waiting process: tells when to update `last_polled_at`.
 
     No update is due while another process that waits for the same job makes the updates. The timer measures by this

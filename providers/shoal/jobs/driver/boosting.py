@@ -6,7 +6,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from shoal.jobs.driver.context import Workplace
+from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import promotion, tracking
 from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.training.boosting.request import TrainResult
 
 
-def work(spec: JobSpec, place: Workplace) -> JobResult:
+def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     """Run the job that a spec describes, and return its result.
 
     Args:

@@ -15,7 +15,7 @@ from shoal.training.claims import Claim
 
 
 @dataclass(frozen=True)
-class Workplace:
+class AttemptContext:
     """Context of one attempt in its driver.
 
     Attributes:

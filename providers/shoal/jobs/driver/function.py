@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs.driver.context import Workplace
+from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister
 from shoal.jobs.mlflow import promotion, scoring
@@ -58,7 +58,7 @@ class _Sender:
         self._sent = time.monotonic()
 
 
-def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
+def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     """Run the function that a spec describes, on all ranks.
 
     Args:
@@ -119,7 +119,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
     return result, digest
 
 
-def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[str, Outcome]:
+def _register(register: FunctionRegister, place: AttemptContext, run: Run) -> tuple[str, Outcome]:
     uri = run.logged_model()
     if uri is None:
         raise JobError(

@@ -21,7 +21,7 @@ from shoal.errors import MissingExtraError, ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function
-from shoal.jobs.driver.context import Workplace
+from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.watchdog import Reason, Watchdog
 from shoal.jobs.files import staging
 from shoal.jobs.files.logs import log_path, teed
@@ -161,7 +161,9 @@ class Driver:
         return stored
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
-        place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
+        place = AttemptContext(
+            self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun
+        )
         if isinstance(self._spec, FunctionJobSpec):
             return function.work(self._spec, place)
         return boosting.work(self._spec, place), None
