@@ -265,7 +265,7 @@ def _pool(pool: PoolStatus) -> Check:
 
 
 def _chosen_pool(pools: list[PoolStatus]) -> Check:
-    from shoal.pool.resolve import POOL_VARIABLE
+    from shoal.pool.selection import POOL_VARIABLE
 
     chosen = os.environ.get(POOL_VARIABLE)
     if chosen and chosen not in [pool.name for pool in pools]:

@@ -161,7 +161,7 @@ def _attach(job_id: str) -> JobHandle:
 
 
 def _require_pool(name: str) -> None:
-    from shoal.pool.resolve import which_pool
+    from shoal.pool.selection import which_pool
     from shoal.state import Store
 
     which_pool(Store(), name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.errors import NoPoolError
 from shoal.pool.api import ComputePool
-from shoal.pool.resolve import which_pool
+from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId

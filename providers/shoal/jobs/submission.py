@@ -19,7 +19,7 @@ from shoal.jobs.liveness import address, pool_endpoint
 from shoal.jobs.spec import JobSpec
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
-from shoal.pool.resolve import which_pool
+from shoal.pool.selection import which_pool
 from shoal.pool.spec import is_pool_name
 from shoal.state import Store
 from shoal.state.codec import storable

@@ -26,7 +26,7 @@ from shoal.pool.leases import PoolLease
 from shoal.pool.plan import Snapshot
 from shoal.pool.reconcile import Clock
 from shoal.pool.reconciler import ensure_running
-from shoal.pool.resolve import which_pool
+from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
@@ -42,7 +42,7 @@ class ComputePool:
 
     Args:
         source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of an existing pool. Default: the
-            pool that `shoal.pool.resolve.which_pool` selects.
+            pool that `shoal.pool.selection.which_pool` selects.
         holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests replace it to simulate hours.

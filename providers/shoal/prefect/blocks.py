@@ -81,7 +81,7 @@ class ComputePool(Block):
 
 
 PoolSource = str | ComputePool | None
-"""Name, URI or block of a pool; None for the pool that `shoal.pool.resolve` selects by default."""
+"""Name, URI or block of a pool; None for the pool that `shoal.pool.selection` selects by default."""
 
 
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:

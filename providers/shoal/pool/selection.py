@@ -1,4 +1,4 @@
-"""The rule that selects the pool when the caller does not name one."""
+"""Select the pool to use if the caller does not name one."""
 
 from __future__ import annotations
 
