@@ -14,8 +14,8 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
+from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
 from shoal.jobs.prediction import engine
-from shoal.jobs.prediction.request import PredictRequest, PredictResult
 from shoal.training.claims import Claim
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
@@ -47,11 +47,11 @@ def predict(driver: TwoNodes, registry: str, rows: Path, tmp_path: Path) -> Call
     mlflow.set_tracking_uri(registry)
 
     def call(job: str = "job", **fields: Any) -> PredictResult:
-        request = PredictRequest(
+        request = PredictJobSpec(
             **{
                 "model": "models:/delays@champion",
                 "dataset": DataConnector.from_parquet(rows),
-                "output": str(tmp_path / "out"),
+                "output_path": str(tmp_path / "out"),
                 "scaling_config": {"num_workers": 2},
                 **fields,
             }

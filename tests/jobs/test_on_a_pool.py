@@ -15,6 +15,7 @@ import pytest
 
 from shoal import ComputePool, jobs
 from shoal.data import DataConnector
+from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
 from shoal.jobs import JobHandle, JobSpec, Register, Tracking
@@ -95,7 +96,9 @@ def gang_is_gone(pool: ComputePool) -> bool:
     return not any(node.busy for node in pool.describe().active)
 
 
-def test_train_register_and_beat_the_champion(spec: JobSpec):
+def test_train_register_beat_the_champion_and_predict(
+    spec: JobSpec, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     lines: list[str] = []
 
     first = jobs.submit(spec).wait(on_log=lines.append)
@@ -111,6 +114,15 @@ def test_train_register_and_beat_the_champion(spec: JobSpec):
     trained = jobs.load_training(first)
     assert trained.booster().num_boosted_rounds() == 10
     assert trained.eval_results["eval"]["rmse"][-1] == first.metrics["eval-rmse"]
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(spec.tracking.uri))
+    holdout = DataConnector.from_parquet(data / "holdout.parquet")
+    run_config = RunConfig(pool_name=spec.run_config.pool_name)
+    predicted = predict("models:/e2e@champion", holdout, tmp_path / "scores", keep_cols=["y"], run_config=run_config)
+    assert (predicted.rows, predicted.model_uri) == (2_000, "models:/e2e/2")
+    scores = DataConnector.from_parquet(predicted.output_path).to_pandas()
+    rmse = float(np.sqrt(np.mean((scores["y"] - scores["prediction"]) ** 2)))
+    assert rmse == pytest.approx(second.metrics["holdout-rmse"])
 
 
 def test_another_process_finds_the_job_and_cancels_it(pool: ComputePool, spec: JobSpec):

@@ -13,11 +13,10 @@ from pyarrow import parquet
 
 from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.jobs.predict_spec import PredictJobSpec
 from shoal.jobs.prediction import planning
 from shoal.jobs.prediction.output import MARKER, Output
 from shoal.jobs.prediction.planning import plan_files
-from shoal.jobs.prediction.request import PredictRequest
-from shoal.jobs.prediction.spec import PredictJobSpec
 from shoal.training.claims import Claim
 
 DATASET = {"paths": ["/data/today"]}
@@ -30,14 +29,14 @@ PART = "part-000000000000-2.parquet"
         ({"model": "models:/delays"}, "names no version: write models:/NAME@ALIAS or models:/NAME/VERSION"),
         ({"model": "models:/delays/latest"}, "names no version"),
         ({"model": ""}, "model="),
-        ({"output": " "}, "blank"),
+        ({"output_path": " "}, "blank"),
         ({"keep_cols": ["id", "prediction"]}, 'prediction_col "prediction" is also in keep_cols'),
         ({"modell": "x"}, "did you mean model?"),
     ],
 )
 def test_a_wrong_request_says_what_is_wrong(fields, said):
     with pytest.raises(InvalidArgumentError) as error:
-        PredictRequest(**{"model": "models:/delays@champion", "dataset": DATASET, "output": "/out", **fields})
+        PredictJobSpec(**{"model": "models:/delays@champion", "dataset": DATASET, "output_path": "/out", **fields})
     assert said in str(error.value)
 
 
@@ -46,14 +45,16 @@ def test_a_prediction_registers_nothing():
         PredictJobSpec(
             model="models:/m@champion",
             dataset=DATASET,
-            output="/out",
+            output_path="/out",
             register={"model": "m", "metric": "rmse", "holdout": DATASET},
         )
 
 
 def test_a_relative_output_is_the_callers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert PredictRequest(model="models:/m@champion", dataset=DATASET, output="out/").output == str(tmp_path / "out")
+    assert PredictJobSpec(model="models:/m@champion", dataset=DATASET, output_path="out/").output_path == str(
+        tmp_path / "out"
+    )
 
 
 @given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=20), workers=st.integers(1, 6), most=st.integers(1, 60))

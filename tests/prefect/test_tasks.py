@@ -10,6 +10,7 @@ import pytest
 from prefect import flow
 from prefect.runtime import flow_run
 
+from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError, JobFailedError, ScaleError
 from shoal.pool.api import ComputePool as CorePool
 from shoal.prefect import (
@@ -18,6 +19,7 @@ from shoal.prefect import (
     aget_nodes,
     ascale_cluster,
     await_for_nodes,
+    batch_predict,
     cleanup_pool,
     distributed_train,
     get_nodes,
@@ -149,6 +151,29 @@ def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
     assert cloudpickle.loads(Path(by_value.program).read_bytes())() == 8
     assert (by_value.name, by_value.hyper_params, by_value.run_config.pool_name) == ("pow", {"rate": 0.1}, "tiny")
     assert (by_name.train_func, by_name.args) == ("pkg.module:train", (3,))
+
+
+def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
+    asked = []
+
+    def submit(spec, *, holder, key):
+        asked.append(spec)
+        raise JobFailedError("job failed: far enough")
+
+    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    dataset = DataConnector.from_parquet(tmp_path)
+
+    @flow
+    def score():
+        with pytest.raises(JobFailedError, match="far enough"):
+            batch_predict("models:/m@champion", dataset, str(tmp_path / "out"), spec={"overwrite": True})
+        with pytest.raises(InvalidArgumentError, match="names no version"):
+            batch_predict("models:/m", dataset, str(tmp_path / "out"))
+
+    score()
+    (spec,) = asked
+    assert (spec.framework, spec.model, spec.overwrite) == ("predict", "models:/m@champion", True)
+    assert spec.dataset.paths == (str(tmp_path),)
 
 
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):

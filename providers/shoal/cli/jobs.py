@@ -14,7 +14,7 @@ from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from shoal.jobs import FunctionJobSpec, JobResult, JobSpec
+    from shoal.jobs import AnyJobSpec, JobResult
     from shoal.jobs.handle import JobHandle, JobStatus
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
@@ -186,9 +186,7 @@ def _read(source: str) -> dict[str, Any]:
     return document
 
 
-def _parse(
-    fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool
-) -> JobSpec | FunctionJobSpec:
+def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:
     """Build the spec from its fields and the options; resolve datasets' relative paths in the working directory."""
     from shoal.jobs import parse_spec
 

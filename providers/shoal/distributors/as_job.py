@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shoal.errors import NoPoolError
+from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
 from shoal.pool.api import ComputePool
 from shoal.pool.resolve import which_pool
 from shoal.pool.spec import PoolSpec
@@ -74,6 +75,34 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
         stored = code_store.store(program, request.run_config.artifact_location)
         spec = FunctionJobSpec(**_on_pool(request, pool_name), program=stored)
         return load_results(submit(spec).wait(on_log=say), request.run_config.artifact_location)
+
+
+def predict_as_job(spec: PredictJobSpec) -> PredictResult:
+    """Submit a batch prediction as a job, print its log here, and wait for its end.
+
+    Args:
+        spec: The prediction; its pool is filled in.
+
+    Raises:
+        JobFailedError: The prediction failed. The message ends with the cause.
+    """
+    from shoal.jobs import submit
+    from shoal.jobs.files import storage
+
+    with _pool_for(spec.run_config.pool_name) as pool_name:
+        run_config = spec.run_config.model_copy(update={"pool_name": pool_name})
+        result = submit(spec.model_copy(update={"run_config": run_config})).wait(on_log=say)
+    assert result.output_path is not None
+    assert result.rows is not None
+    return PredictResult(
+        storage.as_given(result.output_path, spec.output_path),
+        result.rows,
+        result.model_uri,
+        result.num_workers,
+        result.restarts,
+        result.seconds,
+        result.peak_memory_per_worker,
+    )
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
-from shoal.jobs import FunctionJobSpec, JobHandle, JobResult, JobSpec, submit
+from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._holder import current_holder, task_key
 from shoal.prefect.blocks import PoolSource, pool_of
 
@@ -23,7 +23,7 @@ class Training:
         pool_name: Name, URI or block of the pool; None for the pool in `spec`.
     """
 
-    def __init__(self, spec: JobSpec | FunctionJobSpec, pool_name: PoolSource) -> None:
+    def __init__(self, spec: AnyJobSpec, pool_name: PoolSource) -> None:
         self.logger = get_run_logger()
         if pool_name is not None:
             run_config = spec.run_config.model_copy(update={"pool_name": pool_of(pool_name).name})

@@ -10,10 +10,10 @@ from typing import Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
 from shoal.jobs.prediction import model, worker
 from shoal.jobs.prediction.output import Output
 from shoal.jobs.prediction.planning import plan_files
-from shoal.jobs.prediction.request import PredictRequest, PredictResult
 from shoal.training import cluster, locations
 from shoal.training.claims import Claim
 from shoal.training.context import say
@@ -27,7 +27,7 @@ _SAY_EVERY_SECONDS = 10.0
 
 
 def run(
-    request: PredictRequest,
+    spec: PredictJobSpec,
     *,
     claim: Claim,
     env: Mapping[str, str] | None = None,
@@ -40,7 +40,7 @@ def run(
     done.
 
     Args:
-        request: Model, dataset, output and limits of the run.
+        spec: Model, dataset, output and limits of the run.
         claim: Job and attempt of the run.
         env: Environment variables for the workers; may contain credentials.
         may_publish: Function that returns whether this run may still publish; called right before publishing.
@@ -55,65 +55,63 @@ def run(
     began = time.monotonic()
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
-    connector = DataConnector.from_spec(request.dataset)
+    connector = DataConnector.from_spec(spec.dataset)
     if not (rows := connector.num_rows()):
         raise DataError("the dataset has no rows to predict")
-    uri = model.pinned(request.model)
-    output = Output(request.output, claim, may_publish)
-    key = _key(request, uri, connector)
-    if output.finished(key, overwrite=request.overwrite):
-        say(f"{request.output} has the predictions of {uri} for these rows already")
-        return PredictResult(request.output, rows, uri, 0, 0, time.monotonic() - began)
-    keep = _keep(request, connector)
-    model.load(uri, request.input_cols).check(connector.source)
-    locations.try_out(request.output.rpartition("/")[0] or "/", "output")
+    uri = model.pinned(spec.model)
+    output = Output(spec.output_path, claim, may_publish)
+    key = _key(spec, uri, connector)
+    if output.finished(key, overwrite=spec.overwrite):
+        say(f"{spec.output_path} has the predictions of {uri} for these rows already")
+        return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
+    keep = _keep(spec, connector)
+    model.load(uri, spec.input_cols).check(connector.source)
+    locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
     output.prepare()
     try:
-        work = worker.Assignment(
-            uri, connector.source, request.input_cols, keep, request.prediction_col, output.staging
-        )
-        restarts, peaks, names = _Run(request, work, rows, dict(env or {}), began).run()
+        work = worker.Assignment(uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging)
+        restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), began).run()
         output.publish(names, {"key": key, "model": uri, "rows": rows})
     finally:
         output.discard()
-    return PredictResult(request.output, rows, uri, len(peaks), restarts, time.monotonic() - began, tuple(peaks))
+    return PredictResult(spec.output_path, rows, uri, len(peaks), restarts, time.monotonic() - began, tuple(peaks))
 
 
-def _keep(request: PredictRequest, connector: DataConnector) -> tuple[str, ...]:
+def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
     names = connector.schema().names
-    if request.keep_cols is None:
+    if spec.keep_cols is None:
         keep = tuple(names)
-    elif missing := sorted(set(request.keep_cols) - set(names)):
+    elif missing := sorted(set(spec.keep_cols) - set(names)):
         raise DataError(f"keep_cols names columns that the dataset does not have: {', '.join(missing)}")
     else:
-        keep = request.keep_cols
-    if request.prediction_col in keep:
+        keep = spec.keep_cols
+    if spec.prediction_col in keep:
         raise InvalidArgumentError(
-            f'the dataset has a column "{request.prediction_col}": name another prediction_col, or leave the column '
+            f'the dataset has a column "{spec.prediction_col}": name another prediction_col, or leave the column '
             "out of keep_cols"
         )
     return keep
 
 
-def _key(request: PredictRequest, uri: str, connector: DataConnector) -> str:
+def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
     """Return a digest of what decides the predictions: rows, model and columns."""
-    decides: list[Any] = [uri, connector.digest(), request.keep_cols, request.prediction_col, request.input_cols]
+    decides: list[Any] = [uri, connector.digest(), spec.keep_cols, spec.prediction_col, spec.input_cols]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
 class _Run:
     def __init__(
-        self, request: PredictRequest, work: worker.Assignment, rows: int, env: dict[str, str], began: float
+        self, spec: PredictJobSpec, work: worker.Assignment, rows: int, env: dict[str, str], began: float
     ) -> None:
-        self._request = request
+        self._spec = spec
         self._work = work
         self._rows = rows
         self._env = env
         self._done = 0
         self._said = began
-        self._restarts = Resilience(request.run_config, began)
+        self._restarts = Resilience(spec.run_config, began)
         self._size = resolve_size(
-            request.scaling_config, cluster.active_nodes(), device="cpu", clamp=request.run_config.clamp
+            spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
         )
         # The plan is made once. A restart with other files could not keep the complete ones.
         self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))

@@ -60,7 +60,7 @@ class Output:
         marker = self._marker()
         if marker is None or not all(map(_is_ours, found)):
             raise InvalidArgumentError(
-                f"{self.path} is not empty, and shoal has not written all that is in it: choose another output, "
+                f"{self.path} is not empty, and shoal has not written all that is in it: choose another output_path, "
                 "or move its content away"
             )
         if marker.get("key") == key:
@@ -68,7 +68,7 @@ class Output:
         if not overwrite:
             raise InvalidArgumentError(
                 f"{self.path} has predictions of {marker.get('model')} for other rows, another model or other columns: "
-                "choose another output, or set overwrite=True"
+                "choose another output_path, or set overwrite=True"
             )
         return None
 
@@ -100,7 +100,7 @@ class Output:
         if missing:
             raise TrainingError(
                 f"{len(missing)} files of the predictions, {missing[0]} among them, did not arrive in {self.staging}: "
-                "set output to a directory or URI that all nodes can reach"
+                "set output_path to a directory or URI that all nodes can reach"
             )
         if not self._may_publish():
             raise TrainingError(
@@ -161,7 +161,7 @@ class Output:
         """Return the names in the folder, without staging folders."""
         if self._local and (Path(self.path).is_symlink() or Path(self.path).is_file()):
             raise InvalidArgumentError(
-                f"{self.path} is a file or a link, but has to be a folder: choose another output"
+                f"{self.path} is a file or a link, but has to be a folder: choose another output_path"
             )
         return [name for name in _list(self.path) if not name.endswith(".partial")]
 
