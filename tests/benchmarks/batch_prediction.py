@@ -93,7 +93,9 @@ def ray_data(workers: int) -> Iterator[Predict]:
             self.features = list(features)
 
         def __call__(self, batch: Any) -> Any:
-            return batch.assign(prediction=self.booster.inplace_predict(batch[self.features].to_numpy()))
+            return batch.assign(
+                prediction=self.booster.inplace_predict(batch[self.features].to_numpy("float32", na_value=float("nan")))
+            )
 
     # One CPU more than workers: Ray Data's tasks that read and write need room beside the actors.
     ray.init(address="local", num_cpus=workers + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -118,6 +120,7 @@ def ray_data(workers: int) -> Iterator[Predict]:
 def one_process(workers: int) -> Iterator[Predict]:
     """A loop over the row groups, as a script would do it, with as many threads as there are workers."""
     import mlflow
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     def run(order: Order) -> float:
@@ -131,7 +134,7 @@ def one_process(workers: int) -> Iterator[Predict]:
             for batch in pq.ParquetFile(path).iter_batches(_BATCH):
                 frame = batch.to_pandas()
                 frame["prediction"] = booster.inplace_predict(frame[list(order.data.features)].to_numpy())
-                rows = pq.pa.Table.from_pandas(frame)
+                rows = pa.Table.from_pandas(frame)
                 writer = writer or pq.ParquetWriter(folder / f"{number}.parquet", rows.schema)
                 writer.write_table(rows)
             if writer:
