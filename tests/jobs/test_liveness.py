@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from shoal.jobs.client import RayJob
 from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.liveness import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
+from shoal.pool.backends.ray_http import RayJob
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 

@@ -31,6 +31,7 @@ from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.liveness import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.jobs.polling import Asking
 from shoal.jobs.spec import JobResult
+from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.redaction import redact
 from shoal.state import Store, stamps
@@ -275,7 +276,8 @@ class JobHandle:
                 with act(JobStep.HAND_OVER):
                     credentials.hand_over(self._key.submission_id, self._secrets)
             endpoint = self._endpoint_of(self._pool)
-            with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.SEND):
+            client = JobClient(endpoint.api, endpoint.token())
+            with act(JobStep.SEND):
                 submitted = client.submit(
                     self._entrypoint(),
                     self._key.submission_id,
@@ -445,7 +447,8 @@ class JobHandle:
     def _stop(self) -> bool:
         try:
             endpoint = self._endpoint_of(self._pool)
-            with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.STOP):
+            client = JobClient(endpoint.api, endpoint.token())
+            with act(JobStep.STOP):
                 return client.stop(self._key.submission_id)
         except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
             return False
@@ -459,14 +462,12 @@ class JobHandle:
             endpoint = self._endpoint_of(self._pool)
             if address(endpoint) != job.endpoint:
                 return ""
-            with JobClient(endpoint.api, endpoint.token()) as client:
-                return client.logs(self._key.submission_id)
+            return JobClient(endpoint.api, endpoint.token()).logs(self._key.submission_id)
         except (JobError, PoolDownError, PoolNotFoundError):
             return ""
 
     def _last_words(self) -> str:
-        lines = [line.strip() for line in self._log().lines(ended=True) if line.strip()]
-        return lines[-1] if lines else "(nothing)"
+        return last_line("\n".join(self._log().lines(ended=True)))
 
     def _tidy(self, job: Job) -> None:
         """Remove the files that a dead driver has left; log errors, because the attempt's end is recorded already."""
