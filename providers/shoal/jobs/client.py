@@ -5,15 +5,7 @@ from __future__ import annotations
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from shoal.errors import JobError
-from shoal.pool.backends.ray_http import (
-    BusyHeadError,
-    HeadError,
-    NoAnswerError,
-    RayHead,
-    RefusedError,
-    SlowHeadError,
-    TokenRefusedError,
-)
+from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 
 _TIMEOUT_S = 30.0
 """For one request: a submission waits for the head's agent, which took up to 10 s on a busy 2-core machine."""
@@ -30,6 +22,10 @@ class HeadBusyError(JobError):
     """The head failed to answer this request (5xx); another try may succeed."""
 
 
+class _SlowError(HeadGoneError):
+    """No answer within the time limit."""
+
+
 class JobClient(RayHead):
     """Client of one head; its methods raise `HeadGoneError`, `HeadBusyError`, or `JobError` if the head refuses.
 
@@ -41,29 +37,27 @@ class JobClient(RayHead):
 
     def __init__(self, api: str, token: str, *, wait: float = 1.0) -> None:
         retrying = Retrying(
-            retry=retry_if_exception_type((BusyHeadError, SlowHeadError)),
+            retry=retry_if_exception_type((HeadBusyError, _SlowError)),
             stop=stop_after_attempt(_SUBMIT_ATTEMPTS),
             wait=wait_exponential(multiplier=wait, max=4 * wait),
             reraise=True,
         )
-        super().__init__(api, token, timeout_s=_TIMEOUT_S, retrying=retrying, translate=lambda e: _job_error(api, e))
+        super().__init__(api, token, timeout_s=_TIMEOUT_S, retrying=retrying, error=self._job_error)
 
-
-def _job_error(api: str, error: HeadError) -> JobError:
-    """Return the error that users of jobs see."""
-    match error:
-        case SlowHeadError():
-            return HeadGoneError(f"the pool's head at {api} has not answered for {_TIMEOUT_S:.0f} s")
-        case NoAnswerError():
-            return HeadGoneError(
-                f"the pool's head does not answer at {api} ({error}): look at it with `shoal pool describe`"
-            )
-        case TokenRefusedError():
-            return JobError(
-                f"the pool's head at {api} refused the token: it belongs to another life of the pool, or to another "
-                "pool"
-            )
-        case RefusedError():
-            kind = HeadBusyError if isinstance(error, BusyHeadError) else JobError
-            return kind(f"the pool's head refused ({error.status}): {error}")
-    return JobError(f"{api} answers, but not as the head of a pool does: look at it with `shoal pool describe`")
+    def _job_error(self, failure: Failure) -> JobError:
+        head, refused = f"the pool's head at {self._api}", f"the pool's head refused ({failure.status})"
+        match failure.problem:
+            case Problem.SLOW:
+                return _SlowError(f"{head} has not answered for {_TIMEOUT_S:.0f} s")
+            case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER:
+                return HeadGoneError(
+                    f"the pool's head does not answer at {self._api} ({failure.reason}): "
+                    "look at it with `shoal pool describe`"
+                )
+            case Problem.TOKEN_REFUSED:
+                return JobError(f"{head} refused the token: it belongs to another life of the pool, or to another pool")
+            case Problem.BUSY:
+                return HeadBusyError(f"{refused}: {failure.reason}")
+            case Problem.REFUSED:
+                return JobError(f"{refused}: {failure.reason}")
+        return JobError(f"{head} does not answer as a Ray head does: look at it with `shoal pool describe`")

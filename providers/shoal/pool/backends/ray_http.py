@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 import httpx
@@ -14,53 +14,42 @@ from tenacity import Retrying
 T = TypeVar("T")
 
 
-class HeadError(Exception):
-    """Base class of the problems with a head. Callers see the error into which their `translate` turns it."""
+class Problem(Enum):
+    """Kind of a failed request."""
 
-
-class NoAnswerError(HeadError):
-    """The head did not answer; the message has the reason."""
-
-
-class NoConnectionError(NoAnswerError):
-    """No connection to the head could be made."""
-
-
-class NothingListensError(NoConnectionError):
+    NOTHING_LISTENS = auto()
     """The head's machine refused the connection, because nothing listens at the address."""
-
-
-class SlowHeadError(NoAnswerError):
+    NO_CONNECTION = auto()
+    """No connection to the head could be made, for another reason."""
+    SLOW = auto()
     """The connection was made, but no answer came within the time limit."""
+    NO_ANSWER = auto()
+    """No answer came, for another reason."""
+    TOKEN_REFUSED = auto()
+    """The head accepts no request with this token, or none without a token."""
+    BUSY = auto()
+    """The head failed to answer this request (5xx); another try may succeed."""
+    REFUSED = auto()
+    """The head refused the request for another reason."""
+    NOT_RAY = auto()
+    """The answer is not that of a Ray head."""
 
 
-class RefusedError(HeadError):
-    """The head refused the request; the message is the last line of its answer, which may be a whole traceback.
-
-    Args:
-        response: The head's answer.
+@dataclass(frozen=True)
+class Failure:
+    """A failed request.
 
     Attributes:
-        status: HTTP status of the answer.
+        problem: Kind of the failure.
+        reason: Message of the connection, or the last line of the answer, which may be a whole traceback.
         method: HTTP method of the request.
+        status: HTTP status of the answer; None without an answer.
     """
 
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(last_line(response.text, empty="without a reason"))
-        self.status = response.status_code
-        self.method = response.request.method
-
-
-class TokenRefusedError(RefusedError):
-    """The head accepts no request with this token, or none without a token."""
-
-
-class BusyHeadError(RefusedError):
-    """The head failed to answer this request (5xx); another try may succeed."""
-
-
-class NotRayError(HeadError):
-    """The answer is not that of a Ray head."""
+    problem: Problem
+    reason: str
+    method: str
+    status: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,22 +69,22 @@ class RayJob:
 
 
 class RayHead:
-    """Client of one head.
+    """Client of one head. Its methods raise the exceptions that `error` returns.
 
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.
         token: Bearer token; empty where the head asks for none.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
-        retrying: When to try a submission again, by the `HeadError` of the last try.
-        translate: Returns the exception to raise instead of a `HeadError`.
+        retrying: When to try a submission again, by the exception of the last try.
+        error: Returns the exception to raise for a failed request.
     """
 
     def __init__(
-        self, api: str, token: str, *, timeout_s: float, retrying: Retrying, translate: Callable[[HeadError], Exception]
+        self, api: str, token: str, *, timeout_s: float, retrying: Retrying, error: Callable[[Failure], Exception]
     ) -> None:
         self._api = api
         self._retrying = retrying
-        self._translate = translate
+        self._error = error
         self._options: dict[str, Any] = {
             "headers": {"Authorization": f"Bearer {token}"} if token else {},
             "timeout": timeout_s,
@@ -107,8 +96,7 @@ class RayHead:
 
     def get(self, path: str, read: Callable[[Any], T], params: Mapping[str, str] | None = None) -> T:
         """Return what `read` takes from the JSON document at a path."""
-        with self._translated():
-            return _read(self._accepted("GET", path, params=params), read)
+        return self._read(self._send("GET", path, params=params), read)
 
     def submit(self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str]) -> bool:
         """Start a job unless one with this id exists.
@@ -122,104 +110,77 @@ class RayHead:
             False if a submission with this id existed.
         """
         body = {"entrypoint": shlex.join(argv), "submission_id": submission_id, "metadata": dict(metadata)}
-        with self._translated():
-            return self._retrying(self._submit_once, body)
+        return self._retrying(self._submit_once, body)
 
     def status(self, submission_id: str) -> RayJob | None:
         """Return the status of a submission; None if the head does not know its id."""
-        with self._translated():
-            return self._status(submission_id)
+        return self._about("GET", submission_id, "", _ray_job)
 
     def logs(self, submission_id: str) -> str:
         """Return everything a submission has printed so far; empty if the head does not know its id."""
-        with self._translated():
-            return self._about("GET", submission_id, "/logs", lambda answer: str(answer["logs"])) or ""
+        return self._about("GET", submission_id, "/logs", lambda answer: str(answer["logs"])) or ""
 
     def stop(self, submission_id: str) -> bool:
         """Stop a submission (SIGTERM, after 3 s SIGKILL); return False if it does not run."""
-        with self._translated():
-            return self._about("POST", submission_id, "/stop", lambda answer: bool(answer["stopped"])) or False
+        return self._about("POST", submission_id, "/stop", lambda answer: bool(answer["stopped"])) or False
 
     def delete(self, submission_id: str) -> bool:
         """Delete a submission that has ended; return False if the head does not know its id."""
-        with self._translated():
-            return self._about("DELETE", submission_id, "", lambda answer: True) or False
+        return self._about("DELETE", submission_id, "", lambda answer: True) or False
 
     def _submit_once(self, body: Mapping[str, Any]) -> bool:
         response = self._send("POST", "/api/jobs/", json=body)
         # Ray wraps its own 400 for a duplicate into a 500, so the text decides.
-        if response.is_error and "already exists" in response.text:
-            # Two submissions at the same moment can both be refused (ray#31356): it counts only if it is there.
-            if self._status(str(body["submission_id"])) is not None:
-                return False
-            raise BusyHeadError(response)
-        _check(response)
+        # Two submissions at the same moment can both be refused (ray#31356): it counts only if it is there.
+        duplicate = response.is_error and "already exists" in response.text
+        if duplicate and self.status(str(body["submission_id"])) is not None:
+            return False
+        self._check(response)
         return True
-
-    def _status(self, submission_id: str) -> RayJob | None:
-        return self._about(
-            "GET",
-            submission_id,
-            "",
-            lambda answer: RayJob(str(answer["status"]), answer.get("message"), answer.get("driver_exit_code")),
-        )
 
     def _about(self, method: str, submission_id: str, what: str, read: Callable[[Any], T]) -> T | None:
         """Send a request about a submission; return None if the head does not know its id."""
-        try:
-            return _read(self._accepted(method, f"/api/jobs/{submission_id}{what}"), read)
-        except RefusedError as error:
-            if error.status == httpx.codes.NOT_FOUND:
-                return None
-            raise
+        response = self._send(method, f"/api/jobs/{submission_id}{what}")
+        return None if response.status_code == httpx.codes.NOT_FOUND else self._read(response, read)
 
-    def _accepted(self, method: str, path: str, **options: Any) -> httpx.Response:
-        response = self._send(method, path, **options)
-        _check(response)
-        return response
+    def _read(self, response: httpx.Response, read: Callable[[Any], T]) -> T:
+        self._check(response)
+        try:
+            return read(response.json())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._failure(Problem.NOT_RAY, repr(error), response) from error
+
+    def _check(self, response: httpx.Response) -> None:
+        if response.is_success:
+            return
+        is_token = response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+        problem = Problem.TOKEN_REFUSED if is_token else Problem.BUSY if response.is_server_error else Problem.REFUSED
+        raise self._failure(problem, last_line(response.text, empty="without a reason"), response)
+
+    def _failure(self, problem: Problem, reason: str, response: httpx.Response) -> Exception:
+        return self._error(Failure(problem, reason, response.request.method, response.status_code))
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             return httpx.request(method, self._api + path, **self._options, **options)
-        except httpx.ReadTimeout as error:
-            raise SlowHeadError(_reason(error)) from error
-        except httpx.ConnectError as error:
-            raise (NothingListensError if _is_refusal(error) else NoConnectionError)(_reason(error)) from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise NoAnswerError(_reason(error)) from error
+            raise self._error(Failure(_problem(error), str(error) or type(error).__name__, method)) from error
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except HeadError as error:
-            raise self._translate(error) from error
+
+def _problem(error: Exception) -> Problem:
+    if isinstance(error, httpx.ConnectError):
+        return Problem.NOTHING_LISTENS if _is_refusal(error) else Problem.NO_CONNECTION
+    return Problem.SLOW if isinstance(error, httpx.ReadTimeout) else Problem.NO_ANSWER
+
+
+def _ray_job(answer: Mapping[str, Any]) -> RayJob:
+    return RayJob(str(answer["status"]), answer.get("message"), answer.get("driver_exit_code"))
 
 
 def last_line(text: str, *, empty: str = "(nothing)") -> str:
     """Return the last line of a text that is not blank; `empty` if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else empty
-
-
-def _check(response: httpx.Response) -> None:
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise TokenRefusedError(response)
-    if response.is_server_error:
-        raise BusyHeadError(response)
-    if not response.is_success:
-        raise RefusedError(response)
-
-
-def _read(response: httpx.Response, read: Callable[[Any], T]) -> T:
-    try:
-        return read(response.json())
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise NotRayError(f"{response.url} returned no answer of a Ray head") from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _is_refusal(error: BaseException | None) -> bool:

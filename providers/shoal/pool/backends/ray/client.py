@@ -14,17 +14,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.demand import ASKING, READ_ONLY
-from shoal.pool.backends.ray_http import (
-    BusyHeadError,
-    HeadError,
-    NoAnswerError,
-    NoConnectionError,
-    NothingListensError,
-    RayHead,
-    RefusedError,
-    TokenRefusedError,
-    last_line,
-)
+from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
@@ -72,13 +62,13 @@ class Cluster:
         token, self._unread = _token(spec)
         # A head that has just come up answers submissions with 500 at first.
         retrying = Retrying(
-            retry=retry_if_exception_type(BusyHeadError),
+            retry=retry_if_exception_type(_BusyClusterError),
             stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
             wait=wait_fixed(0.5),
             reraise=True,
         )
         self._head = RayHead(
-            self._address, token, timeout_s=CLUSTER_PATIENCE, retrying=retrying, translate=self._pool_error
+            self._address, token, timeout_s=CLUSTER_PATIENCE, retrying=retrying, error=self._pool_error
         )
 
     def nodes(self) -> list[ClusterNode]:
@@ -165,34 +155,31 @@ class Cluster:
             if row.get("submission_id") and (row.get("metadata") or {}).get("shoal_pool") == self._spec.name
         ]
 
-    def _pool_error(self, error: HeadError) -> PoolUnreachableError:
-        """Return the error that users of pools see."""
-        match error:
-            case NoConnectionError():
+    def _pool_error(self, failure: Failure) -> PoolUnreachableError:
+        cluster, reason = f"the Ray cluster at {self._address}", failure.reason
+        match failure:
+            case Failure(problem=Problem.NOTHING_LISTENS | Problem.NO_CONNECTION):
                 # An address that cannot be reached now says nothing of the head: its autoscaler may hold nodes for us.
-                is_gone = isinstance(error, NothingListensError)
+                is_gone = failure.problem is Problem.NOTHING_LISTENS
                 return (ConnectionRefusedByClusterError if is_gone else PoolUnreachableError)(
-                    f"no Ray cluster answers at {self._address} ({error}): is it up, and is this the address of its "
+                    f"no Ray cluster answers at {self._address} ({reason}): is it up, and is this the address of its "
                     "dashboard (port 8265 by default)?"
                 )
-            case NoAnswerError():
-                return PoolUnreachableError(f"the Ray cluster at {self._address} does not answer ({error})")
-            case TokenRefusedError():
-                return PoolUnreachableError(self._unread or self._token_refused())
-            case RefusedError(method="POST"):
-                return PoolUnreachableError(f"the Ray cluster at {self._address} takes no job: {error}")
-            case BusyHeadError():
-                return _BusyClusterError(
-                    f"the Ray cluster at {self._address} cannot answer now ({error.status}: {error})"
-                )
+            case Failure(problem=Problem.SLOW | Problem.NO_ANSWER):
+                return PoolUnreachableError(f"{cluster} does not answer ({reason})")
+            case Failure(problem=Problem.TOKEN_REFUSED):
+                file = self._spec.token_file
+                given = f"the token in {file}" if file else "a request without a token"
+                hint = "is it this cluster's?" if file else "give token_file= in the pool's URI"
+                return PoolUnreachableError(self._unread or f"{cluster} refused {given}: {hint}")
+            case Failure(problem=Problem.BUSY | Problem.REFUSED, method="POST"):
+                is_busy = failure.problem is Problem.BUSY
+                return (_BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} takes no job: {reason}")
+            case Failure(problem=Problem.BUSY):
+                return _BusyClusterError(f"{cluster} cannot answer now ({failure.status}: {reason})")
         return PoolUnreachableError(
             f"{self._address} answers, but not as the head of a Ray cluster does: address= is the URL of its dashboard"
         )
-
-    def _token_refused(self) -> str:
-        given = f"the token in {self._spec.token_file}" if self._spec.token_file else "a request without a token"
-        hint = "is it this cluster's?" if self._spec.token_file else "give token_file= in the pool's URI"
-        return f"the Ray cluster at {self._address} refused {given}: {hint}"
 
 
 def _token(spec: PoolSpec) -> tuple[str, str | None]:
