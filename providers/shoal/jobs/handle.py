@@ -37,6 +37,7 @@ from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
+from shoal.training.progress import OnProgress, Progress
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ class JobStatus:
         created_at: Time of the submission.
         started_at: Time when the driver began.
         ended_at: Time when the attempt ended.
+        progress: Last progress of the training that the driver has recorded, at most some seconds old while the attempt
+            runs; None before the first.
     """
 
     job_id: str
@@ -105,6 +108,7 @@ class JobStatus:
     created_at: float
     started_at: float | None
     ended_at: float | None
+    progress: Progress | None = None
 
     @classmethod
     def of(cls, job: Job) -> JobStatus:
@@ -121,6 +125,7 @@ class JobStatus:
             created_at=job.created_at,
             started_at=job.started_at,
             ended_at=job.ended_at,
+            progress=_progress(job),
         )
 
 
@@ -187,7 +192,12 @@ class JobHandle:
         """Return the status; the call counts as polling, so that a job with `orphan_after` goes on."""
         return JobStatus.of(self.settle())
 
-    def wait(self, timeout: float | None = None, on_log: Callable[[str], Any] | None = print) -> JobResult:
+    def wait(
+        self,
+        timeout: float | None = None,
+        on_log: Callable[[str], Any] | None = print,
+        on_progress: OnProgress | None = None,
+    ) -> JobResult:
         """Wait until the job has ended, and return its result.
 
         Ctrl-C cancels the job if plain Python or the CLI submitted it. Any other job goes on.
@@ -195,6 +205,7 @@ class JobHandle:
         Args:
             timeout: Seconds to wait; the job goes on after them. Default: no limit.
             on_log: Called with each new line of the job's log; None: the log is not read.
+            on_progress: Called with the training's progress when it has changed in the job's row.
 
         Raises:
             JobFailedError: The job failed; the message ends with the cause.
@@ -202,7 +213,7 @@ class JobHandle:
             JobTimeoutError: The job has not ended within `timeout` seconds.
         """
         try:
-            for line in self._follow(timeout, with_log=on_log is not None):
+            for line in self._follow(timeout, with_log=on_log is not None, on_progress=on_progress):
                 if on_log is not None:
                     on_log(line)
         except KeyboardInterrupt:
@@ -400,11 +411,14 @@ class JobHandle:
         self._tidy(job)
         return verdict
 
-    def _follow(self, timeout: float | None, *, with_log: bool = True) -> Iterator[str]:
+    def _follow(
+        self, timeout: float | None, *, with_log: bool = True, on_progress: OnProgress | None = None
+    ) -> Iterator[str]:
         """Wait until the job has ended, and yield the lines of its log meanwhile."""
         follower = self._log()
         started = self._monotonic()
         head_check = started
+        last_progress = ""
         while True:
             if self._monotonic() >= head_check:
                 job = self.settle()
@@ -414,6 +428,11 @@ class JobHandle:
             ended = job.state in JOB_ENDED
             if with_log and job.state is not JobState.PENDING:  # before the driver runs, only Ray writes into it
                 yield from follower.lines(ended=ended)
+            progress = _progress(job)
+            # Compared as text, because a NaN is not equal to itself.
+            if on_progress is not None and progress is not None and str(progress) != last_progress:
+                on_progress(progress)
+                last_progress = str(progress)
             if ended:
                 return
             waited = self._monotonic() - started
@@ -480,3 +499,7 @@ class JobHandle:
                 artifacts.discard_unfinished(folder, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:
                 log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
+
+
+def _progress(job: Job) -> Progress | None:
+    return None if job.progress is None else Progress.of(job.progress)
