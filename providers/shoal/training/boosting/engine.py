@@ -265,30 +265,31 @@ class _Training:
         resume: Checkpoint | None = self._checkpoint
         # With verbose_eval the workers print the metrics themselves.
         with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else _FIRST_LINE_S) as display:
-
-            def report(done: int, metrics: dict[str, float]) -> None:
-                progress = Progress(done, rounds, "rounds", metrics)
-                display.show(progress)
-                if self._on_progress is not None:
-                    self._on_progress(progress)
-
-            def on_note(_: int, note: dict[str, Any]) -> None:
-                report(int(note["rounds"]), note["metrics"])
-
             while True:
                 index = self._checkpoint.rounds // length
                 stop = min(rounds, (index + 1) * length)
                 segment = Segment(index, stop, stop == rounds, resume)
-                answers: list[Boosted] = self._on_all(gang, "boost", [segment] * len(workers), on_note)
+                answers: list[Boosted] = self._on_all(
+                    gang,
+                    "boost",
+                    [segment] * len(workers),
+                    on_note=lambda _, note: self._report(display, note["rounds"], note["metrics"]),
+                )
                 for worker, answer in zip(workers, answers, strict=True):
                     worker.add(answer)
                 first = answers[0]
                 if first.checkpoint is None:
                     raise TrainingError("rank 0 returned no model")
                 self._checkpoint, resume = first.checkpoint, None
-                report(self._checkpoint.rounds, latest(self._checkpoint.history))
+                self._report(display, self._checkpoint.rounds, latest(self._checkpoint.history))
                 if segment.last or first.stopped:
                     return first
+
+    def _report(self, display: ProgressDisplay, rounds: int, metrics: dict[str, float]) -> None:
+        progress = Progress(rounds, self._request.n_estimators, "rounds", metrics)
+        display.show(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
     def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = (), on_note: OnNote | None = None) -> list[Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
