@@ -9,6 +9,7 @@ from prefect.logging import get_run_logger
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._holder import current_holder, task_key
+from shoal.prefect._progress import TrainingProgress
 from shoal.prefect.blocks import PoolSource, pool_of
 
 ARTIFACT_KEY = "shoal-training"
@@ -32,6 +33,7 @@ class Training:
         self._holder = current_holder()
         self._key = task_key()
         self._handle: JobHandle | None = None
+        self._progress = TrainingProgress()
         self._cancelled = threading.Event()
 
     def run(self) -> JobResult:
@@ -46,7 +48,7 @@ class Training:
         try:
             if self._cancelled.is_set():
                 self._handle.cancel(_CANCELLED)
-            return self._handle.wait(on_log=self.logger.info)
+            return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
             raise  # This includes a timeout of the task. The job is not cancelled, because a retry attaches to it.
         except BaseException:  # Prefect and Ctrl-C cancel a run with a BaseException.

@@ -145,6 +145,7 @@ class Driver:
                 error=error,
                 result=result,
                 results_digest=end.results_digest,
+                progress=self._watchdog.progress,
             ):
                 return True
             # An earlier try may have been committed although the reply from the database was lost.
@@ -162,7 +163,8 @@ class Driver:
         return stored
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
-        place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
+        environment, keep = self._worker_environment(run), self._watchdog.keep
+        place = Workplace(self._store, self._key, run, self._tags(), environment, keep, begun=self._begun)
         if isinstance(self._spec, FunctionJobSpec):
             return function.work(self._spec, place)
         if isinstance(self._spec, PredictJobSpec):
