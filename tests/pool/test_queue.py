@@ -205,7 +205,8 @@ class Leasing(RuleBasedStateMachine):
             self.own = set()
 
 
-def test_leases_add_up_in_any_order_of_events(monkeypatch):
+@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_leases_add_up_in_any_order_of_events(monkeypatch, examples):
     monkeypatch.setattr("shoal.state.stamps.wall", Leasing.clock)
     monkeypatch.setattr("shoal.state.stamps.monotonic", Leasing.clock)
-    run_state_machine_as_test(Leasing, settings=settings(max_examples=15, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Leasing, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
