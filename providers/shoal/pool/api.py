@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from sqlalchemy import select
@@ -262,8 +262,10 @@ class ComputePool:
 
         @contextmanager
         def renewed() -> Iterator[None]:
-            if leases[-1].waiting and (note := self.describe().queue_note(self.holder)):
-                log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note)
+            if leases[-1].waiting:
+                with suppress(StoreError):  # the wait itself tries again while the store is unreachable
+                    note = self.describe().queue_note(self.holder)
+                    log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
             with handle().renewed():
                 yield
 
@@ -361,8 +363,10 @@ class ComputePool:
             why = f"the pool is {status.state}"
         else:
             why = status.reason or "request more with a lease or scale_cluster"
+        whose = f" for the lease of {self.holder}" if lease else ""
         raise ScaleError(
-            f'pool "{self.name}" has {len(status.active)} of {size} nodes, and its target is {status.target}: {why}',
+            f'pool "{self.name}" has {usable(len(status.active))} of {size} nodes{whose}, and its target is '
+            f"{status.target}: {why}",
             mine.node_errors if mine else None,
         )
 
@@ -388,8 +392,10 @@ class ComputePool:
             if on_progress:
                 on_progress(status)
             if time.monotonic() > until:
+                note = status.queue_note(self.holder)
                 raise ScaleError(
-                    f'pool "{self.name}" has {len(status.active)} of {size} nodes after {timeout:g} s',
+                    f'pool "{self.name}" has {len(status.active)} of {size} nodes after {timeout:g} s'
+                    + (f", and the lease of {self.holder} is {note}" if note else ""),
                     {node.name: node.error or node.state for node in (*status.pending, *status.failed)},
                 )
             time.sleep(WAIT_PERIOD)
