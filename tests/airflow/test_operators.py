@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +129,22 @@ def test_a_lease_takes_a_pool_that_is_up_as_it_is(up, context):
     up.alter(max_nodes=3)
     LeasePoolOperator(task_id="lease", size=2, is_async=True, pool_name="local://tiny?max_nodes=4").execute(context)
     assert up.describe().target == 2
+
+
+def test_an_exclusive_lease_waits_for_its_turn_and_logs_its_place(up, context, monkeypatch):
+    other = ComputePool("tiny", holder="airflow:a_dag/other")
+    other.lease(3, exclusive=True)
+    lease = LeasePoolOperator(task_id="lease", size=2, exclusive=True, pool_name="tiny")
+    logged: list[str] = []
+    monkeypatch.setattr(lease.log, "info", logged.append)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(lease.execute, context)
+        wait_until(lambda: logged, "its place in the log")
+        other.release()
+        assert waits.result(60) == "tiny"
+    place = "the lease is waiting as the next in the queue, 3 of 4 nodes are taken"
+    assert logged[0] == f"pool tiny: 3 of 3 nodes ready; {place}"
+    assert [(one.holder, one.exclusive) for one in up.describe().leases] == [(RUN, True)]
 
 
 def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
@@ -71,6 +72,9 @@ class LeasePoolOperator(PoolOperator):
     its last lease is released.
 
     :param size: Number of nodes, including the head node. (templated)
+    :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits
+        for its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
+        lease.
     :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
         the nodes.
     :param options: The same options as for ``ScaleClusterOperator``. (templated)
@@ -81,10 +85,17 @@ class LeasePoolOperator(PoolOperator):
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
 
     def __init__(
-        self, *, size: int, is_async: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        *,
+        size: int,
+        exclusive: bool = False,
+        is_async: bool = False,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.size = size
+        self.exclusive = exclusive
         self.returns_at_once = is_async
         self.options = options
 
@@ -97,10 +108,11 @@ class LeasePoolOperator(PoolOperator):
         pool = hook.pool(holder_of(context))
         pool.lease(
             int(self.size),
+            exclusive=self.exclusive,
             bring_up=hook.spec is not None,
             is_async=self.returns_at_once,
             options=self.options,
-            on_progress=self.look,
+            on_progress=partial(self.look, holder=pool.holder),
         )
         return pool.name
 

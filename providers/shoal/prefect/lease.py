@@ -19,7 +19,12 @@ from shoal.prefect.blocks import PoolSource, defines, pool_of
 
 
 def pool_lease(
-    size: int, *, pool_name: PoolSource = None, ttl: float = LEASE_TTL, options: Mapping[str, Any] | None = None
+    size: int,
+    *,
+    exclusive: bool = False,
+    pool_name: PoolSource = None,
+    ttl: float = LEASE_TTL,
+    options: Mapping[str, Any] | None = None,
 ) -> PoolForTheDuration:
     """Lease at least `size` nodes of a pool for a ``with`` or ``async with`` block of a flow.
 
@@ -33,6 +38,9 @@ def pool_lease(
 
     Args:
         size: Number of nodes, including the head node.
+        exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the block waits for
+            its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
+            lease.
         pool_name: Name, URI or block of the pool.
         ttl: Seconds after which the lease expires if this process is killed.
         options: ``rollback_after_seconds``, ``block_until_min_cluster_size``.
@@ -41,7 +49,8 @@ def pool_lease(
         A context manager that yields the pool.
 
     Raises:
-        ScaleError: The nodes did not become ready; the pool was rolled back to its previous size.
+        ScaleError: The lease's turn did not come or the nodes did not become ready in time; the pool was rolled back to
+            its previous size.
         PoolDownError: The pool is down, and `pool_name` is only a name.
         InvalidArgumentError: `size` exceeds MAX_NODES, or an option is invalid.
 
@@ -49,14 +58,17 @@ def pool_lease(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4") as pool:
         ...     distributed_train(spec, pool_name=pool.name)
     """
-    return PoolForTheDuration(size, pool_name, ttl, options)
+    return PoolForTheDuration(size, pool_name, ttl, options, exclusive=exclusive)
 
 
 class PoolForTheDuration:
     """Context manager that `pool_lease` returns."""
 
-    def __init__(self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None, *, exclusive: bool
+    ) -> None:
         self._size = size
+        self._exclusive = exclusive
         self._source = source
         self._ttl = ttl
         self._options = options
@@ -64,7 +76,8 @@ class PoolForTheDuration:
         self._lease: PoolLease | None = None
 
     def __enter__(self) -> ComputePool:
-        return self._enter(self._holder(), NodeLog())
+        holder = self._holder()
+        return self._enter(holder, NodeLog(holder))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -72,7 +85,8 @@ class PoolForTheDuration:
         self._leave()
 
     async def __aenter__(self) -> ComputePool:
-        holder, log = self._holder(), NodeLog()
+        holder = self._holder()
+        log = NodeLog(holder)
         return await in_thread(lambda: self._enter(holder, log), log.interrupt)
 
     async def __aexit__(
@@ -93,7 +107,12 @@ class PoolForTheDuration:
     def _enter(self, holder: str, log: NodeLog) -> ComputePool:
         self._pool = pool_of(self._source, holder=holder)
         self._lease = self._pool.lease(
-            self._size, ttl=self._ttl, bring_up=defines(self._source), options=self._options, on_progress=log
+            self._size,
+            exclusive=self._exclusive,
+            ttl=self._ttl,
+            bring_up=defines(self._source),
+            options=self._options,
+            on_progress=log,
         )
         self._lease.__enter__()  # This starts the renewal of the lease.
         return self._pool
