@@ -269,6 +269,16 @@ class TestDriver:
         assert (code, job.state) == (1, JobState.FAILED)
         assert 'pip install "shoal[mlflow]"' in str(job.error)
 
+    def test_a_holdout_with_training_rows_is_refused_before_training(self, store, spec, monkeypatch):
+        trained: list[object] = []
+        monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
+        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, trained) == (1, JobState.FAILED, [])
+        assert f"50 rows of {spec.dataset.paths[0]}. Name rows that are not in the training data" in str(job.error)
+
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow
 

@@ -118,9 +118,12 @@ def _shared(mine: GroupSelection, theirs: Sequence[GroupSelection]) -> int:
     """Return the number of rows of a row group that are in one selection and in at least one of the others."""
     import numpy as np
 
+    theirs = [selection for selection in theirs if selection.selected]
+    if not theirs or not mine.selected:
+        return 0
     if any(not selection.steps for selection in theirs):
         return mine.selected
     taken = np.zeros(mine.rows, dtype=bool)
     for selection in theirs:
         taken[selection.indices()] = True
-    return int(taken[mine.indices()].sum()) if theirs else 0
+    return int(taken[mine.indices()].sum())

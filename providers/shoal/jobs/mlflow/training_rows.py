@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 TAG = "shoal.training_rows"
 """Tag of a version: URI of the record of its training rows."""
 
-_FILE = "shoal/training_rows.json"
+_FOLDER = "shoal/training_rows"
 _EVALUATION_NAMES = ("eval", "holdout", "test", "val")
 
 
@@ -38,8 +39,9 @@ def store(run: Run, rows: Sequence[RecordedFile]) -> dict[str, str]:
     if not rows:
         return {}
     text = json.dumps({"files": [file.to_json() for file in rows]}, separators=(",", ":"))
-    run.client.log_text(run.run_id, text, _FILE)
-    return {TAG: f"runs:/{run.run_id}/{_FILE}"}
+    path = f"{_FOLDER}/{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    run.client.log_text(run.run_id, text, path)
+    return {TAG: f"runs:/{run.run_id}/{path}"}
 
 
 def load(run: Run, model: str, version: str) -> list[RecordedFile] | None:
