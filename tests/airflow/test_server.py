@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shoal import ComputePool, jobs
@@ -30,6 +32,7 @@ pytestmark = [pytest.mark.server, pytest.mark.ray]
 
 POOL = "local://server-tests?max_nodes=4"
 ANY, TIMED, JANITOR, FUNCTION = "any_training", "timed_training", "pool_janitor", "function_training"
+MAPPED = "mapped_training"
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +148,36 @@ def test_functions_of_the_dags_file_run_on_every_rank(airflow: LocalAirflow):
     assert airflow.returned(FUNCTION, run, "compare") is True
     result = JobResult.model_validate(airflow.returned(FUNCTION, run, "operator"))
     assert jobs.load_results(result).results == (6.0, 6.0)
+    wait_until(is_given_back, "the pool as it was")
+
+
+def test_four_of_five_mapped_trainings_succeed_and_the_fifth_fails_alone(airflow: LocalAirflow, tmp_path: Path):
+    data = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"x": [float(number) for number in range(100)], "y": [0.0, 1.0] * 50}), data)
+    fields = {"dataset": {"paths": [str(data)]}, "input_cols": ["x"], "label_col": "y", "tracking": None}
+    specs = [
+        {**fields, "n_estimators": 2, "scaling_config": {"num_workers": 1}, "params": params}
+        for params in ({}, {}, {"objective": "reg:nonsense"}, {}, {})
+    ]
+
+    run = airflow.trigger(MAPPED, {"specs": specs})
+
+    assert ended(airflow, MAPPED, run) == "success", airflow.task_states(
+        MAPPED, run
+    )  # the last task takes what there is
+    tasks = airflow.call("GET", f"/dags/{MAPPED}/dagRuns/{run}/taskInstances")["task_instances"]
+    by_map = {(one["task_id"], one["map_index"]): one for one in tasks}
+    states = [by_map["train", index]["state"] for index in range(5)]
+    assert states == ["success", "success", "failed", "success", "success"]
+    assert airflow.returned(MAPPED, run, "rows") == [100] * 4
+    setup, teardown = by_map["many_lease_pool", -1], by_map["many_clean_up_pool", -1]
+    assert teardown["state"] == "success"
+    for index in range(5):
+        one = by_map["train", index]
+        assert setup["end_date"] <= one["start_date"] <= one["end_date"] <= teardown["start_date"]
+    mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{MAPPED}/{run}#many_lease_pool"]
+    assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * 4
+    assert len({job.job_id for job in mine}) == 5
     wait_until(is_given_back, "the pool as it was")
 
 

@@ -77,7 +77,7 @@ def test_every_training_has_its_lease_and_is_cleaned_up_after(bag):
 
 def test_what_follows_the_training_does_not_hold_its_nodes(bag):
     dag = bag.dags["scheduled_retraining"]
-    assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "train"}
+    assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "wait_for_nodes", "train"}
 
 
 @pytest.mark.parametrize(("date", "month"), [((2013, 2, 1), 2), ((2013, 12, 1), 12), (None, None)])
