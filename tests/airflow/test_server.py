@@ -103,7 +103,7 @@ def test_two_months_at_once_train_evaluate_and_give_the_pool_back(airflow: Local
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion(airflow: LocalAirflow):
-    months = {"from_date": "2013-04-01T00:00:00Z", "to_date": "2013-06-30T00:00:00Z"}
+    months = {"from_date": "2026-04-01T00:00:00Z", "to_date": "2026-06-30T00:00:00Z"}
     asked = {"dag_id": DAG_ID, "max_active_runs": 1, "dag_run_conf": {"rounds": 5, "month": None}, **months}
 
     def created() -> int | None:
@@ -123,12 +123,12 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
 
     runs = airflow.call("GET", f"/dags/{DAG_ID}/dagRuns?run_type=backfill&order_by=logical_date")["dag_runs"]
     assert [(run["logical_date"][:7], run["state"]) for run in runs] == [
-        (month, "success") for month in ("2013-04", "2013-05", "2013-06")
+        (month, "success") for month in ("2026-04", "2026-05", "2026-06")
     ]
     results = [airflow.returned(DAG_ID, run["dag_run_id"], "train") for run in runs]
     versions = [int(result["model_version"]) for result in results]
     assert versions == list(range(versions[0], versions[0] + 3))
-    assert results[0]["rows"] < results[1]["rows"] < results[2]["rows"]
+    assert len({result["rows"] for result in results}) == 3  # a window of its own each
     for result in results:
         champion = result["champion"]  # there was none before the first, where nothing ran before
         assert result["promoted"] is (champion is None or result["metrics"]["holdout-rmse"] < champion["value"])
