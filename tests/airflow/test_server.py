@@ -151,6 +151,7 @@ def test_functions_of_the_dags_file_run_on_every_rank(airflow: LocalAirflow):
     wait_until(is_given_back, "the pool as it was")
 
 
+@pytest.mark.long
 def test_four_of_five_mapped_trainings_succeed_and_the_fifth_fails_alone(airflow: LocalAirflow, tmp_path: Path):
     data = tmp_path / "data.parquet"
     pq.write_table(pa.table({"x": [float(number) for number in range(100)], "y": [0.0, 1.0] * 50}), data)
