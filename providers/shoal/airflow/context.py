@@ -129,8 +129,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
     """Put the tasks that a block has created between its setup and its teardown.
 
     Airflow's own context manager does this only for plain operators. It also orders the teardown only after the last
-    tasks: before Airflow 3.3, a task that is upstream_failed because of one of its upstream tasks would then let the
-    teardown run while the others still run.
+    tasks. Airflow 3 before apache/airflow#64181 then runs the teardown as soon as one of the last tasks is
+    upstream_failed, while others of its upstream tasks still run.
     """
     setup, teardown = tasks.setup, tasks.teardown
     outside = setup.get_flat_relative_ids(upstream=True) | teardown.get_flat_relative_ids(upstream=False)
