@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from shoal.data.filters import parse_filters
 from shoal.data.gang_position import current_shard
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.parquet.groups import find_groups
@@ -61,7 +62,11 @@ class DataConnector:
 
     @classmethod
     def from_parquet(
-        cls, path_or_paths: PathLike | Iterable[PathLike], *, ingestor_class: IngesterClass = ArrowIngester
+        cls,
+        path_or_paths: PathLike | Iterable[PathLike],
+        *,
+        filters: Sequence[Any] | None = None,
+        ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
         """Connect to existing Parquet files, without copying them.
 
@@ -69,12 +74,23 @@ class DataConnector:
             path_or_paths: One or several files, directories or globs: local paths or URIs that Arrow or fsspec can open
                 (``s3://``, ``gs://``). Partition directories (``month=1/``) become columns. The files of a directory
                 are sorted by path.
+            filters: Only rows that match: terms ``(column, operator, value)``, which are joined with AND, or a list of
+                such lists, which are joined with OR. Operators: ``=``, ``!=``, ``<``, ``>``, ``<=``, ``>=``, ``in``,
+                ``not in``. Dates and timestamps are given as ISO text or as date and datetime; without an offset, a
+                timestamp is UTC. A null matches no term, not even ``!=`` and ``not in``.
             ingestor_class: Class that reads the rows in the workers.
 
         Returns:
             A connector. No file is read yet, so a wrong path raises an error only at the first use.
+
+        Raises:
+            InvalidArgumentError: If a path, the form of the filters, an operator or a value is wrong.
+
+        Example:
+            >>> DataConnector.from_parquet("flights/", filters=[("month", ">=", 3), ("month", "<", 6)])
         """
-        return cls(ParquetSource(path_or_paths), ingestor_class)
+        parsed = None if filters is None else parse_filters(filters)
+        return cls(ParquetSource(path_or_paths, filters=parsed), ingestor_class)
 
     @classmethod
     def from_dataframe(
@@ -206,6 +222,11 @@ class DataConnector:
                 raise InvalidArgumentError(
                     "a part of a random split cannot be joined with other sources: join the sources first, then split"
                 )
+            elif source.filters and len(several) > 1:
+                raise InvalidArgumentError(
+                    "a source with filters cannot be joined with other sources: give all paths and the filters to "
+                    "DataConnector.from_parquet"
+                )
             else:
                 paths += source.paths
         if len(several) == 1 and isinstance(several[0], ParquetSource):
@@ -226,10 +247,10 @@ class DataConnector:
             spec = DatasetSpec.model_validate(spec)
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        return kind(ParquetSource(spec.paths, splits), INGESTERS[spec.ingester], spec.staging)
+        return kind(ParquetSource(spec.paths, splits, spec.filters), INGESTERS[spec.ingester], spec.staging)
 
     def to_spec(self) -> DatasetSpec:
-        """Return the dataset part of a job's spec: paths, ingester and splits, but no rows and no credentials."""
+        """Return the dataset part of a job's spec: paths, filters and splits, but no rows or credentials."""
         return DatasetSpec(
             paths=self.source.paths,
             ingester="ray" if self.ingestor_class is RayDataIngester else "arrow",
@@ -237,6 +258,7 @@ class DataConnector:
             splits=tuple(
                 SplitSpec(weights=split.weights, index=split.index, seed=split.seed) for split in self.source.splits
             ),
+            filters=self.source.filters,
             staging=self.staging,
         )
 
@@ -247,11 +269,15 @@ class DataConnector:
         return self.source.schema()
 
     def num_rows(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows. With filters, their columns are read where the footers do not decide."""
         return self.source.num_rows()
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset from its footers: 32 hex digits, independent of the files' location."""
+        """Return a fingerprint of the dataset: 32 hex digits, independent of the files' location.
+
+        It is computed from the footers. With filters, it is computed from the values of all rows, which are read for
+        it.
+        """
         return self.source.digest()
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:

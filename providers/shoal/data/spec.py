@@ -2,8 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
+from shoal.data.filters import Filters, parse_filters
 from shoal.settings import Settings
 
 
@@ -25,9 +26,28 @@ class DatasetSpec(Settings):
     splits: tuple[SplitSpec, ...] = Field(
         default=(), description="Random splits in sequence: each one splits the part that the previous one selected."
     )
+    filters: Filters | None = Field(
+        default=None,
+        description='Only rows that match: [["month", ">=", 3]], or a list of such lists for alternatives. Null '
+        "matches nothing.",
+    )
     staging: str | None = Field(
         default=None, description="Directory of the staged copy, which is removed when its job ends."
     )
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def _filters(cls, value: Any) -> Any:
+        return None if value is None else parse_filters(value)
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out newer options that are not set: specs that earlier versions stored keep their fingerprints."""
+        return {name: value for name, value in write(self).items() if value is not None or name not in _NEWER}
+
+
+_NEWER = ("filters",)
+"""Options that were added after specs had been stored."""
 
 
 def as_dataset_spec(value: Any) -> Any:
