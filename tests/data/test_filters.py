@@ -114,7 +114,7 @@ def _cases(draw: st.DrawFn) -> tuple[pa.Table, int, list[list[tuple[str, str, An
         )
         for name in names
     }
-    if draw(st.booleans()):  # sorted data have tight statistics
+    if names[0] != "codes" and draw(st.booleans()):  # sorted data have tight statistics
         order = pa.table(columns).sort_by([(names[0], "ascending")])
         columns = {name: order[name] for name in names}
 
@@ -245,7 +245,7 @@ def test_row_groups_that_cannot_match_are_never_decoded(write: Write, decoded: l
     assert connector.to_pandas()["x"].tolist() == [float(i) for i in range(35, 60)]
     assert decoded == [(3, ("day", "x")), (4, ("day", "x")), (5, ("day", "x"))]
     decoded.clear()
-    [table, *_] = connector.iter_batches(["x"])
+    table = next(connector.iter_batches(["x"]))
     assert decoded == [(3, ("x", "day"))]
     assert table.column_names == ["x"]
 
@@ -342,7 +342,7 @@ def test_null_labels_outside_the_filter_do_not_matter(write: Write) -> None:
         (("mnth", ">", 3), 'no column "mnth"; did you mean "month"?'),
         (("month", ">", "3"), "of type int64, which cannot be compared with '3': give a number"),
         (("month", "=", True), "give a number"),
-        (("name", "=", 3), "give a text"),
+        (("text", "=", 3), "give a text"),
         (("flag", "=", 1), "give true or false"),
         (("flag", "<", True), 'use "=" or "!="'),
         (("day", ">", "March"), "give a date such as 2024-03-31"),
@@ -356,7 +356,7 @@ def test_null_labels_outside_the_filter_do_not_matter(write: Write) -> None:
 def test_a_term_that_does_not_fit_the_schema_is_refused(write: Write, term: Any, said: str) -> None:
     path = write(
         "a.parquet",
-        month=[1], name=["a"], flag=[True], day=[dt.date(2024, 1, 1)], time=[dt.datetime(2024, 1, 1)], list=[[1]],
+        month=[1], text=["a"], flag=[True], day=[dt.date(2024, 1, 1)], time=[dt.datetime(2024, 1, 1)], list=[[1]],
     )  # fmt: skip
     with pytest.raises(DataError) as caught:
         DataConnector.from_parquet(path, filters=[term]).num_rows()
