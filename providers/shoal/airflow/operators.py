@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
-from shoal.airflow.hooks import ENGINE, holder_of
+from shoal.airflow.hooks import ENGINE, database_url, holder_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
@@ -164,7 +164,9 @@ class DistributedTrainOperator(PoolOperator):
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
             spec = spec.model_copy(update={"run_config": run_config})
         ti = context["ti"]
-        handle = submit(spec, holder=holder_of(context), key=f"{ti.task_id}/{ti.map_index}")
+        handle = submit(
+            spec, holder=holder_of(context), key=f"{ti.task_id}/{ti.map_index}", connection_url=database_url
+        )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
         # an exception cannot interrupt a transaction.

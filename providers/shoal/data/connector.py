@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from shoal.data.filters import parse_filters
+from shoal.data.columns import check_present
+from shoal.data.filters import columns_of, parse_filters
 from shoal.data.gang_position import current_shard
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.parquet.groups import find_groups
@@ -16,7 +17,7 @@ from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
-from shoal.errors import InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,12 +243,20 @@ class DataConnector:
 
         Returns:
             A `ShardedDataConnector` if ``spec.sharded`` is true, else a `DataConnector`.
+
+        Raises:
+            InvalidArgumentError: If the spec is wrong, or has a query whose rows no job has staged.
         """
         if not isinstance(spec, DatasetSpec):
             spec = DatasetSpec.model_validate(spec)
+        if spec.sql is not None and not spec.paths:
+            raise InvalidArgumentError(
+                "sql in a spec is run by a job: submit the spec as a job, or use DataConnector.from_sql"
+            )
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        return kind(ParquetSource(spec.paths, splits, spec.filters), INGESTERS[spec.ingester], spec.staging)
+        source = ParquetSource(spec.paths, splits, spec.filters, by_value=spec.sql is not None)
+        return kind(source, INGESTERS[spec.ingester], spec.staging)
 
     def to_spec(self) -> DatasetSpec:
         """Return the dataset part of a job's spec: paths, filters and splits, but no rows or credentials."""
@@ -279,6 +288,38 @@ class DataConnector:
         it.
         """
         return self.source.digest()
+
+    def time_range(self, column: str | None = None) -> tuple[Any, Any] | None:
+        """Read a column and return its smallest and its largest value.
+
+        Args:
+            column: Column of any type that has an order; by default the date or timestamp column of the filters, if
+                there is exactly one.
+
+        Returns:
+            The two values as Python objects; None if there is no such column, or it has only nulls.
+
+        Raises:
+            DataError: If there is no column of this name, or its values have no order.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        schema = self.schema()
+        if column is None:
+            times = [name for name in columns_of(self.source.filters or ()) if _is_time(schema.field(name).type)]
+            if len(times) != 1:
+                return None
+            column = times[0]
+        check_present(self.source.reference().path, column, schema.names)
+        ends: list[Any] = []
+        try:
+            for table in self.iter_batches([column]):
+                found = pc.min_max(table.column(column)).as_py()
+                ends += [end for end in found.values() if end is not None]
+        except pa.ArrowNotImplementedError:
+            raise DataError(f'column "{column}" is of type {schema.field(column).type}, which has no order') from None
+        return (min(ends), max(ends)) if ends else None
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
         """Assign the rows to workers; see :func:`shoal.data.planning.row_groups.plan_shards`.
@@ -416,6 +457,12 @@ class DataConnector:
         check_same_schema(self.source, schema.names)
         ranges = self.source.ranges()
         return take_rows(self.source.read(ranges), limit) if ranges else schema.empty_table()
+
+
+def _is_time(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
 
 
 class ShardedDataConnector(DataConnector):

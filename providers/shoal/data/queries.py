@@ -61,8 +61,8 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
     named = set(sa.text(body).compile().params)
     if missing := sorted(named - set(params)):
         raise InvalidArgumentError(
-            f"sql has the parameter :{missing[0]}, which params does not give: add it, or write \\: for a colon that is "
-            "part of a text"
+            f"sql has the parameter :{missing[0]}, which params does not give: add it, or write \\: for a colon in a "
+            "text"
         )
     if unused := sorted(set(params) - named):
         raise InvalidArgumentError(f'params has "{unused[0]}", but sql has no parameter :{unused[0]}')

@@ -9,7 +9,7 @@ from prefect.logging import get_run_logger
 
 from shoal.jobs import FunctionJobSpec, JobHandle, JobResult, JobSpec, submit
 from shoal.prefect._holder import current_holder, task_key
-from shoal.prefect.blocks import PoolSource, pool_of
+from shoal.prefect.blocks import PoolSource, database_url, pool_of
 
 ARTIFACT_KEY = "shoal-training"
 _CANCELLED = "its Prefect run was cancelled"
@@ -41,7 +41,7 @@ class Training:
             JobFailedError: The job ended without a result. The message ends with the cause.
             JobCancelledError: The job was cancelled.
         """
-        self._handle = submit(self._spec, holder=self._holder, key=self._key)
+        self._handle = submit(self._spec, holder=self._holder, key=self._key, connection_url=database_url)
         self.logger.info("submitted or attached to job %s, attempt %d", self._handle.job_id, self._handle.attempt)
         try:
             if self._cancelled.is_set():

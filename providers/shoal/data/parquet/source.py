@@ -39,10 +39,16 @@ class ParquetSource:
         splits: Chain of random splits; see :meth:`split`.
         filters: Filters of the rows, which apply before the splits; None for all rows. See
             :mod:`shoal.data.parquet.matching`.
+        by_value: Whether :meth:`digest` is computed from the rows' values, as it is with filters.
     """
 
     def __init__(
-        self, paths: Path | Iterable[Path], splits: Sequence[Split] = (), filters: Filters | None = None
+        self,
+        paths: Path | Iterable[Path],
+        splits: Sequence[Split] = (),
+        filters: Filters | None = None,
+        *,
+        by_value: bool = False,
     ) -> None:
         several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
         if not several:
@@ -50,6 +56,7 @@ class ParquetSource:
         self.paths = tuple(normalise(path) for path in several)
         self.splits = tuple(splits)
         self.filters = filters
+        self._by_value = by_value
         self._footers: tuple[Footer, ...] | None = None
         self._by_path: dict[str, Footer] = {}
         self._metadata: dict[str, Any] = {}
@@ -175,9 +182,8 @@ class ParquetSource:
         """
         parts = []
         for index in range(len(weights) or 1):
-            part = ParquetSource(
-                self.paths, (*self.splits, Split(tuple(map(float, weights)), index, seed)), self.filters
-            )
+            chain = (*self.splits, Split(tuple(map(float, weights)), index, seed))
+            part = ParquetSource(self.paths, chain, self.filters, by_value=self._by_value)
             part._footers, part._metadata = self._footers, self._metadata
             part._partition_types, part._matching = self._partition_types, self._matching
             parts.append(part)
@@ -259,8 +265,8 @@ class ParquetSource:
             changes with the files' sizes, row counts, schemas, partition values, column statistics and order, and with
             the split.
         """
-        if self.filters is not None:
-            return self.rows_digest()
+        if self._by_value or self.filters is not None:
+            return rows_digest(self.read(self.ranges()), self.schema())
         digest = hashlib.sha256()
         for footer in self.footers():
             digest.update(repr((footer.size, footer.groups, footer.partitions, str(footer.schema))).encode())
@@ -272,10 +278,6 @@ class ParquetSource:
         for split in self.splits:
             digest.update(repr((split.weights, split.index, split.seed)).encode())
         return digest.hexdigest()[:32]
-
-    def rows_digest(self) -> str:
-        """Read all rows and return a fingerprint of their values: 32 hex digits."""
-        return rows_digest(self.read(self.ranges()), self.schema())
 
     def _first_footer(self) -> Footer:
         footers = self.footers()
