@@ -37,6 +37,24 @@ def test_other_files_share_no_rows(tmp_path: Path):
     assert shared_rows([], DataConnector.from_parquet(first).source) == []
 
 
+def test_filters_of_one_file_share_the_rows_that_match_both(tmp_path: Path):
+    path = tmp_path / "x.parquet"
+    pd.DataFrame({"month": np.repeat(np.arange(1, 11), 10), "a": np.arange(ROWS)}).to_parquet(path, row_group_size=30)
+
+    def months(*filters: tuple) -> DataConnector:
+        return DataConnector.from_parquet(path, filters=list(filters))
+
+    before, last = months(("month", "<", 10)), months(("month", "=", 10))
+    assert shared(before, last) == {}
+    assert shared(last, before) == {}
+    assert shared(before, months(("month", ">=", 8))) == {str(path): 20}
+    assert shared(DataConnector.from_parquet(path), last) == {str(path): 10}
+    assert shared(last, DataConnector.from_parquet(path)) == {str(path): 10}
+    train, holdout = before.random_split([0.7, 0.3], seed=1)
+    assert shared(train, holdout) == {}
+    assert shared(train, before) == {str(path): train.num_rows()}
+
+
 @pytest.mark.parametrize("spelling", ["a directory", "a link", "a URI", "a copy", "a glob"])
 def test_a_file_is_the_same_by_any_name(tmp_path: Path, spelling: str):
     path = Path(write(tmp_path / "data" / "x.parquet", 1))

@@ -13,6 +13,10 @@ from shoal.pool.api import ComputePool
 from shoal.pool.spec import PoolSpec, is_uri
 
 try:
+    from airflow.sdk.exceptions import AirflowNotFoundException
+except ImportError:  # Airflow 3.0
+    from airflow.exceptions import AirflowNotFoundException  # type: ignore[attr-defined]
+try:
     from airflow.sdk import BaseHook
 except ImportError:  # Airflow 3.0
     from airflow.hooks.base import BaseHook  # type: ignore[attr-defined,no-redef]
@@ -121,6 +125,37 @@ class ComputePoolHook(BaseHook):
             name: StringField(name, description=description, widget=BS3TextFieldWidget())
             for name, description in pool_options().items()
         }
+
+
+_DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+"""Airflow's connection type -> SQLAlchemy's dialect and driver, where they differ."""
+
+
+def database_url(conn_id: str) -> str | None:
+    """Return the SQLAlchemy URL of an Airflow connection to a database; None if there is no such connection.
+
+    :param conn_id: Id of the connection. Its extra may contain ``{"sqlalchemy_url": "..."}``, for databases whose URL
+        has more than host, port, schema, login and password.
+    """
+    from sqlalchemy import URL
+
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        return None
+    if url := connection.extra_dejson.get("sqlalchemy_url"):
+        return str(url)
+    kind = connection.conn_type or ""
+    if kind == "sqlite":
+        return URL.create("sqlite", database=connection.host or connection.schema).render_as_string()
+    return URL.create(
+        _DRIVERS.get(kind, kind),
+        username=connection.login,
+        password=connection.password,
+        host=connection.host,
+        port=connection.port,
+        database=connection.schema,
+    ).render_as_string(hide_password=False)
 
 
 def spec_of(connection: Connection) -> PoolSpec:

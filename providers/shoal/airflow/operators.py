@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
-from shoal.airflow.hooks import ENGINE, run_of
+from shoal.airflow.hooks import ENGINE, database_url, run_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
@@ -128,7 +128,9 @@ class _JobOperator(PoolOperator):
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
             spec = spec.model_copy(update={"run_config": run_config})
         ti = context["ti"]
-        handle = submit(spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}")
+        handle = submit(
+            spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}", connection_url=database_url
+        )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
         # an exception cannot interrupt a transaction.

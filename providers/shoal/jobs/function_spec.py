@@ -70,16 +70,12 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
-        return (
-            super()
-            .comparable(by_content)
-            .model_copy(
-                update={
-                    "dataset_map": {name: by_content(dataset) for name, dataset in self.dataset_map.items()},
-                    "program": self.program and "by value",
-                }
-            )
-        )
+        return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        datasets = {name: replaced(dataset) for name, dataset in self.dataset_map.items()}
+        return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
 
 
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec

@@ -250,11 +250,19 @@ class AnySpec(Settings, ABC):
         Args:
             by_content: Names a dataset by what is in it.
         """
+        return self.with_datasets(by_content)
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build a spec in which each dataset is replaced.
+
+        Args:
+            replaced: Returns the new dataset for each one in the spec.
+        """
         register = self.register_as
         if register is None:
             return self
         return self.model_copy(
-            update={"register_as": register.model_copy(update={"holdout": by_content(register.holdout)})}
+            update={"register_as": register.model_copy(update={"holdout": replaced(register.holdout)})}
         )
 
     def staged(self) -> set[str]:
@@ -290,14 +298,17 @@ class JobSpec(TrainRequest, AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
+        return super().comparable(by_content).model_copy(update={"user_code": self.user_code and "by value"})
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
         return (
             super()
-            .comparable(by_content)
+            .with_datasets(replaced)
             .model_copy(
                 update={
-                    "dataset": by_content(self.dataset),
-                    "eval_set": {name: by_content(dataset) for name, dataset in self.eval_set.items()},
-                    "user_code": self.user_code and "by value",
+                    "dataset": replaced(self.dataset),
+                    "eval_set": {name: replaced(dataset) for name, dataset in self.eval_set.items()},
                 }
             )
         )
@@ -331,6 +342,21 @@ class DecisionResult(Settings):
     sentence: str = Field(description="The decision in one sentence, for people.")
 
 
+class DataResult(Settings):
+    """The rows that a model was trained on."""
+
+    rows: int = Field(description="Number of rows.")
+    digest: str = Field(
+        description="Fingerprint of the rows; with filters or sql, the same for equal rows from any source."
+    )
+    time_from: str | None = Field(default=None, description="Smallest value of the time column; none: no such column.")
+    time_to: str | None = Field(default=None, description="Largest value of the time column.")
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags of a registered version."""
+        return {f"shoal.data_{name}": str(value) for name, value in self.model_dump().items() if value is not None}
+
+
 class JobResult(Settings):
     """Result of a job: small enough for an XCom, without the credentials of its `artifact_location`."""
 
@@ -347,6 +373,7 @@ class JobResult(Settings):
     best_iteration: int | None = Field(description="Best round, from 0, with early stopping.")
     rows: int | None = Field(description="Rows trained on, or predicted; none: a function reads what it likes.")
     output_path: str | None = Field(default=None, description="Folder of a batch prediction; none: a training.")
+    data: DataResult | None = Field(default=None, description="The training rows; none: a function's.")
     results_path: str | None = Field(default=None, description="What each rank of a function returned, pickled.")
     num_workers: int = Field(description="Workers that trained.")
     seconds: float = Field(description="From the driver's start to its result.")

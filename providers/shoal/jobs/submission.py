@@ -33,6 +33,7 @@ def submit(
     *,
     holder: str | None = None,
     key: str = "",
+    connection_url: Callable[[str], str | None] | None = None,
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobHandle:
@@ -46,13 +47,16 @@ def submit(
         spec: Spec of the job.
         holder: Name of the run that submits the job; by default one for this process.
         key: Distinguishes tasks of one holder that submit the same spec: a task's id and map index.
+        connection_url: Finds the SQLAlchemy URL of a database connection by its name, for names without a variable
+            ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
-        InvalidArgumentError: A job of this id is pending or running with another spec.
+        InvalidArgumentError: A job of this id is pending or running with another spec, or a database connection is not
+            known.
         JobError: The pool's head does not answer, or refused the job.
     """
     holder = storable(holder or python_holder())
@@ -62,7 +66,9 @@ def submit(
     spec = spec.completed(pool, os.environ)
     spec = spec.model_copy(update={"fingerprint": staging.fingerprint(spec)})
     document, uris = credentials.hide(spec.document())
-    secrets = Secrets(credentials.from_environment(os.environ), uris)
+    named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
+    databases = credentials.connections(named, os.environ, connection_url)
+    secrets = Secrets({**credentials.from_environment(os.environ), **databases}, uris)
     job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)
     while True:
         endpoint = endpoint_of(pool)

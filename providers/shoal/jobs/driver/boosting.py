@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.driver.context import Workplace
@@ -11,10 +12,11 @@ from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import promotion, tracking, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
-from shoal.jobs.spec import JobResult, JobSpec
+from shoal.jobs.spec import DataResult, JobResult, JobSpec
 from shoal.training.boosting.user_code import UserCode
 
 if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
     from shoal.training.boosting.request import TrainResult
 
 
@@ -41,9 +43,10 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
     claim, folder = place.claim(), artifacts.folder(key, spec.run_config.artifact_location)
     artifacts.check(folder, claim, spec.run_config.artifact_location)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
+    data = _described(dataset, spec.dataset.time_col)
     if run:
         run.log_params({**_params(spec), **user_code.names()})
-        run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
+        run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
     trained = train(spec, user_code=user_code, env=place.environment, on_progress=place.on_progress)
     path = artifacts.save(folder, claim, trained)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
@@ -61,7 +64,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
                 place.key,
                 run,
                 spec.register_as,
-                tags=place.tags,
+                tags={**place.tags, **data.tags()},
                 model_uri=uri,
                 model=trained.booster(),
                 label_col=spec.label_col,
@@ -78,6 +81,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         metrics=metrics,
         best_iteration=trained.best_iteration,
         rows=trained.rows,
+        data=data,
         num_workers=trained.num_workers,
         seconds=time.monotonic() - place.begun,
         restarts=trained.restarts,
@@ -85,6 +89,17 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         mlflow_run_id=run.run_id if run else None,
         **(outcome.result() if outcome else {}),
     )
+
+
+def _described(dataset: DataConnector, time_col: str | None) -> DataResult:
+    """Describe the training rows for the result and the registered version."""
+    ends = dataset.time_range(time_col)
+    low, high = (None, None) if ends is None else (_text(end) for end in ends)
+    return DataResult(rows=dataset.num_rows(), digest=dataset.digest(), time_from=low, time_to=high)
+
+
+def _text(value: Any) -> str:
+    return str(value.isoformat()) if isinstance(value, date) else str(value)
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:
