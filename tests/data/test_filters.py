@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=_cases(), statistics=st.booleans())
 def test_rows_are_those_that_pyarrow_and_plain_python_select(
     tmp_path_factory: pytest.TempPathFactory, case: Any, statistics: bool

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
+import sqlite3
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 
 from shoal import ComputePool, jobs
 from shoal.data import DataConnector
+from shoal.data.spec import DatasetSpec
 from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
@@ -101,10 +103,19 @@ def test_train_register_beat_the_champion_and_predict(
     spec: JobSpec, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     lines: list[str] = []
+    with sqlite3.connect(data / "warehouse.db") as database:
+        pd.read_parquet(data / "train.parquet").to_sql("train", database, index_label="row")
+    monkeypatch.setenv("SHOAL_CONNECTION_WAREHOUSE", f"sqlite:///{data}/warehouse.db")
+    queried = DatasetSpec(sql="SELECT a, b, y FROM train ORDER BY row", connection="warehouse")
 
     first = jobs.submit(spec).wait(on_log=lines.append)
-    second = jobs.submit(spec.model_copy(update={"n_estimators": 30})).wait(on_log=None)
+    second = jobs.submit(spec.model_copy(update={"n_estimators": 30, "dataset": queried})).wait(on_log=None)
 
+    assert second.data is not None
+    assert (second.data.rows, second.data.digest) == (
+        20_000,
+        DataConnector.from_parquet(data / "train.parquet", filters=[("a", ">=", 0)]).digest(),
+    )
     assert (first.rows, first.num_workers, first.model_version, first.promoted) == (20_000, 2, "1", True)
     assert (second.model_version, second.promoted) == ("2", True)
     assert second.champion is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -66,7 +67,8 @@ class Comparison:
 
     Args:
         operator: "<", "<=", ">", ">=", "in" or "not in".
-        values: The value, or the values of "in" and "not in": Python objects that can be compared with bounds.
+        values: The value, or the values of "in" and "not in" in ascending order: Python objects that can be compared
+            with bounds.
         arrow: The same values as an Arrow array, of the type in which they are compared.
         floating: Whether the column has floats. NaN is not in the statistics, and it matches "not in".
     """
@@ -91,7 +93,8 @@ class Comparison:
             if holds(bounds.low, value) and holds(bounds.high, value):
                 return full
             return None if holds(bounds.low, value) or holds(bounds.high, value) else False
-        inside = any(bounds.low <= value <= bounds.high for value in self.values)
+        first = bisect_left(self.values, bounds.low)
+        inside = first < len(self.values) and self.values[first] <= bounds.high
         single = bounds.low == bounds.high and inside
         if self.operator == "in":
             return full if single else None if inside else False
@@ -323,7 +326,8 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
     import pyarrow as pa
 
     operator_ = {"=": "in", "!=": "not in"}.get(operator_, operator_)
-    return Comparison(operator_, tuple(values), pa.array(values, type_), floating)
+    ordered = sorted(values)
+    return Comparison(operator_, tuple(ordered), pa.array(ordered, type_), floating)
 
 
 def _in_steps(
@@ -349,7 +353,7 @@ def _in_steps(
             return Comparison("in", (), pa.array([], scalar(0).type))
         step = min(step, high) if below else max(step, low)
         return Comparison("<=" if below else ">=", (step,), pa.array([scalar(step).as_py()], scalar(0).type))
-    steps = tuple(int(value) for value in values if value.denominator == 1 and low <= value <= high)
+    steps = tuple(sorted(int(value) for value in values if value.denominator == 1 and low <= value <= high))
     found = [scalar(step).as_py() for step in steps]
     return Comparison("in" if operator_ in ("=", "in") else "not in", steps, pa.array(found, scalar(0).type))
 
