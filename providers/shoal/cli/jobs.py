@@ -74,7 +74,7 @@ def list_(
         show("no jobs")
     else:
         rows = [
-            (job.job_id, job.attempt, job.pool, job.state.value, when(job.created_at), _took(job), _brief(job.error))
+            (job.job_id, job.attempt, job.pool, _state(job), when(job.created_at), _took(job), _brief(job.error))
             for job in found
         ]
         show(table(("JOB", "ATTEMPT", "POOL", "STATE", "CREATED", "TOOK", "ERROR"), rows))
@@ -92,7 +92,8 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
             [
                 ("job", status.job_id),
                 ("attempt", status.attempt),
-                ("state", status.state.value),
+                ("state", _state(status)),
+                ("priority", status.priority or None),
                 ("error", status.error),
                 ("pool", status.pool),
                 ("submitted by", status.holder),
@@ -227,6 +228,11 @@ def _log(line: str) -> None:
 def _brief(text: str | None) -> str | None:
     """Return the first line of an error for the list; `shoal jobs show` prints the whole error."""
     return text.splitlines()[0] if text else text
+
+
+def _state(job: JobStatus) -> str:
+    """Return the state, and for a job in its pool's queue its place."""
+    return job.state.value if job.position is None else f"{job.state.value}, position {job.position}"
 
 
 def _took(job: JobStatus) -> str | None:
