@@ -1,29 +1,29 @@
-# `make help` lists the targets. Everything runs from .venv, which `install` makes; a second call is quick.
+# `make help` lists the targets. `install` creates .venv, and all targets use it. A second `install` does nothing.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The newest Prefect cannot be where Airflow is.
+# The newest Prefect cannot share an environment with Airflow.
 VENV_PREFECT := .venv-prefect
 STAMP_PREFECT := $(VENV_PREFECT)/.installed
 VENV_BENCH := .venv-bench
 STAMP_BENCH := $(VENV_BENCH)/.installed
 
-# What installs: uv, which pip brings where there is none, or a venv of its own where pip may not.
+# The installer is uv. If it is missing, pip installs it, or a separate venv does where pip is not allowed to.
 define get_uv
 command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv \
 	|| { $(PYTHON) -m venv $(VENV)/uv && $(VENV)/uv/bin/pip install --quiet uv; }
 endef
 UV = $$(command -v uv || { test -x $(VENV)/uv/bin/uv && echo $(VENV)/uv/bin/uv; } || echo "$(PYTHON) -m uv")
 
-# torch's CPU wheel where there is one at hand, else the registry's build.
+# Install torch's CPU wheel if an index or folder has it, else the registry's build.
 install_with_torch = $$uv pip install --quiet $(1) 'torch==2.13.0+cpu' 2>/dev/null \
 	|| $$uv pip install --quiet $(1) 'torch==2.13.0'
 
-# Compiled modules are kept: without them every Ray worker compiles its imports anew.
+# Keep compiled modules: without them every Ray worker compiles its imports again.
 unexport PYTHONDONTWRITEBYTECODE
-# uv does not read pip's own variable for folders of wheels.
+# uv ignores pip's variable for folders of wheels.
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 endif
@@ -36,7 +36,7 @@ export DO_NOT_TRACK := 1
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
 
-install: $(STAMP)  ## Make the environment in .venv
+install: $(STAMP)  ## Create the environment in .venv
 
 $(STAMP): requirements/dev.txt pyproject.toml
 	@$(get_uv)
@@ -47,58 +47,58 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	$$uv pip install --quiet --no-deps -e .
 	@touch $@
 
-run: install  ## Retrain on a year of flights as an Airflow DAG: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
+run: install  ## Retrain on a year of flights in Airflow: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
 	@$(BIN)/python -m shoal.examples.airflow_run
 
-up: install  ## Airflow with its UI, the DAGs and a pool, until Ctrl-C
+up: install  ## Start Airflow with its UI, the DAGs and a pool, until Ctrl-C
 	@$(BIN)/python -m shoal.examples.airflow_run --up
 
-run-prefect: install  ## The same as a Prefect flow, against a server of its own
+run-prefect: install  ## Run the same training as a Prefect flow, with its own Prefect server
 	@$(BIN)/python -m shoal.examples.prefect_run
 
-run-python: install  ## The same as plain Python, with no engine
+run-python: install  ## Run the same training in plain Python
 	@$(BIN)/python -m shoal.examples.flights
 
-# What the store's tests need; without it they are skipped, and say so.
+# Tests of the store need PostgreSQL. Without it they are skipped, with the reason.
 postgresql:
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null \
 		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql >/dev/null; } \
 		|| echo "PostgreSQL is not installed: its tests are skipped"
 
-# Six lanes, the longest first; as many at a time as there are CPUs, and two at least.
-# `sed` ignores Ctrl-C, so that the output of pytest, which then tears down, is still shown.
+# Six lanes, the longest first. As many run at a time as there are CPUs, but at least two.
+# `sed` ignores Ctrl-C, so that the output of pytest's teardown is still shown.
 TESTS := pool training jobs engines docs prefect
 LANES ?= $(shell n=$$(nproc); echo $$((n > 2 ? n : 2)))
 POOL := tests/pool
 TRAINING := tests/training
 ENGINES := tests/airflow tests/dags tests/flows tests/cli tests/examples
 DOCS := tests/test_docs.py tests/test_upgrade.py
-# The Prefect collection is tested against the newest Prefect, in a lane of its own.
+# The Prefect collection is tested with the newest Prefect, in a separate lane.
 NEWEST := tests/prefect tests/flows/test_janitor.py
 JOBS := tests $(foreach other,$(POOL) $(TRAINING) $(ENGINES) $(DOCS) $(NEWEST),--ignore=$(other))
 lane = @set -o pipefail; $(1)/bin/python -m pytest -m "not long $(2)" $(3) 2>&1 \
 	| { trap '' INT; sed --unbuffered 's/^/$(@:test-%=%): /'; }
 
-test: install postgresql  ## The tests: on a real local pool, a real Airflow, a real Prefect server
+test: install postgresql  ## Run the tests: with a real local pool, a real Airflow and a real Prefect server
 	@$(MAKE) --no-print-directory --jobs $(LANES) --keep-going $(TESTS:%=test-%)
 
-test-pool: install  ## One lane of them: pools
+test-pool: install  ## Run one lane of the tests: pools
 	$(call lane,$(VENV),,$(POOL))
 
-test-training: install  ## Training inside a Ray cluster
+test-training: install  ## One lane: training inside a Ray cluster
 	$(call lane,$(VENV),,$(TRAINING))
 
-test-jobs: install  ## Jobs, data, the store, and all else
+test-jobs: install  ## One lane: jobs, data, the store, and everything else
 	$(call lane,$(VENV),,$(JOBS))
 
-test-engines: install  ## Airflow, flows, the command line
+test-engines: install  ## One lane: Airflow, flows, the command line
 	$(call lane,$(VENV),,$(ENGINES) --ignore=tests/flows/test_janitor.py tests/prefect/test_imports.py tests/prefect/test_blocks.py)
 
-test-docs: install  ## The examples of the guides, and upgrading
+test-docs: install  ## One lane: the examples of the guides, and upgrading
 	$(call lane,$(VENV),,$(DOCS))
 
-test-prefect: $(STAMP_PREFECT)  ## The Prefect collection without Ray, against the newest Prefect
+test-prefect: $(STAMP_PREFECT)  ## One lane: the Prefect collection without Ray, with the newest Prefect
 	$(call lane,$(VENV_PREFECT),and not ray,$(NEWEST))
 
 $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
@@ -110,11 +110,11 @@ $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
 	$$uv pip install --quiet -r requirements/prefect-newest.txt && $$uv pip install --quiet --no-deps -e .
 	@touch $@
 
-# In two processes, of which only the first imports XGBoost, LightGBM and MLflow; with a tenth of the odd arguments.
+# Two processes, because only the first one imports XGBoost, LightGBM and MLflow. SHOAL_EXAMPLES=10: fewer odd arguments.
 FAST := and not ray and not server and not crash and not processes
 MLFLOW := tests/jobs/test_driver.py tests/jobs/test_promotion.py tests/jobs/test_tracking.py
 COMPUTING := tests/training tests/data tests/distributors $(MLFLOW)
-test-fast: install  ## The tests that need neither Ray, nor a server, nor processes
+test-fast: install  ## Run the tests without Ray, servers and processes
 	@SHOAL_EXAMPLES=10 $(MAKE) --no-print-directory --jobs 2 --keep-going test-computing test-deciding
 
 test-computing: install
@@ -124,25 +124,25 @@ test-deciding: install
 	$(call lane,$(VENV),$(FAST),tests $(COMPUTING:%=--ignore=%) --ignore=tests/test_docs.py)
 
 ROUNDS ?= 50
-soak: install  ## The long tests, 2,000 odd arguments for each public entrance, and SIGKILL at random instants of everything, on real Ray; SEED=n repeats one, ROUNDS=n (about 20 s each)
+soak: install  ## Run the long tests, 2,000 odd arguments for each public function, and random SIGKILLs on real Ray; SEED=n repeats a run, ROUNDS=n (about 20 s each)
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.soak --scale-ups 20
 	@$(BIN)/python -m pytest -m long
 	@SHOAL_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 3600 tests/entrances
 
-lint: install  ## ruff, mypy, import-linter
+lint: install  ## Run ruff, mypy and import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: install  ## Let ruff put everything into shape
+format: install  ## Format all files with ruff
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-bench: $(STAMP_BENCH)  ## Measure against the peers, in one run; WRITE=1 puts the tables into docs/benchmarks.md
+bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in one run; WRITE=1 writes the tables into docs/benchmarks.md
 	@$(VENV_BENCH)/bin/python -m tests.benchmarks $(if $(WRITE),--write)
 
-# Where Dask is installed, LightGBM imports it: an environment of its own keeps the tests as quick as they are.
+# LightGBM imports Dask if it is installed. A separate environment keeps Dask out of the tests, which it would slow down.
 $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
 	@$(get_uv)
 	@uv=$(UV); \
@@ -151,7 +151,7 @@ $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
 	{ $(call install_with_torch,-r requirements/dev.txt -r requirements/bench.txt); } && $$uv pip install --quiet --no-deps -e .
 	@touch $@
 
-lock:  ## Pin the development environment anew (no index address, no local path; torch is installed by itself)
+lock:  ## Pin the development environment again (no index address, no local path; torch is installed separately)
 	@uv pip compile --quiet --upgrade pyproject.toml --group dev --python-version 3.11 --no-emit-index-url \
 		--no-emit-find-links --no-emit-package torch --no-annotate --no-header -o requirements/dev.txt
 	@uv pip compile --quiet --upgrade pyproject.toml --extra prefect --group prefect-newest --python-version 3.11 \
@@ -159,6 +159,6 @@ lock:  ## Pin the development environment anew (no index address, no local path;
 	@uv pip compile --quiet --upgrade --group bench --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt
 
-clean:  ## Remove the environment and every cache
+clean:  ## Remove the environments and all caches
 	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,6 +17,8 @@ import pytest
 from shoal import ComputePool
 
 ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 EXAMPLE = re.compile(r"<!-- example: ([a-z-]+) -->\n```python\n(.*?)```", re.DOTALL)
 FOUND = {
     f"{page.name}:{name}": code
@@ -56,6 +58,21 @@ def sessions() -> dict[str, list[str]]:
 def test_no_python_block_is_left_out():
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         assert page.read_text().count("```python") == len(EXAMPLE.findall(page.read_text())), page.name
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_the_pages_resolve(page):
+    links = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CODE_BLOCK.sub("", page.read_text()))
+    targets = [((page.parent / file).resolve() if file else page, anchor) for file, anchor in links]
+    missing = [file for file, _ in targets if not file.exists()]
+    missing += [(file.name, anchor) for file, anchor in targets if anchor and anchor not in anchors(file)]
+    assert not missing
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
+from shoal.pool import leases
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.journal import commands
 from shoal.pool.journal.rollback import withdraw
@@ -159,6 +160,16 @@ def test_a_renewal_adds_its_own_time_to_live(up):
     assert until <= time.time() + 50.0
     lease.renew()
     assert until < up.describe().leases[0].expires_at
+
+
+def test_a_block_renews_its_lease_and_says_when_it_has_lost_it(up, monkeypatch):
+    monkeypatch.setattr(leases, "_RENEWALS_PER_TTL", 6000)  # every 0.15 s, of a lease that outlives any slow machine
+    with up.lease(1) as lease:
+        first = up.describe().leases[0].expires_at
+        wait_until(lambda: up.describe().leases[0].expires_at > first, "a renewal by the block's thread")
+        with Store().transaction() as session:
+            session.delete(session.get_one(Lease, lease.id))
+        wait_until(lambda: lease.lost is not None, "the thread to notice that the lease is gone")
 
 
 def test_who_waits_for_nodes_hears_why_they_do_not_come(up, tiny):
