@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import FunctionJobSpec, JobSpec
+from shoal.jobs.predict_spec import PredictJobSpec
 from shoal.jobs.queue import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, in_order, next_up
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
 from shoal.training.scaling import ScalingConfig
@@ -163,6 +164,7 @@ GPUS = (NodeSize(8, 2), NodeSize(8, 2))
         (boosting(num_workers=1, num_cpu_per_worker=1, use_gpu=False), GPUS, (1, 0)),
         (boosting(num_workers=1, num_cpu_per_worker=1, params={"device": "cuda"}), GPUS, (1, 1)),
         (boosting("lightgbm", num_workers=1, num_cpu_per_worker=1), GPUS, (1, 0)),
+        (PredictJobSpec(model="/model", dataset=DatasetSpec(paths=("/d",)), output_path="/out"), GPUS, (16, 0)),
         (function(), CPUS, (1, 0)),
         (function(scaling_config=PyTorchScalingConfig(num_nodes=-1, num_workers_per_node=2)), CPUS, (6, 0)),
         (function(scaling_config=PyTorchScalingConfig(num_nodes=2, num_workers_per_node=2)), CPUS, (4, 0)),

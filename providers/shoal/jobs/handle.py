@@ -36,11 +36,13 @@ from shoal.jobs.liveness import Lost, Missing, Silence, address, find_head, judg
 from shoal.jobs.polling import Asking
 from shoal.jobs.spec import JobResult
 from shoal.pool.api import ComputePool
+from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
+from shoal.training.progress import OnProgress, Progress
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +109,8 @@ class JobStatus:
         created_at: Time of the submission.
         started_at: Time when the driver began.
         ended_at: Time when the attempt ended.
+        progress: Last progress of the training that the driver has recorded, at most some seconds old while the attempt
+            runs; None before the first.
         priority: Priority in the pool's queue.
         position: Place in the pool's queue, 1 for the attempt that starts next; None if the attempt does not wait.
     """
@@ -122,6 +126,7 @@ class JobStatus:
     created_at: float
     started_at: float | None
     ended_at: float | None
+    progress: Progress | None = None
     priority: int = 0
     position: int | None = None
 
@@ -140,6 +145,7 @@ class JobStatus:
             created_at=job.created_at,
             started_at=job.started_at,
             ended_at=job.ended_at,
+            progress=_progress(job),
             priority=job.priority or 0,
             position=place.position if place and job.is_waiting else None,
         )
@@ -210,7 +216,12 @@ class JobHandle:
         """Return the status; the call counts as polling, so that a job with `orphan_after` goes on."""
         return JobStatus.of(self.settle(), self._place)
 
-    def wait(self, timeout: float | None = None, on_log: Callable[[str], Any] | None = print) -> JobResult:
+    def wait(
+        self,
+        timeout: float | None = None,
+        on_log: Callable[[str], Any] | None = print,
+        on_progress: OnProgress | None = None,
+    ) -> JobResult:
         """Wait until the job has ended, and return its result.
 
         Ctrl-C cancels the job if plain Python or the CLI submitted it. Any other job goes on.
@@ -218,6 +229,7 @@ class JobHandle:
         Args:
             timeout: Seconds to wait; the job goes on after them. Default: no limit.
             on_log: Called with each new line of the job's log; None: the log is not read.
+            on_progress: Called with the training's progress when it has changed in the job's row.
 
         Raises:
             JobFailedError: The job failed; the message ends with the cause.
@@ -225,7 +237,7 @@ class JobHandle:
             JobTimeoutError: The job has not ended within `timeout` seconds.
         """
         try:
-            for line in self._follow(timeout, with_log=on_log is not None):
+            for line in self._follow(timeout, with_log=on_log is not None, on_progress=on_progress):
                 if on_log is not None:
                     on_log(line)
         except KeyboardInterrupt:
@@ -326,7 +338,8 @@ class JobHandle:
         return admitted is Admission.WAITS or self._submit(head)
 
     def _submit(self, head: Endpoint) -> bool:
-        with JobClient(head.api, head.token()) as client, act(JobStep.SEND):
+        client = JobClient(head.api, head.token())
+        with act(JobStep.SEND):
             submitted = client.submit(
                 self._entrypoint(),
                 self._key.submission_id,
@@ -538,12 +551,15 @@ class JobHandle:
         self._tidy(job)
         return verdict
 
-    def _follow(self, timeout: float | None, *, with_log: bool = True) -> Iterator[str]:
+    def _follow(
+        self, timeout: float | None, *, with_log: bool = True, on_progress: OnProgress | None = None
+    ) -> Iterator[str]:
         """Wait until the job has ended, and yield the lines of its log meanwhile."""
         follower = self._log()
         started = self._monotonic()
         head_check = started
         shown: Place | None = None
+        last_progress = ""
         while True:
             if self._monotonic() >= head_check:
                 job = self.settle()
@@ -556,6 +572,11 @@ class JobHandle:
             ended = job.state in JOB_ENDED
             if with_log and job.state is not JobState.PENDING:  # before the driver runs, only Ray writes into it
                 yield from follower.lines(ended=ended)
+            progress = _progress(job)
+            # Compared as text, because a NaN is not equal to itself.
+            if on_progress is not None and progress is not None and str(progress) != last_progress:
+                on_progress(progress)
+                last_progress = str(progress)
             if ended:
                 return
             waited = self._monotonic() - started
@@ -595,7 +616,8 @@ class JobHandle:
     def _stop(self) -> bool:
         try:
             endpoint = self._endpoint_of(self._pool)
-            with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.STOP):
+            client = JobClient(endpoint.api, endpoint.token())
+            with act(JobStep.STOP):
                 return client.stop(self._key.submission_id)
         except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
             return False
@@ -609,14 +631,12 @@ class JobHandle:
             endpoint = self._endpoint_of(self._pool)
             if address(endpoint) != job.endpoint:
                 return ""
-            with JobClient(endpoint.api, endpoint.token()) as client:
-                return client.logs(self._key.submission_id)
+            return JobClient(endpoint.api, endpoint.token()).logs(self._key.submission_id)
         except (JobError, PoolDownError, PoolNotFoundError):
             return ""
 
     def _last_words(self) -> str:
-        lines = [line.strip() for line in self._log().lines(ended=True) if line.strip()]
-        return lines[-1] if lines else "(nothing)"
+        return last_line("\n".join(self._log().lines(ended=True)))
 
     def _tidy(self, job: Job) -> None:
         """Remove the files that a dead driver has left; log errors, because the attempt's end is recorded already."""
@@ -629,3 +649,7 @@ class JobHandle:
                 artifacts.discard_unfinished(folder, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:
                 log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
+
+
+def _progress(job: Job) -> Progress | None:
+    return None if job.progress is None else Progress.of(job.progress)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
-from shoal.jobs.function_spec import FunctionJobSpec
+from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec
 from shoal.jobs.spec import JobSpec
 from shoal.training.pytorch.scaling import PyTorchScalingConfig
 from shoal.training.scaling import gpu_wish
@@ -58,15 +58,21 @@ class Gang:
     per_gpu: bool = False
 
     @classmethod
-    def of(cls, spec: JobSpec | FunctionJobSpec) -> Self:
+    def of(cls, spec: AnyJobSpec) -> Self:
         """Return the gang of a job."""
+        if isinstance(spec, FunctionJobSpec):
+            return cls._of_function(spec)
+        wish: bool | None = False  # of predictions, and of LightGBM unless it is told otherwise
         if isinstance(spec, JobSpec):
             device = spec.params.get("device")
             wish = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
             if wish is None and spec.framework == "lightgbm":
                 wish = False
-            gpus = -1 if wish is None else int(wish)
-            return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
+        gpus = -1 if wish is None else int(wish)
+        return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
+
+    @classmethod
+    def _of_function(cls, spec: FunctionJobSpec) -> Self:
         # A function that starts workers by itself waits for them and needs next to nothing.
         config = spec.room_for or spec.scaling_config
         each = config.resource_requirements_per_worker
