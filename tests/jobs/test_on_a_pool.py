@@ -184,6 +184,7 @@ def test_a_submission_without_the_token_is_refused(pool: ComputePool):
     assert "intruder" not in os.listdir(endpoint.token_path.parent)
 
 
+@pytest.mark.long
 def test_six_jobs_at_once_with_room_for_two_run_two_at_a_time(
     real_pool: ComputePool, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
