@@ -111,6 +111,16 @@ def test_fingerprints_are_those_of_the_versions_before():
     assert job_id("pytorch", "airflow:d/r", fingerprint(function), "task/-1") == "pytorch-9e696d35c9c4"
 
 
+def test_a_priority_is_stored_only_if_it_is_set_and_makes_no_other_job():
+    plain, urgent = (JobSpec(**TRAIN, run_config=RunConfig(priority=priority)) for priority in (0, 7))
+
+    assert "priority" not in plain.document()["run_config"]
+    assert JobSpec.parse(urgent.document()).run_config.priority == 7
+    assert fingerprint(plain) == fingerprint(urgent)
+    with pytest.raises(InvalidArgumentError, match="priority=1001: Input should be less than or equal to 1000"):
+        RunConfig(priority=1001)
+
+
 def test_a_spec_does_not_change():
     with pytest.raises(ValidationError):
         JobSpec.parse(TRAIN).label_col = "other"  # type: ignore[misc]
