@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shoal.airflow.hooks import ComputePoolHook
+from shoal.airflow.hooks import ComputePoolHook, database_url
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
 
@@ -54,6 +54,20 @@ def test_a_wrong_connection_is_refused_by_name(connect, connection, said, fresh_
     works, message = connect(connection).test_connection()
     assert not works
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("connection", "url"),
+    [
+        ("postgresql://me:p%40ss@db:5433/warehouse", "postgresql+psycopg://me:p%40ss@db:5433/warehouse"),
+        (json.dumps({"conn_type": "sqlite", "host": "/data/w.db"}), "sqlite:////data/w.db"),
+        (json.dumps({"conn_type": "snowflake", "extra": {"sqlalchemy_url": "snowflake://u@a/d"}}), "snowflake://u@a/d"),
+    ],
+)
+def test_a_connection_to_a_database_is_a_url(monkeypatch, connection, url):
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", connection)
+    assert database_url("warehouse") == url
+    assert database_url("no_such_connection") is None
 
 
 def test_either_name_or_connection():

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from shoal.cli.jobs import _parse
 from shoal.errors import JobFailedError
 from shoal.jobs.files.logs import log_path
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
 from tests.cli.conftest import document
 
 SPEC = {
@@ -42,6 +45,20 @@ def test_jobs_are_listed(shoal, some_jobs):
         "waiting": None,
     }
     assert len(document(shoal("jobs", "list", "--limit", "1", "--json").stdout)["jobs"]) == 1
+
+
+def test_jobs_that_wait_are_shown_with_their_place(shoal, some_jobs, a_pool):
+    with Store().transaction() as session:
+        session.execute(update(Job).where(Job.state == JobState.PENDING).values(pool=a_pool, priority=5, queued_at=2.0))
+
+    assert "pending, position 1" in shoal("jobs", "list").stdout
+    listed = document(shoal("jobs", "list", "--json").stdout)["jobs"]
+    assert {job["job_id"]: (job["position"], job["priority"]) for job in listed} == {
+        "good": (None, 0), "bad": (None, 0), "waiting": (1, 5),
+    }  # fmt: skip
+    assert "0 running, 1 waiting for room" in shoal("pool", "describe").stdout
+    waiting = {"job_id": "waiting", "attempt": 1, "holder": "cli:me@here", "priority": 5, "position": 1}
+    assert document(shoal("pool", "describe", "--json").stdout)["jobs"] == {"running": 0, "waiting": [waiting]}
 
 
 def test_a_job_is_shown_with_its_result(shoal, some_jobs):

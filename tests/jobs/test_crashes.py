@@ -33,7 +33,7 @@ from tests.support.killed_job_operations import JOB_ID, MODEL, Scene, act, point
 
 pytestmark = pytest.mark.crash
 
-ASK, HAND_OVER, SEND, TOUCH, START, TAKE, BEAT, NOTE_RUN, PUBLISH, *_, END, STOP, TIDY, COLLECT = JobStep
+ASK, HAND_OVER, ADMIT, SEND, TOUCH, START, TAKE, BEAT, NOTE_RUN, PUBLISH, *_, END, STOP, TIDY, COLLECT = JobStep
 PROMOTING = (JobStep.LOCK, JobStep.SETTLE, JobStep.INTEND, JobStep.PROMOTE, JobStep.CONFIRM, JobStep.UNLOCK)
 SETTLED = (PromotionState.CONFIRMED, PromotionState.WITHDRAWN)
 NOWHERE = "nowhere"
@@ -63,7 +63,8 @@ class Stage:
             "tracking": None,
         }
         if self.tracked:
-            frame.assign(y=frame["a"]).to_parquet(self.tracking / "holdout.parquet")
+            held_out = pd.DataFrame({"a": random.random(50), "b": random.random(50)})
+            held_out.assign(y=held_out["a"]).to_parquet(self.tracking / "holdout.parquet")
             spec["tracking"] = {"uri": f"sqlite:///{self.tracking / 'mlflow.db'}"}
             spec["register"] = {
                 "model": self.model,
@@ -84,6 +85,13 @@ class Stage:
 
     def submitted(self) -> None:
         self.scene().ask()
+
+    def waiting(self) -> None:
+        """There was no room for it when it was asked for."""
+        self.submitted()
+        self.head.jobs.clear()
+        with Store().transaction() as session:
+            session.execute(update(Job).values(admitted_at=None))
 
     def submitted_tracked(self) -> None:
         self.tracked = True
@@ -174,11 +182,16 @@ def nothing(_: Stage) -> None:
 
 
 CASES = {
-    "submitting": Case(nothing, (ASK, HAND_OVER, SEND), ("written ask", "after ask", "before send", "after send")),
+    "submitting": Case(
+        nothing,
+        (ASK, HAND_OVER, ADMIT, SEND),
+        ("written ask", "after ask", "written admit", "after admit", "before send", "after send"),
+    ),
+    "starting": Case(Stage.waiting, (ADMIT, SEND), ("written admit", "after admit", "after send")),
     "attaching": Case(Stage.running, (ASK,), ("written ask",)),
     "waiting": Case(Stage.long_unasked, (TOUCH,), ("written touch",)),
     "retrying": Case(
-        Stage.lost, (ASK, END, TIDY, HAND_OVER, SEND), ("written end", "after end"), tried=(END, TIDY, SEND)
+        Stage.lost, (ASK, END, TIDY, HAND_OVER, ADMIT, SEND), ("written end", "after end"), tried=(END, TIDY, SEND)
     ),
     "driving": Case(
         Stage.submitted,

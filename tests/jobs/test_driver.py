@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import signal
+import sqlite3
 import sys
 import threading
 from pathlib import Path
@@ -12,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 
 from shoal.data import DataConnector
 from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
+from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.errors import StoreError, StoreUnreachableError, TrainingError
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
@@ -23,17 +28,21 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, watchdog
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.files import queries
 from shoal.jobs.files import staging as jobs_staging
+from shoal.jobs.files.leftovers import discard_leftovers
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
+from shoal.jobs.mlflow.holdout import Holdout
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.progress import OnProgress, Progress
 from shoal.training.run_config import RunConfig
+from tests.support.postgres import PASSWORD
 from tests.support.waiting import wait_until
 
 KEY = Key("job", 1)
@@ -167,7 +176,7 @@ class TestDriver:
 
         spec = spec.model_copy(
             update={
-                "register_as": Register(model="driven", metric="rmse", holdout=spec.dataset),
+                "register_as": Register(model="driven", metric="rmse", holdout=spec.dataset, overlap="flag"),
                 "run_config": RunConfig(artifact_location=str(tmp_path / "models")),
             }
         )
@@ -189,13 +198,17 @@ class TestDriver:
         assert job.driver is not None
         assert job.driver["pid"] == os.getpid()
         assert "is the first champion" in log()
+        assert result.decision is not None
+        assert result.decision.reason == "first"
+        assert result.decision.sentence in log()
+        assert "although it was trained on 50 rows of the holdout" in log()
         trained = load_training(result)
         assert trained.eval_results["eval"]["rmse"][-1] == result.metrics["eval-rmse"]
         assert trained.booster().num_boosted_rounds() == 3
 
     def test_lightgbm_from_spec_to_result(self, store, spec, tmp_path, monkeypatch):
         monkeypatch.setattr("shoal.training.boosting.engine.train", plain_lightgbm)
-        register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset)
+        register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset, overlap="flag")
         run_config = RunConfig(artifact_location=str(tmp_path / "models"))
         changes = {"framework": "lightgbm", "register_as": register, "run_config": run_config}
 
@@ -236,7 +249,8 @@ class TestDriver:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         result = JobResult.model_validate(job.result)
         assert result.metrics["holdout-rmse"] < 1
-        assert scoring.score(scoring.load(f"models:/{name}/1"), held_out, "y", "rmse") == result.metrics["holdout-rmse"]
+        again = scoring.evaluate(scoring.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"])
+        assert again.value == result.metrics["holdout-rmse"]
         inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
         # Whole numbers with nulls are floats in pandas.
         assert [column.type.name for column in inputs] == ["string", "double", "double"]
@@ -255,12 +269,24 @@ class TestDriver:
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
-        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+        spec = spec.model_copy(
+            update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset, overlap="flag")}
+        )
 
         code, job = drive(store, spec)
 
         assert (code, job.state) == (1, JobState.FAILED)
         assert 'pip install "shoal[mlflow]"' in str(job.error)
+
+    def test_a_holdout_with_training_rows_is_refused_before_training(self, store, spec, monkeypatch):
+        trained: list[object] = []
+        monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
+        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, trained) == (1, JobState.FAILED, [])
+        assert f"50 rows of {spec.dataset.paths[0]}. Name rows that are not in the training data" in str(job.error)
 
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow
@@ -530,3 +556,103 @@ def test_a_result_waits_for_a_store_that_is_away(on_postgresql, store, spec, mon
 
     assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
     assert JobResult.model_validate(job.result).rows == 50
+
+
+WINDOW = ("SELECT month, a, b, y FROM flights WHERE month >= :low ORDER BY row", {"low": 4})
+
+
+@pytest.mark.usefixtures("environment")
+class TestWindows:
+    @pytest.fixture
+    def flights(self, tmp_path) -> pd.DataFrame:
+        random = np.random.default_rng(0)
+        frame = pd.DataFrame({"month": np.arange(120) // 20 + 1, "a": random.random(120), "b": random.random(120)})
+        frame.assign(y=frame["a"]).to_parquet(tmp_path / "flights.parquet", row_group_size=17)
+        return frame.assign(y=frame["a"])
+
+    @pytest.fixture
+    def window(self, spec, tmp_path, flights) -> JobSpec:
+        """A spec with filters."""
+        dataset = DataConnector.from_parquet(tmp_path / "flights.parquet", filters=[("month", ">=", 4)]).to_spec()
+        run_config = RunConfig(artifact_location=str(tmp_path / "models"))
+        return spec.model_copy(update={"dataset": dataset, "run_config": run_config})
+
+    def test_the_rows_stand_in_the_result_and_on_the_version(self, store, window):
+        import mlflow
+
+        dataset = window.dataset.model_copy(update={"time_col": "month"})
+        register = Register(model="windowed", metric="rmse", holdout=dataset)
+
+        code, job = drive(store, window.model_copy(update={"dataset": dataset, "register_as": register}))
+
+        assert code == 0, log()
+        data = JobResult.model_validate(job.result).data
+        assert data is not None
+        assert (data.rows, data.time_from, data.time_to) == (60, "4", "6")
+        assert data.digest == DataConnector.from_spec(dataset).digest()
+        tags = mlflow.MlflowClient(window.tracking.uri).get_model_version("windowed", "1").tags
+        assert (
+            tags.items()
+            >= {"shoal.data_rows": "60", "shoal.data_digest": data.digest, "shoal.data_time_to": "6"}.items()
+        )
+
+    @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+    def test_sql_gives_the_rows_digest_and_model_of_filters(
+        self, store, window, flights, tmp_path, database, request, monkeypatch
+    ):
+        frame = flights.reset_index(names="row")
+        if database == "sqlite":
+            url = f"sqlite:///{tmp_path}/warehouse.db"
+        else:
+            url = request.getfixturevalue("postgres").url("postgres")
+        engine = sa.create_engine(url)
+        frame.to_sql("flights", engine, index=False, if_exists="replace")
+        sql, params = WINDOW
+        dataset = DatasetSpec(sql=sql, params=params, connection="ware-house")
+        register = Register(model="queried", metric="rmse", holdout=dataset)
+        secrets = Secrets({"SHOAL_CONNECTION_WARE_HOUSE": url})
+
+        code, job = drive(store, window.model_copy(update={"dataset": dataset, "register_as": register}), secrets)
+        with engine.begin() as connection:
+            connection.execute(sa.text("DROP TABLE flights"))
+        engine.dispose()
+
+        assert code == 0, log()
+        result = JobResult.model_validate(job.result)
+        assert result.data.digest == DataConnector.from_spec(window.dataset).digest()
+        assert result.model_digest == hashlib.sha256(plain_xgboost(window).model).hexdigest()
+        assert log().count('the query of connection "ware-house" returned 60 rows') == 1
+        assert not list((tmp_path / "models" / "staging").iterdir())
+        assert "SHOAL_CONNECTION_WARE_HOUSE" not in os.environ
+        if database == "postgresql":
+            assert PASSWORD not in json.dumps([job.spec, job.result]) + log()
+
+    def test_a_dropped_table_fails_the_job_before_training_and_leaves_nothing(
+        self, store, window, tmp_path, monkeypatch
+    ):
+        sqlite3.connect(tmp_path / "empty.db").close()
+        monkeypatch.setattr("shoal.training.boosting.engine.train", lambda *_, **__: pytest.fail("it trains"))
+        dataset = DatasetSpec(sql="SELECT * FROM gone", connection="w")
+
+        code, job = drive(
+            store,
+            window.model_copy(update={"dataset": dataset}),
+            Secrets({"SHOAL_CONNECTION_W": f"sqlite:///{tmp_path}/empty.db"}),
+        )
+
+        assert (code, job.state) == (1, JobState.FAILED)
+        assert "no such table: gone" in job.error
+        assert not list((tmp_path / "models" / "staging").iterdir())
+
+    def test_rows_that_a_killed_driver_staged_are_removed(self, store, window):
+        dataset = DatasetSpec(sql="SELECT 1", connection="w")
+        spec = window.model_copy(update={"dataset": dataset, "run_config": RunConfig()})
+        attempts.ask(store, Order("job", "retrain", "cli:me@here", spec.document(), {"gcs": "g"}, None), 0.0)
+        [location] = queries.locations(spec, KEY).values()
+        base, _, name = location.rpartition("/")
+        with staged_data.staged(base, name):
+            pass
+        assert discard_leftovers(store) == []
+        attempts.end(store, KEY, JobState.FAILED, 1.0, seen={JobState.PENDING}, error="lost")
+        assert discard_leftovers(store) == ["job job, attempt 1: removed its staged data"]
+        assert not Path(location).exists()

@@ -55,15 +55,19 @@ def headed(store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> Sto
     return store
 
 
-def pending(store: Store, head: FakeHead, spec: Any, *, submitter: Any, asked_ago: float, sent: bool = False) -> Key:
-    """A detached job that was asked for some time ago by a process of this host."""
+def pending(store: Store, head: FakeHead, spec: Any, *, submitter: Any, asked_ago: float, got: str = "a row") -> Key:
+    """A detached job that was asked for some time ago by a process that then got no further than this."""
     detached = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": None})})
     handle = submission.submit(detached, endpoint_of=lambda _: head.endpoint)
-    if not sent:
+    if got != "a driver":
         head.jobs.clear()
     with store.transaction() as session:
         job = session.get_one(Job, (handle.job_id, handle.attempt))
         job.submitter = submitter
+        if got in ("a row", "a place in the queue"):
+            job.admitted_at = None
+        if got == "a row":
+            job.queued_at = None
         job.last_polled_clock = stamps.stamp(job.last_polled_at) | {"at": stamps.monotonic() - asked_ago}
     return Key(handle.job_id, handle.attempt)
 
@@ -90,11 +94,25 @@ def test_a_job_that_was_never_sent_fails_and_keeps_no_pool_up(headed, head, spec
 
 
 def test_a_job_that_was_sent_outlives_its_submitter(headed, head, spec, dead):
-    key = pending(headed, head, spec, submitter=dead, asked_ago=900.0, sent=True)
+    key = pending(headed, head, spec, submitter=dead, asked_ago=900.0, got="a driver")
 
     assert jobs.sweep() == []
     assert state(headed, key) is JobState.PENDING
     assert pool_state(headed) is PoolState.UP
+
+
+def test_a_job_that_got_room_and_was_never_sent_is_sent_by_a_sweep(headed, head, spec, dead):
+    key = pending(headed, head, spec, submitter=dead, asked_ago=21.0, got="room")
+
+    assert jobs.sweep() == []
+    assert list(head.jobs) == [key.submission_id]
+
+
+def test_a_job_that_got_room_is_left_to_its_submitter_while_that_lives(headed, head, spec):
+    pending(headed, head, spec, submitter=ProcessId.mine().to_json(), asked_ago=900.0, got="room")
+
+    assert jobs.sweep() == []
+    assert not head.jobs
 
 
 @pytest.mark.parametrize(
@@ -145,8 +163,23 @@ def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec
     assert not running.is_alive()
 
 
+@pytest.mark.processes
+def test_the_reconciler_has_a_waiting_job_started_whose_submitter_died(headed, head, spec, dead, monkeypatch):
+    monkeypatch.setattr(silent_jobs, "_WAITING_PATIENCE_S", 0.0)
+    key = pending(headed, head, spec, submitter=dead, asked_ago=60.0, got="a place in the queue")
+
+    running = threading.Thread(target=reconciler.run, daemon=True)
+    running.start()
+
+    wait_until(lambda: key.submission_id in head.jobs, "the job to be started", 120)
+    assert attempts.end(headed, key, JobState.CANCELLED, 1.0)
+    wait_until(lambda: pool_state(headed) is PoolState.DOWN, "the pool's end", 60)
+    running.join(30)
+    assert not running.is_alive()
+
+
 def test_a_driver_on_another_host_is_not_judged_by_a_pid_of_this_one(headed, head, spec):
-    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, sent=True)
+    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, got="a driver")
     attempts.start(headed, key, ELSEWHERE, 1.0)
     head.jobs[key.submission_id].status = "RUNNING"
 
@@ -155,7 +188,7 @@ def test_a_driver_on_another_host_is_not_judged_by_a_pid_of_this_one(headed, hea
 
 
 def test_a_dead_driver_of_this_host_keeps_no_pool_up(headed, head, spec, dead):
-    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, sent=True)
+    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, got="a driver")
     attempts.start(headed, key, dead, 1.0)
     with headed.reading() as session:
         assert rows.load(session, POOL, lock=False).works is False
@@ -197,6 +230,10 @@ class TestSilentJobs:
         assert self.silent(forgotten, forgotten, forgotten) == [False, False, True]
         asked = [self.job(state=JobState.PENDING, submitter=dead, last_polled_at=at) for at in (1.0, 21.0, 41.0)]
         assert self.silent(*asked) == [False] * 3
+
+    def test_a_waiting_job_is_noticed_if_nobody_asks_though_its_submitter_lives(self):
+        waiting = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0)
+        assert self.silent(waiting, waiting, waiting, waiting) == [False, False, False, True]
 
     def test_a_pending_job_of_0_1_or_of_a_living_submitter_is_left_alone(self):
         assert self.silent(*[self.job(state=JobState.PENDING)] * 3) == [False] * 3

@@ -6,25 +6,31 @@ import contextlib
 import os
 import secrets
 import signal
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pandas as pd
 import pytest
+from sqlalchemy import select
 
 from shoal import ComputePool, jobs
 from shoal.data import DataConnector
+from shoal.data.spec import DatasetSpec
 from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
 from shoal.jobs import JobHandle, JobSpec, Register, Tracking
+from shoal.jobs.client import JobClient
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import JOB_ACTIVE, Job, JobState
 from shoal.training.claims import MARKER
 from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig
@@ -101,10 +107,19 @@ def test_train_register_beat_the_champion_and_predict(
     spec: JobSpec, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     lines: list[str] = []
+    with sqlite3.connect(data / "warehouse.db") as database:
+        pd.read_parquet(data / "train.parquet").to_sql("train", database, index_label="row")
+    monkeypatch.setenv("SHOAL_CONNECTION_WAREHOUSE", f"sqlite:///{data}/warehouse.db")
+    queried = DatasetSpec(sql="SELECT a, b, y FROM train ORDER BY row", connection="warehouse")
 
     first = jobs.submit(spec).wait(on_log=lines.append)
-    second = jobs.submit(spec.model_copy(update={"n_estimators": 30})).wait(on_log=None)
+    second = jobs.submit(spec.model_copy(update={"n_estimators": 30, "dataset": queried})).wait(on_log=None)
 
+    assert second.data is not None
+    assert (second.data.rows, second.data.digest) == (
+        20_000,
+        DataConnector.from_parquet(data / "train.parquet", filters=[("a", ">=", 0)]).digest(),
+    )
     assert (first.rows, first.num_workers, first.model_version, first.promoted) == (20_000, 2, "1", True)
     assert (second.model_version, second.promoted) == ("2", True)
     assert second.champion is not None
@@ -178,6 +193,42 @@ def test_a_submission_without_the_token_is_refused(pool: ComputePool):
 
     assert answer.status_code == httpx.codes.UNAUTHORIZED
     assert "intruder" not in os.listdir(endpoint.token_path.parent)
+
+
+@pytest.mark.long
+def test_six_jobs_at_once_with_room_for_two_run_two_at_a_time(
+    real_pool: ComputePool, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted when a driver is sent, and again by the times in the store, which are of one clock."""
+    real_pool.scale(2)
+    at_once: list[int] = []
+    send = JobClient.submit
+
+    def counted(client: JobClient, *request: Any) -> bool:
+        with Store().reading() as session:
+            admitted = Job.admitted_at.is_not(None), Job.state.in_(JOB_ACTIVE)
+            at_once.append(len(session.scalars(select(Job.id).where(*admitted)).all()))
+        return send(client, *request)
+
+    monkeypatch.setattr(JobClient, "submit", counted)
+    one_worker = {"n_estimators": 1, "scaling_config": XGBScalingConfig(num_workers=1, num_cpu_per_worker=1)}
+
+    def train(number: int) -> list[str]:
+        lines: list[str] = []
+        named = plain(spec, job_id=f"at-once-{number}").model_copy(update=one_worker)
+        jobs.submit(named).wait(on_log=lines.append)
+        return lines
+
+    with ThreadPoolExecutor(6) as executor:
+        logs = list(executor.map(train, range(6)))
+
+    assert len(at_once) == 6
+    assert max(at_once) <= 2
+    assert sum(any("waiting for room" in line for line in lines) for lines in logs) >= 4
+    rows = [attempts.load(Store(), Key(f"at-once-{number}", 1)) for number in range(6)]
+    assert all(row.state is JobState.SUCCEEDED for row in rows)
+    for row in rows:
+        assert sum(other.started_at <= row.started_at < other.ended_at for other in rows) <= 2
 
 
 def log_and_return(factor: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,8 +17,10 @@ from sqlalchemy import select
 
 from shoal import jobs
 from shoal.data import DataConnector
+from shoal.data.spec import DatasetSpec
 from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
+    InvalidArgumentError,
     JobCancelledError,
     JobError,
     JobFailedError,
@@ -78,8 +81,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def submit(store: Store, head: FakeHead, clock: Clock) -> Callable[..., JobHandle]:
-    def submit(spec: JobSpec, *, holder: str = ENGINE, at: Endpoint | None = None) -> JobHandle:
-        return submission.submit(spec, holder=holder, endpoint_of=lambda _: at or head.endpoint, clock=clock)
+    def submit(spec: JobSpec, *, holder: str = ENGINE, at: Endpoint | None = None, **options: Any) -> JobHandle:
+        return submission.submit(spec, holder=holder, endpoint_of=lambda _: at or head.endpoint, clock=clock, **options)
 
     return submit
 
@@ -224,6 +227,30 @@ class TestSubmit:
         [job] = jobs.list_jobs()
         assert job.state is JobState.FAILED
         assert "could not be submitted" in str(job.error)
+
+    def test_a_connection_is_found_by_its_name_and_handed_over_apart_from_the_spec(
+        self, store, head, submit, spec, monkeypatch, tmp_path
+    ):
+        dataset = DatasetSpec(sql="SELECT 1", connection="ware-house")
+        spec = spec.model_copy(update={"dataset": dataset})
+        with pytest.raises(
+            InvalidArgumentError, match='"ware-house" of a dataset is not known: set SHOAL_CONNECTION_W'
+        ):
+            submit(spec, holder=ENGINE)
+        assert not jobs.list_jobs()
+        url = "postgresql+psycopg://me:hunter2-secret@db/x"
+        handle = submit(spec, holder=ENGINE, connection_url={"ware-house": url}.get)
+        assert submit(spec, holder=ENGINE, connection_url={"ware-house": f"{url}y"}.get).job_id == handle.job_id
+        with store.reading() as session:
+            assert "hunter2" not in json.dumps(session.get_one(Job, (handle.job_id, 1)).spec)
+        secrets = credentials.take(Key(handle.job_id, 1).submission_id)
+        assert secrets.environment["SHOAL_CONNECTION_WARE_HOUSE"] == url
+        assert "SHOAL_CONNECTION_WARE_HOUSE" not in secrets.variables()
+        assert "hunter2" not in secrets.redact("password hunter2-secret is wrong")
+        monkeypatch.setenv("SHOAL_CONNECTION_WARE_HOUSE", "sqlite:///own.db")
+        monkeypatch.chdir(tmp_path)
+        found = credentials.connections(["ware-house"], os.environ, {"ware-house": url}.get)
+        assert found == {"SHOAL_CONNECTION_WARE_HOUSE": f"sqlite:///{tmp_path}/own.db"}
 
     def test_a_pool_that_is_not_there(self, store, submit, spec):
         elsewhere = spec.model_copy(update={"run_config": RunConfig(pool_name="nowhere")})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from prefect.blocks.system import Secret
 from prefect.testing.standard_test_suites import blocks as suite
 from pydantic import ValidationError
 
 from shoal.pool.spec import PoolSpec
 from shoal.prefect import ComputePool
+from shoal.prefect.blocks import database_url
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -65,3 +68,16 @@ def test_saved_and_loaded_it_is_the_same(server):
     block = ComputePool(name="retrain", max_nodes=6, idle_timeout=None)
     block.save("retrain", overwrite=True)
     assert ComputePool.load("retrain").spec == block.spec
+
+
+@pytest.mark.server
+def test_a_secret_block_is_the_url_of_a_database(server):
+    Secret(value="postgresql+psycopg://me:hunter2@db/warehouse").save("warehouse", _sync=True)
+
+    async def in_an_async_flow() -> str | None:
+        return database_url("warehouse")
+
+    assert (
+        database_url("warehouse") == asyncio.run(in_an_async_flow()) == "postgresql+psycopg://me:hunter2@db/warehouse"
+    )
+    assert database_url("no-such-block") is None

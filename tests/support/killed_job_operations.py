@@ -132,6 +132,7 @@ def _die_before_change(which: str, under: str) -> None:
 OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "submitting": Scene.ask,
     "attaching": Scene.ask,
+    "starting": lambda scene: scene.found().start_if_room(),
     "waiting": lambda scene: scene.found().status(),
     "retrying": Scene.ask,
     "driving": drive,

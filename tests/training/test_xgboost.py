@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -47,6 +48,23 @@ def test_two_trainings_are_byte_for_byte_the_same(driver: TwoNodes, rows: Path) 
     assert first.model == second.model
     other = train(sampled.model_copy(update={"run_config": sampled.run_config.model_copy(update={"seed": 1})}))
     assert other.model != first.model
+
+
+def test_a_filter_trains_the_model_of_a_filtered_copy(driver: TwoNodes, rows: Path, tmp_path: Path) -> None:
+    bound = 0.3
+    (tmp_path / "copy").mkdir()
+    for path in sorted(rows.glob("*.parquet")):
+        with pq.ParquetFile(path) as file, pq.ParquetWriter(tmp_path / "copy" / path.name, file.schema_arrow) as writer:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                writer.write_table(table.filter(pc.field(COLUMNS[0]) > bound), row_group_size=len(table))
+    copied = train(request(tmp_path / "copy", eval_set={"eval": spec(tmp_path / "copy")}))
+    assert 0 < copied.rows < ROWS
+    for ingester in ("arrow", "ray"):
+        window = {**spec(rows), "filters": [[COLUMNS[0], ">", bound]], "ingester": ingester}
+        filtered = train(request(rows, dataset=window, eval_set={"eval": window}))
+        assert (filtered.rows, filtered.eval_results["eval"]) == (copied.rows, copied.eval_results["eval"]), ingester
+        assert filtered.model == copied.model, ingester
 
 
 def test_it_learns_as_well_as_one_process_does(driver: TwoNodes, rows: Path) -> None:

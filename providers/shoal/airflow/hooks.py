@@ -13,6 +13,10 @@ from shoal.pool.api import ComputePool
 from shoal.pool.spec import PoolSpec, is_uri
 
 try:
+    from airflow.sdk.exceptions import AirflowNotFoundException
+except ImportError:  # Airflow 3.0
+    from airflow.exceptions import AirflowNotFoundException  # type: ignore[attr-defined]
+try:
     from airflow.sdk import BaseHook
 except ImportError:  # Airflow 3.0
     from airflow.hooks.base import BaseHook  # type: ignore[attr-defined,no-redef]
@@ -25,13 +29,27 @@ if TYPE_CHECKING:
 ENGINE = "airflow"
 
 
-def holder_of(context: Context) -> str:
+ONLY_LEASE = "lease_pool"
+"""Id of the lease task of a DAG with one lease. The holder of this lease is the DAG run itself."""
+
+
+def holder_of(context: Context, lease: str | None = None) -> str:
     """Return the holder of a DAG run's leases and jobs: ``airflow:<dag_id>/<run_id>``.
 
+    A further lease of the run has a holder of its own, ``airflow:<dag_id>/<run_id>#<lease>``. The clean-up after one
+    lease therefore leaves the nodes and jobs of the others alone.
+
     :param context: Airflow's context of a task of the DAG run.
+    :param lease: Id of the task that leases the nodes.
     """
     dag_run = context["dag_run"]
-    return f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
+    run = f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
+    return run if lease in (None, ONLY_LEASE) else f"{run}#{lease}"
+
+
+def run_of(holder: str) -> str:
+    """Return the part of a holder's name that names the DAG run, without the id of a lease."""
+    return holder.partition("#")[0]  # Airflow's default pattern for run ids does not allow "#".
 
 
 class ComputePoolHook(BaseHook):
@@ -107,6 +125,37 @@ class ComputePoolHook(BaseHook):
             name: StringField(name, description=description, widget=BS3TextFieldWidget())
             for name, description in pool_options().items()
         }
+
+
+_DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+"""Airflow's connection type -> SQLAlchemy's dialect and driver, where they differ."""
+
+
+def database_url(conn_id: str) -> str | None:
+    """Return the SQLAlchemy URL of an Airflow connection to a database; None if there is no such connection.
+
+    :param conn_id: Id of the connection. Its extra may contain ``{"sqlalchemy_url": "..."}``, for databases whose URL
+        has more than host, port, schema, login and password.
+    """
+    from sqlalchemy import URL
+
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        return None
+    if url := connection.extra_dejson.get("sqlalchemy_url"):
+        return str(url)
+    kind = connection.conn_type or ""
+    if kind == "sqlite":
+        return URL.create("sqlite", database=connection.host or connection.schema).render_as_string()
+    return URL.create(
+        _DRIVERS.get(kind, kind),
+        username=connection.login,
+        password=connection.password,
+        host=connection.host,
+        port=connection.port,
+        database=connection.schema,
+    ).render_as_string(hide_password=False)
 
 
 def spec_of(connection: Connection) -> PoolSpec:

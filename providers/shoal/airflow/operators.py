@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
-from shoal.airflow.hooks import ENGINE, holder_of
+from shoal.airflow.hooks import ENGINE, database_url, run_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
@@ -56,7 +57,7 @@ class ScaleClusterOperator(PoolOperator):
 
     def execute(self, context: Context) -> bool:
         """Scale the pool; if the task is killed during the scaling, the scaling is rolled back."""
-        return self.hook.pool(holder_of(context)).scale(
+        return self.hook.pool(self.holder_in(context)).scale(
             int(self.expected_cluster_size),
             is_async=self.returns_at_once,
             options=self.options,
@@ -71,6 +72,9 @@ class LeasePoolOperator(PoolOperator):
     its last lease is released.
 
     :param size: Number of nodes, including the head node. (templated)
+    :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits
+        for its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
+        lease.
     :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
         the nodes.
     :param options: The same options as for ``ScaleClusterOperator``. (templated)
@@ -81,10 +85,17 @@ class LeasePoolOperator(PoolOperator):
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
 
     def __init__(
-        self, *, size: int, is_async: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        *,
+        size: int,
+        exclusive: bool = False,
+        is_async: bool = False,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.size = size
+        self.exclusive = exclusive
         self.returns_at_once = is_async
         self.options = options
 
@@ -94,13 +105,14 @@ class LeasePoolOperator(PoolOperator):
         If the task is killed while it waits for the nodes, the lease is released.
         """
         hook = self.hook
-        pool = hook.pool(holder_of(context))
+        pool = hook.pool(self.holder_in(context))
         pool.lease(
             int(self.size),
+            exclusive=self.exclusive,
             bring_up=hook.spec is not None,
             is_async=self.returns_at_once,
             options=self.options,
-            on_progress=self.look,
+            on_progress=partial(self.look, holder=pool.holder),
         )
         return pool.name
 
@@ -116,7 +128,9 @@ class _JobOperator(PoolOperator):
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
             spec = spec.model_copy(update={"run_config": run_config})
         ti = context["ti"]
-        handle = submit(spec, holder=holder_of(context), key=f"{ti.task_id}/{ti.map_index}")
+        handle = submit(
+            spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}", connection_url=database_url
+        )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
         # an exception cannot interrupt a transaction.
@@ -246,7 +260,7 @@ class CleanupPoolOperator(PoolOperator):
         """Clean up, and return a report of what was done; safe to run twice."""
         from shoal.jobs import clean_up
 
-        report = clean_up(self.hook.pool().name, self.holder or holder_of(context))
+        report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))
         self.log.info("cancelled %s, lease released: %s", list(report.cancelled) or "nothing", report.released)
         for line in (*report.swept, *report.left):
             self.log.info(line)
@@ -266,7 +280,7 @@ class SweepPoolsOperator(BaseOperator):
         from shoal.jobs.cleanup import clean_up_ended_runs, sweep
 
         def why_ended(run: str) -> str | None:
-            dag_id, slash, run_id = run.partition("/")
+            dag_id, slash, run_id = run_of(run).partition("/")
             if not slash:  # A user chose this holder name; `holder_of` always adds a slash.
                 return None
             try:

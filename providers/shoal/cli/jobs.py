@@ -80,7 +80,7 @@ def list_(
                 job.job_id,
                 job.attempt,
                 job.pool,
-                job.state.value,
+                _state(job),
                 job.progress and job.progress.brief,
                 when(job.created_at),
                 _took(job),
@@ -103,7 +103,8 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
             [
                 ("job", status.job_id),
                 ("attempt", status.attempt),
-                ("state", status.state.value),
+                ("state", _state(status)),
+                ("priority", status.priority or None),
                 ("progress", status.progress),
                 ("error", status.error),
                 ("pool", status.pool),
@@ -238,6 +239,11 @@ def _log(line: str) -> None:
 def _brief(text: str | None) -> str | None:
     """Return the first line of an error for the list; `shoal jobs show` prints the whole error."""
     return text.splitlines()[0] if text else text
+
+
+def _state(job: JobStatus) -> str:
+    """Return the state, and for a job in its pool's queue its place."""
+    return job.state.value if job.position is None else f"{job.state.value}, position {job.position}"
 
 
 def _took(job: JobStatus) -> str | None:

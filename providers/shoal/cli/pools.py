@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Start, scale, show and stop compute pools.")
 
+_MOST_JOBS = 10_000
+"""Unfinished jobs that `describe` counts at most."""
+
 _DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool."
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"Name of the pool. {_DEFAULT_POOL}")]
@@ -71,11 +74,23 @@ def list_(as_json: Json = False) -> None:
 
 @app.command()
 def describe(name: Name = None, as_json: Json = False) -> None:
-    """Show a pool: state, limits, nodes, leases and last operation."""
+    """Show a pool: state, limits, nodes, leases, last operation, and its running and waiting jobs."""
     from shoal.cli.checks import reconciler
+    from shoal.jobs import list_jobs
+    from shoal.state.schema import JOB_ACTIVE
 
     status = _pool(name).describe()
-    _show(status, as_json)
+    unfinished = list_jobs(status.name, states=JOB_ACTIVE, limit=_MOST_JOBS)
+    waiting = sorted((job for job in unfinished if job.position is not None), key=lambda job: job.position or 0)
+    running = len(unfinished) - len(waiting)
+    if as_json:
+        named = ("job_id", "attempt", "holder", "priority", "position")
+        queue = [{name: getattr(job, name) for name in named} for job in waiting]
+        print_json({**status.to_dict(), "jobs": {"running": running, "waiting": queue}})
+    else:
+        _show(status, as_json)
+        if unfinished:
+            show("", f"jobs: {running} running, {len(waiting)} waiting for room")
     if (check := reconciler([status])).status != "ok":
         say(f"the reconciler {check.found}: {check.advice}")
 
@@ -223,8 +238,17 @@ def _show(status: PoolStatus, as_json: bool) -> None:
         rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", n.error) for n in everyone]
         show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "ERROR"), rows))
     if status.leases:
-        leased = [(lease.holder, lease.size, when(lease.expires_at)) for lease in status.leases]
-        show("", table(("LEASE OF", "NODES", "UNTIL"), leased))
+        leased = [
+            (
+                lease.holder,
+                lease.size,
+                "exclusive" if lease.exclusive else "shared",
+                "granted" if lease.position is None else status.queue_note(lease.holder),
+                when(lease.expires_at),
+            )
+            for lease in status.leases
+        ]
+        show("", table(("LEASE OF", "NODES", "KIND", "STATE", "UNTIL"), leased))
 
 
 def _role(node: NodeStatus) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
-from shoal.data.columns import dtype_of
+from shoal.data.columns import check_present, dtype_of
+from shoal.data.filters import describe_filters
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -49,15 +49,15 @@ def validate_columns(
     reference = source.reference()
     schema = source.schema()
     for name in names:
-        _check_present(reference.path, name, schema.names)
+        check_present(reference.path, name, schema.names)
         if name in categorical_cols:
             _check_categorical(reference.path, name, schema.field(name).type)
         else:
             _check_numeric(reference.path, name, schema.field(name).type, "label" if name == label_col else "column")
     _check_any_row(source)
     partitions = source.partition_fields()
-    for footer in source.footers():
-        if footer.rows and footer is not reference:
+    for footer in source.used_footers():
+        if footer is not reference:
             _check_like_reference(footer, reference, names, partitions, categorical_cols)
     if not allow_all_null:
         for name in names:
@@ -89,7 +89,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
     names = schema.names if columns is None else list(columns)
     dtypes = {}
     for name in names:
-        _check_present(path, name, schema.names)
+        check_present(path, name, schema.names)
         type_ = schema.field(name).type
         dtype = dtype_of(type_)
         if dtype is None:
@@ -118,8 +118,8 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: 
     """
     reference = source.reference()
     partitions = source.partition_fields()
-    for footer in source.footers():
-        if footer.rows and footer is not reference:
+    for footer in source.used_footers():
+        if footer is not reference:
             _check_like_reference(footer, reference, columns, partitions, text_cols)
 
 
@@ -157,14 +157,14 @@ def check_label(source: ParquetSource, label_col: str) -> None:
     Raises:
         DataError: If a label is null. The message names the file, the row group and the column.
     """
-    for footer in source.footers():
-        for row_group, (rows, _) in enumerate(footer.groups):
-            nulls = source.null_count(footer.path, row_group, label_col) if rows else 0
-            if nulls:
-                raise DataError(
-                    f'{footer.path}, row group {row_group}: the label "{label_col}" is null in {nulls} of {rows} rows: '
-                    "leave these rows out, or fill them in, before training"
-                )
+    for group in source.row_groups():
+        nulls = source.null_count(group.path, group.index, label_col) if group.rows else 0
+        if nulls:
+            rows = source.footer(group.path).groups[group.index][0]
+            raise DataError(
+                f'{group.path}, row group {group.index}: the label "{label_col}" is null in {nulls} of {rows} rows: '
+                "leave these rows out, or fill them in, before training"
+            )
 
 
 def check_group(source: ParquetSource, group_col: str) -> None:
@@ -177,7 +177,7 @@ def check_group(source: ParquetSource, group_col: str) -> None:
     Raises:
         DataError: If a file lacks the column, or stores it in another type than the other files.
     """
-    _check_present(source.reference().path, group_col, source.schema().names)
+    check_present(source.reference().path, group_col, source.schema().names)
     check_same_schema(source, [group_col])
 
 
@@ -259,21 +259,6 @@ def _check_listed(columns: Sequence[str]) -> None:
             raise InvalidArgumentError(f'"{name}" occurs more than once in columns: name each column once')
 
 
-def _check_present(path: str, name: str, present: Sequence[str]) -> None:
-    if present.count(name) > 1:
-        raise DataError(f'{path} has several columns named "{name}": rename all but one')
-    if name in present:
-        return
-    lower = {column.lower(): column for column in present}
-    near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]
-    if near:
-        hint = "; did you mean " + " or ".join(f'"{column}"' for column in near) + "?"
-    else:
-        shown = ", ".join(present[:20]) + (", ..." if len(present) > 20 else "")
-        hint = f"; its columns are {shown}" if present else "; it has no columns"
-    raise DataError(f'{path} has no column "{name}"{hint}')
-
-
 def _check_numeric(path: str, name: str, type_: pa.DataType, what: str) -> None:
     advice = _advice(type_, what)
     if advice is not None:
@@ -333,7 +318,7 @@ def _check_like_reference(
                 f'{footer.path} stores the column "{name}" in the file, but {reference.path} has it as a partition '
                 "directory: write all files in the same way"
             )
-        _check_present(footer.path, name, here)
+        check_present(footer.path, name, here)
         if name in partitions:
             continue
         type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
@@ -350,14 +335,19 @@ def _check_any_row(source: ParquetSource) -> None:
     if source.num_rows() == 0:
         files = source.footers()
         where = source.reference().path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
+        if source.filters is not None:
+            raise DataError(
+                f"no row of {source.paths[0]} matches the filters ({describe_filters(source.filters)}): check the "
+                "filters, or whether the data of this period are there yet"
+            )
         raise DataError(f"the dataset has no rows: {where}")
 
 
 def _check_any_value(source: ParquetSource, name: str) -> None:
-    for footer in source.footers():
-        for row_group, (rows, _) in enumerate(footer.groups):
-            if rows and source.null_count(footer.path, row_group, name) != rows:
-                return
+    for group in source.row_groups():
+        rows = source.footer(group.path).groups[group.index][0]
+        if group.rows and source.null_count(group.path, group.index, name) != rows:
+            return
     raise DataError(
         f'column "{name}" is null in every row of {source.reference().path} and all other files: '
         "leave it out, or fix the program that writes the dataset"

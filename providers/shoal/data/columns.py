@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +21,31 @@ OBJECTS = "object"
 # torch has the dtypes uint16, uint32 and uint64, but few of its operations support them.
 _WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+def check_present(path: str, name: str, present: Sequence[str]) -> None:
+    """Check that a file has a column, and only one of that name.
+
+    Args:
+        path: Path of the file, for the message.
+        name: Name of the column.
+        present: Names of the file's columns.
+
+    Raises:
+        DataError: If there is no such column, or several. The message has the nearest names.
+    """
+    if present.count(name) > 1:
+        raise DataError(f'{path} has several columns named "{name}": rename all but one')
+    if name in present:
+        return
+    lower = {column.lower(): column for column in present}
+    near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]
+    if near:
+        hint = "; did you mean " + " or ".join(f'"{column}"' for column in near) + "?"
+    else:
+        shown = ", ".join(present[:20]) + (", ..." if len(present) > 20 else "")
+        hint = f"; its columns are {shown}" if present else "; it has no columns"
+    raise DataError(f'{path} has no column "{name}"{hint}')
 
 
 def dtype_of(type_: pa.DataType) -> str | None:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from shoal.data.columns import check_present
+from shoal.data.filters import columns_of, parse_filters
 from shoal.data.gang_position import current_position
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.parquet.groups import find_groups
@@ -15,7 +17,7 @@ from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
-from shoal.errors import InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +63,11 @@ class DataConnector:
 
     @classmethod
     def from_parquet(
-        cls, path_or_paths: PathLike | Iterable[PathLike], *, ingestor_class: IngesterClass = ArrowIngester
+        cls,
+        path_or_paths: PathLike | Iterable[PathLike],
+        *,
+        filters: Sequence[Any] | None = None,
+        ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
         """Connect to existing Parquet files, without copying them.
 
@@ -69,12 +75,23 @@ class DataConnector:
             path_or_paths: One or several files, directories or globs: local paths or URIs that Arrow or fsspec can open
                 (``s3://``, ``gs://``). Partition directories (``month=1/``) become columns. The files of a directory
                 are sorted by path.
+            filters: Only rows that match: terms ``(column, operator, value)``, which are joined with AND, or a list of
+                such lists, which are joined with OR. Operators: ``=``, ``!=``, ``<``, ``>``, ``<=``, ``>=``, ``in``,
+                ``not in``. Dates and timestamps are given as ISO text or as date and datetime; without an offset, a
+                timestamp is UTC. A null matches no term, not even ``!=`` and ``not in``.
             ingestor_class: Class that reads the rows in the workers.
 
         Returns:
             A connector. No file is read yet, so a wrong path raises an error only at the first use.
+
+        Raises:
+            InvalidArgumentError: If a path, the form of the filters, an operator or a value is wrong.
+
+        Example:
+            >>> DataConnector.from_parquet("flights/", filters=[("month", ">=", 3), ("month", "<", 6)])
         """
-        return cls(ParquetSource(path_or_paths), ingestor_class)
+        parsed = None if filters is None else parse_filters(filters)
+        return cls(ParquetSource(path_or_paths, filters=parsed), ingestor_class)
 
     @classmethod
     def from_dataframe(
@@ -194,6 +211,11 @@ class DataConnector:
                 raise InvalidArgumentError(
                     "a part of a random split cannot be joined with other sources: join the sources first, then split"
                 )
+            elif source.filters and len(several) > 1:
+                raise InvalidArgumentError(
+                    "a source with filters cannot be joined with other sources: give all paths and the filters to "
+                    "DataConnector.from_parquet"
+                )
             else:
                 paths += source.paths
         if len(several) == 1 and isinstance(several[0], ParquetSource):
@@ -209,19 +231,27 @@ class DataConnector:
 
         Returns:
             A `ShardedDataConnector` if ``spec.sharded`` is true, else a `DataConnector`.
+
+        Raises:
+            InvalidArgumentError: If the spec is wrong, or has a query whose rows no job has staged.
         """
         if not isinstance(spec, DatasetSpec):
             spec = DatasetSpec.model_validate(spec)
+        if spec.sql is not None and not spec.paths:
+            raise InvalidArgumentError(
+                "sql in a spec is run by a job: submit the spec as a job, or use DataConnector.from_sql"
+            )
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        return kind(ParquetSource(spec.paths, splits), INGESTERS[spec.ingester], spec.staging)
+        source = ParquetSource(spec.paths, splits, spec.filters, by_value=spec.sql is not None)
+        return kind(source, INGESTERS[spec.ingester], spec.staging)
 
     @classmethod
     def _of_staged(cls, directory: str, ingestor_class: IngesterClass) -> Self:
         return cls(ParquetSource(directory), ingestor_class, directory)
 
     def to_spec(self) -> DatasetSpec:
-        """Return the dataset part of a job's spec: paths, ingester and splits, but no rows and no credentials."""
+        """Return the dataset part of a job's spec: paths, filters and splits, but no rows or credentials."""
         return DatasetSpec(
             paths=self.source.paths,
             ingester="ray" if self.ingestor_class is RayDataIngester else "arrow",
@@ -229,6 +259,7 @@ class DataConnector:
             splits=tuple(
                 SplitSpec(weights=split.weights, index=split.index, seed=split.seed) for split in self.source.splits
             ),
+            filters=self.source.filters,
             staging=self.staging,
         )
 
@@ -239,12 +270,48 @@ class DataConnector:
         return self.source.schema()
 
     def num_rows(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows. With filters, their columns are read where the footers do not decide."""
         return self.source.num_rows()
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset from its footers: 32 hex digits, independent of the files' location."""
+        """Return a fingerprint of the dataset: 32 hex digits, independent of the files' location.
+
+        It is computed from the footers. With filters, it is computed from the values of all rows, which are read for
+        it.
+        """
         return self.source.digest()
+
+    def time_range(self, column: str | None = None) -> tuple[Any, Any] | None:
+        """Read a column and return its smallest and its largest value.
+
+        Args:
+            column: Column of any type that has an order; by default the date or timestamp column of the filters, if
+                there is exactly one.
+
+        Returns:
+            The two values as Python objects; None if there is no such column, or it has only nulls.
+
+        Raises:
+            DataError: If there is no column of this name, or its values have no order.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        schema = self.schema()
+        if column is None:
+            times = [name for name in columns_of(self.source.filters or ()) if _is_time(schema.field(name).type)]
+            if len(times) != 1:
+                return None
+            column = times[0]
+        check_present(self.source.reference().path, column, schema.names)
+        ends: list[Any] = []
+        try:
+            for table in self.iter_batches([column]):
+                found = pc.min_max(table.column(column)).as_py()
+                ends += [end for end in found.values() if end is not None]
+        except pa.ArrowNotImplementedError:
+            raise DataError(f'column "{column}" is of type {schema.field(column).type}, which has no order') from None
+        return (min(ends), max(ends)) if ends else None
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
         """Assign the rows to workers; see :func:`shoal.data.planning.row_groups.plan_shards`.
@@ -382,6 +449,12 @@ class DataConnector:
         check_same_schema(self.source, schema.names)
         ranges = self.source.ranges()
         return take_rows(self.source.read(ranges), limit) if ranges else schema.empty_table()
+
+
+def _is_time(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
 
 
 class ShardedDataConnector(DataConnector):

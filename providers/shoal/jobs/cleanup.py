@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,18 +12,27 @@ from sqlalchemy import select
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.jobs.files.leftovers import discard_leftovers
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
+from shoal.pool.holder import is_here
 from shoal.state import Store
 from shoal.state.codec import storable
-from shoal.state.schema import JobState, Lease
+from shoal.state.home import lock_file
+from shoal.state.locks import open_locked
+from shoal.state.schema import JobState, Lease, Pool
 
 log = logging.getLogger(__name__)
 
 _ACTIVE = (JobState.PENDING, JobState.RUNNING)
+
+_QUEUE_PERIOD_S = 1.0
+"""Seconds between two looks at the queues by the process that starts waiting jobs."""
+
+_SETTLE_EVERY = 30
+"""Looks at the queues between two checks of all unfinished jobs, which end those that must not wait any more."""
 
 _AT_ONCE = 1000
 """Unfinished jobs that one sweep checks; the next sweep checks the rest."""
@@ -110,6 +120,35 @@ def settle_jobs() -> list[str]:
             ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
             did.append(f"job {job.job_id}, attempt {handle.attempt}: {ended.state.value}, {ended.error}")
     return [*did, *discard_leftovers(Store())]
+
+
+def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
+    """Start the waiting jobs of this host's pools as soon as there is room, until no job waits.
+
+    Jobs that no process waits for are started this way, and jobs that must not wait any more are ended. Only one
+    process of a host does so at a time; a second call returns at once.
+    """
+    store = Store()
+    with open_locked(lock_file("queue"), wait=False) as mine:
+        rounds = 0
+        while mine and store.exists() and (pools := _pools_with_queue(store)):
+            for pool in pools:
+                for key in admission.look(store, pool).free_for:
+                    try:
+                        attach(key.job_id, key.attempt).start_if_room()
+                    except ShoalError as error:  # for example: the pool was deleted a moment ago
+                        log.info("job %s was not started: %s", key.job_id, error)
+            sleep(_QUEUE_PERIOD_S)
+            rounds += 1
+            if rounds % _SETTLE_EVERY == 0:
+                settle_jobs()
+
+
+def _pools_with_queue(store: Store) -> list[str]:
+    """Return the pools of this host with a waiting job."""
+    with store.reading() as session:
+        here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
+    return sorted(admission.pools_with_queue(store) & here)
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import redaction
+from shoal.data.queries import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
 from shoal.state.home import subfolder
 
@@ -29,6 +30,8 @@ _ENVIRONMENT = re.compile(
 
 _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
 """Pattern in the names of variables whose values are secret; the name of a region, for example, is not."""
+
+_SQLITE = "sqlite:///"
 
 _SHORTEST_SECRET = 6
 """Length from which secrets are searched for in a log: shorter ones would match inside ordinary words."""
@@ -53,8 +56,13 @@ class Secrets:
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if _SECRET_NAME.search(name)}
         # A value in which no credential is recognised was hidden because of its name: the whole value is secret.
-        parts = (redaction.secrets_in(uri) or {uri} for uri in self.uris.values())
+        parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
+        parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables without those of database connections, which only the driver uses."""
+        return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
     def __repr__(self) -> str:  # a traceback that prints local variables must not print the values
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
@@ -63,6 +71,42 @@ class Secrets:
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the submitter's environment that the driver needs."""
     return {name: value for name, value in environment.items() if value and _ENVIRONMENT.fullmatch(name)}
+
+
+def connections(
+    names: Iterable[str], environment: Mapping[str, str], url_of: Callable[[str], str | None] | None = None
+) -> dict[str, str]:
+    """Find the URLs of the database connections that a spec names.
+
+    Args:
+        names: Names of the connections.
+        environment: Environment of the submitter. It has precedence over `url_of`.
+        url_of: Finds the SQLAlchemy URL of a connection in the workflow engine; returns None if there is none.
+
+    Returns:
+        Environment variable -> URL.
+
+    Raises:
+        InvalidArgumentError: A connection has no URL.
+    """
+    found = {}
+    for name in dict.fromkeys(names):
+        variable = connection_variable(name)
+        url = environment.get(variable) or (url_of(name) if url_of else None)
+        if not url:
+            raise InvalidArgumentError(
+                f'the connection "{name}" of a dataset is not known: set {variable} to its SQLAlchemy URL, such as '
+                "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or create an Airflow connection or a Prefect Secret "
+                "block of this name"
+            )
+        if url.startswith(_SQLITE) and not url.startswith(f"{_SQLITE}/"):
+            url = _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())  # the driver works in another folder
+        found[variable] = url
+    return found
+
+
+def _is_connection(name: str) -> bool:
+    return name.startswith(CONNECTION_PREFIX)
 
 
 def hide(document: Any) -> tuple[Any, dict[str, str]]:

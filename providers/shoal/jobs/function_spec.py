@@ -22,6 +22,15 @@ class FunctionRegister(Register):
     input_cols: tuple[str, ...] = Field(
         default=(), description="Its feature columns, for a model whose signature is a tensor and names none."
     )
+    group_col: str | None = Field(
+        default=None, min_length=1, description="Its column of groups, such as queries, for a ranking metric."
+    )
+
+    @model_validator(mode="after")
+    def _groups_to_rank(self) -> Self:
+        if self.ranks and self.group_col is None:
+            raise ValueError("a ranking metric needs group_col, the column of groups")
+        return self
 
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
@@ -61,16 +70,12 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
-        return (
-            super()
-            .comparable(by_content)
-            .model_copy(
-                update={
-                    "dataset_map": {name: by_content(dataset) for name, dataset in self.dataset_map.items()},
-                    "program": self.program and "by value",
-                }
-            )
-        )
+        return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        datasets = {name: replaced(dataset) for name, dataset in self.dataset_map.items()}
+        return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
 
 
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sqlalchemy import select
+
 from shoal.errors import (
     JobCancelledError,
     JobError,
@@ -18,6 +20,7 @@ from shoal.errors import (
     PoolElsewhereError,
     PoolNotFoundError,
     ShoalError,
+    StoreError,
 )
 from shoal.jobs import credentials
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
@@ -25,18 +28,20 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staging
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.function_spec import parse_spec
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import admission, attempts
+from shoal.jobs.journal.admission import Admission, Place
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.liveness import Lost, Missing, Silence, address, judge, look, pool_endpoint
-from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, pause_after
+from shoal.jobs.liveness import Lost, Missing, Silence, address, find_head, judge, look, pool_endpoint
+from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, bounded_pause, pause_after, turn_check_s
 from shoal.jobs.spec import JobResult
+from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
-from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
+from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
 from shoal.training.progress import OnProgress, Progress
 
 log = logging.getLogger(__name__)
@@ -51,6 +56,10 @@ itself retries for up to 15 s, and has the credentials from the spec's URIs, whi
 _FAR_SUBMISSION_GRACE_S = 300.0
 """The same for a submitter on another host, where its process cannot be checked: far above the 15 s of its retries, and
 above the difference between two hosts' clocks."""
+
+_TURN_PATIENCE_S = 4.0
+"""Seconds for which there may be room for another process's job until this process starts that job. A process that
+waits for its job starts it within 2 s; nothing waits for a detached job."""
 
 _STOP_PATIENCE_S = 15.0
 """Seconds for which `cancel` waits for the driver's end: Ray kills a driver 3 s after SIGTERM."""
@@ -86,6 +95,8 @@ class JobStatus:
         ended_at: Time when the attempt ended.
         progress: Last progress of the training that the driver has recorded, at most some seconds old while the attempt
             runs; None before the first.
+        priority: Priority in the pool's queue.
+        position: Place in the pool's queue, 1 for the attempt that starts next; None if the attempt does not wait.
     """
 
     job_id: str
@@ -100,10 +111,12 @@ class JobStatus:
     started_at: float | None
     ended_at: float | None
     progress: Progress | None = None
+    priority: int = 0
+    position: int | None = None
 
     @classmethod
-    def of(cls, job: Job) -> JobStatus:
-        """Build the status from a job's row."""
+    def of(cls, job: Job, place: Place | None = None) -> JobStatus:
+        """Build the status from a job's row and its place in the queue."""
         return cls(
             job_id=job.id,
             attempt=job.attempt,
@@ -117,6 +130,8 @@ class JobStatus:
             started_at=job.started_at,
             ended_at=job.ended_at,
             progress=_progress(job),
+            priority=job.priority or 0,
+            position=place.position if place and job.is_waiting else None,
         )
 
 
@@ -157,6 +172,8 @@ class JobHandle:
         self._sleep = sleep
         self._silent_since: float | None = None
         self._left: str | None = None
+        self._place: Place | None = None
+        self._room_since: dict[Key, float] = {}
         self._poll_timer = PollTimer()
 
     @property
@@ -181,7 +198,7 @@ class JobHandle:
 
     def status(self) -> JobStatus:
         """Return the status; the call counts as polling, so that a job with `orphan_after` goes on."""
-        return JobStatus.of(self.settle())
+        return JobStatus.of(self.settle(), self._place)
 
     def wait(
         self,
@@ -232,7 +249,8 @@ class JobHandle:
         if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), seen=seen, error=reason):
             return False
         try:
-            self._see_driver_end(job)
+            if not job.is_waiting:
+                self._see_driver_end(job)
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
@@ -264,7 +282,7 @@ class JobHandle:
             self._sleep(SHORTEST_PAUSE_S)
 
     def send(self) -> bool:
-        """Submit the attempt to its pool's head, unless this or another process has already done so.
+        """Submit the attempt to its pool's head if there is room for it; otherwise the attempt waits in the queue.
 
         Returns:
             False if the attempt had been submitted before.
@@ -273,22 +291,55 @@ class JobHandle:
             PoolDownError: The pool is down.
             JobError: The head does not answer, or refused the attempt, which is now recorded as failed.
         """
+        return self._or_fail(self._queue_and_submit)
+
+    def start_if_room(self) -> None:
+        """Submit an attempt that waits if there is room for it and its pool's head can be reached; else do nothing.
+
+        An attempt that must not wait any more (see :meth:`end_if_lost`) is ended instead.
+
+        Raises:
+            PoolElsewhereError: The pool is bound to another machine.
+        """
+        if self.end_if_lost():
+            return
+        head = find_head(self._store, self._pool, self._endpoint_of)
+        if isinstance(head, Silence):
+            return
+        if admission.admit(self._store, self._key, self._clock(), address(head)) is not Admission.NOW:
+            return
         try:
-            if self._secrets is not None:
-                with act(JobStep.HAND_OVER):
-                    credentials.hand_over(self._key.submission_id, self._secrets)
-            endpoint = self._endpoint_of(self._pool)
-            client = JobClient(endpoint.api, endpoint.token())
-            with act(JobStep.SEND):
-                submitted = client.submit(
-                    self._entrypoint(),
-                    self._key.submission_id,
-                    {"shoal_job": self.job_id, "attempt": str(self.attempt)},
-                )
-            if not submitted:
-                self._discard_unneeded_credentials()
-            return submitted
+            self._or_fail(partial(self._submit, head))
+        except (JobError, PoolDownError) as error:
+            log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
+
+    def _queue_and_submit(self) -> bool:
+        if self._secrets is not None:  # before the attempt joins the queue: another process may send it from then on
+            with act(JobStep.HAND_OVER):
+                credentials.hand_over(self._key.submission_id, self._secrets)
+        head = self._endpoint_of(self._pool)
+        admitted = admission.admit(self._store, self._key, self._clock(), address(head))
+        return admitted is Admission.WAITS or self._submit(head)
+
+    def _submit(self, head: Endpoint) -> bool:
+        client = JobClient(head.api, head.token())
+        with act(JobStep.SEND):
+            submitted = client.submit(
+                self._entrypoint(),
+                self._key.submission_id,
+                {"shoal_job": self.job_id, "attempt": str(self.attempt)},
+            )
+        if not submitted:
+            self._discard_unneeded_credentials()
+        return submitted
+
+    def _or_fail(self, submit: Callable[[], bool]) -> bool:
+        """Call a function that submits the attempt, and record the failure of the attempt if the function raises."""
+        try:
+            return submit()
         except BaseException as error:
+            if self._secrets is None and not isinstance(error, Exception):
+                raise  # Ctrl-C in a process that did not submit the job: another process sends the attempt later
             # The head may have received this submission in spite of the error: its driver then finds the attempt ended,
             # and does nothing. Another process may also have submitted the attempt meanwhile.
             reason = f"the job could not be submitted: {str(error) or type(error).__name__}"
@@ -318,20 +369,57 @@ class JobHandle:
         job = self._poll()
         if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
             return job  # a live driver will record its end itself: the head need not be asked
+        if job.is_waiting:
+            return self._take_turn(job)
         try:
             is_missing = self._judge(job) is Missing.SUBMISSION
         except PoolElsewhereError:
             return job
-        if is_missing and self._clock() - job.created_at > _SUBMISSION_GRACE_S:
+        if is_missing and self._clock() - (job.admitted_at or job.created_at) > _SUBMISSION_GRACE_S:
             self.send()
         return attempts.load(self._store, self._key)
+
+    def _take_turn(self, job: Job) -> Job:
+        """Start the waiting attempt if there is room for it now; return its row.
+
+        Other attempts for which there has been room for a while are started too: nothing waits for them.
+        """
+        line = admission.look(self._store, self._pool)
+        self._place = line.places.get(self._key)
+        now = self._monotonic()
+        self._room_since = {key: self._room_since.get(key, now) for key in line.free_for}
+        overdue = [key for key, since in self._room_since.items() if now - since > _TURN_PATIENCE_S]
+        try:
+            if self._key in line.free_for or not line.has_nodes or self._has_waited_too_long(job):
+                self.start_if_room()
+                job = attempts.load(self._store, self._key)
+            for key in overdue:
+                if key != self._key:
+                    self._of(key).start_if_room()
+        except PoolElsewhereError:  # a process of the pool's host starts the attempt
+            pass
+        except StoreError as error:  # the next look tries again
+            log.warning("the queue of pool %s could not be changed: %s", self._pool, error)
+        return job
+
+    def _of(self, key: Key) -> JobHandle:
+        """Return a handle of another attempt on the same pool."""
+        return JobHandle(
+            self._store,
+            attempts.load(self._store, key),
+            endpoint_of=self._endpoint_of,
+            clock=self._clock,
+            monotonic=self._monotonic,
+            sleep=self._sleep,
+        )
 
     def end_if_lost(self) -> bool:
         """Record the end of the attempt if it was lost, without polling the job; a sweep calls this method.
 
         Returns:
             Whether this call ended the attempt: its driver died without recording its end, its submitter died before
-            sending it, or no process has polled it for longer than `orphan_after`.
+            it joined the queue, it has waited for longer than its timeout, its pool went down, or no process has polled
+            it for longer than `orphan_after`.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -339,35 +427,67 @@ class JobHandle:
         job = attempts.load(self._store, self._key)
         if job.state in JOB_ENDED:
             return False
+        if job.is_waiting:
+            return self._end_if_unwanted(job)
         verdict = self._judge(job)
         if isinstance(verdict, Lost):
             return True
-        if verdict is Missing.SUBMISSION and (why := self._why_never_sent(job)):
-            if not attempts.end(
-                self._store, self._key, JobState.FAILED, self._clock(), seen={JobState.PENDING}, error=why
-            ):
-                return False  # the driver has begun meanwhile
-            self._tidy(job)
-            return True
-        reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
-        return self._is_orphan(job) and self._cancel(job, {job.state}, reason)
+        missing = verdict is Missing.SUBMISSION
+        if missing and job.admitted_at is None and self._submitter_is_gone(job):
+            pid = job.submitter and job.submitter["pid"]
+            why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit it again"
+            return self._end_pending(job, JobState.FAILED, why)
+        if self._is_orphan(job, _ORPHAN_GRACE_S):
+            reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
+            return self._cancel(job, {job.state}, reason)
+        if missing and self._submitter_is_gone(job):
+            self.send()  # the process that admitted it died before it sent it
+        return False
 
-    def _why_never_sent(self, job: Job) -> str | None:
-        """Return why an attempt unknown to its head will never be sent; None while its submitter may still send it."""
+    def _end_if_unwanted(self, job: Job) -> bool:
+        """Record the end of an attempt that must not wait any more; return False if it may wait on.
+
+        Raises:
+            PoolElsewhereError: The pool is bound to another machine.
+        """
+        if self._is_orphan(job, 0.0):
+            why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited for room"
+            return self._end_pending(job, JobState.CANCELLED, why)
+        if self._has_waited_too_long(job):
+            why = f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
+            return self._end_pending(job, JobState.FAILED, why)
+        if find_head(self._store, job.pool, self._endpoint_of) is Silence.POOL_GONE:
+            return self._end_pending(job, JobState.FAILED, f'pool "{job.pool}" went down while the job was waiting')
+        return False
+
+    def _end_pending(self, job: Job, state: JobState, why: str) -> bool:
+        """Record the end of an attempt without a driver; return False if its driver has begun meanwhile."""
+        if not attempts.end(self._store, self._key, state, self._clock(), seen={JobState.PENDING}, error=why):
+            return False
+        self._tidy(job)
+        return True
+
+    def _has_waited_too_long(self, job: Job) -> bool:
+        timeout = (job.spec.get("run_config") or {}).get("timeout")
+        if timeout is None or job.queued_at is None:
+            return False
+        waited = stamps.age(job.queued_at, job.queued_clock)
+        return (self._clock() - job.queued_at if waited is None else waited) > float(timeout)
+
+    def _submitter_is_gone(self, job: Job) -> bool:
+        """Return whether the process that has to send the attempt died, or has given no sign of life for long."""
         if job.submitter is None:  # shoal 0.1 wrote the row
-            return None
+            return False
         submitter = ProcessId.from_json(job.submitter)
         if submitter.alive():
-            return None
+            return False
         unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
             unasked = self._clock() - job.last_polled_at
-        if unasked <= (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S):
-            return None
-        return f"the submitter (pid {submitter.pid}) died before it sent the job to the pool's head: submit it again"
+        return unasked > (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S)
 
-    def _is_orphan(self, job: Job) -> bool:
-        """Return whether no process has polled the attempt for `orphan_after` seconds and its driver goes on."""
+    def _is_orphan(self, job: Job, grace_s: float) -> bool:
+        """Return whether no process has polled the attempt for `orphan_after` and `grace_s` seconds."""
         if job.orphan_after is None:
             return False
         unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
@@ -375,14 +495,27 @@ class JobHandle:
             if job.heartbeat_at is not None:
                 return False  # another host or boot wrote the time: only the driver can measure its age
             unasked = self._clock() - job.last_polled_at
-        return unasked > job.orphan_after + _ORPHAN_GRACE_S
+        return unasked > job.orphan_after + grace_s
 
     def _poll(self) -> Job:
         """Read the job's row once. Update its `last_polled_at` too if the last update was long enough ago."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
+            if job.is_waiting:  # afterwards its driver does so
+                self._renew_lease(job)
             return attempts.touch(self._store, self._key, self._clock())
         return job
+
+    def _renew_lease(self, job: Job) -> None:
+        """Renew the lease of the job's holder if a third of its time is over, so that it lasts as long as the job."""
+        with self._store.reading(snapshot=False) as session:
+            held = session.scalars(select(Lease).where(Lease.pool == job.pool, Lease.holder == job.holder)).first()
+        if held is None or held.expires_at - self._clock() > held.ttl * 2 / 3:
+            return
+        try:
+            ComputePool(job.pool, holder=job.holder, store=self._store).renew()
+        except ShoalError as error:
+            log.warning("the lease of %s could not be renewed: %s", job.holder, error)
 
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
@@ -409,13 +542,17 @@ class JobHandle:
         follower = self._log()
         started = self._monotonic()
         head_check = started
+        shown: Place | None = None
         last_progress = ""
         while True:
             if self._monotonic() >= head_check:
                 job = self.settle()
-                head_check = self._monotonic() + HEAD_CHECK_S
+                head_check = self._monotonic() + (self._turn_check_s if job.is_waiting else HEAD_CHECK_S)
             else:
                 job = self._poll()
+            if with_log and job.is_waiting and self._place != shown:
+                shown = self._place
+                yield f"waiting for room on pool {self._pool}: {shown}"
             ended = job.state in JOB_ENDED
             if with_log and job.state is not JobState.PENDING:  # before the driver runs, only Ray writes into it
                 yield from follower.lines(ended=ended)
@@ -432,7 +569,12 @@ class JobHandle:
                     f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s. The job goes on: '
                     f"reattach with shoal.jobs.attach({self.job_id!r})"
                 )
-            self._sleep(pause_after(waited))
+            self._sleep(bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited))
+
+    @property
+    def _turn_check_s(self) -> float:
+        """Seconds until the next look at the queue."""
+        return turn_check_s(self._place.position if self._place else 1)
 
     def _outcome(self) -> JobResult:
         job = attempts.load(self._store, self._key)

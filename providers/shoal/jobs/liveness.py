@@ -110,24 +110,35 @@ def address(endpoint: Endpoint) -> dict[str, str]:
     return {"api": endpoint.api, "gcs": endpoint.gcs}
 
 
+def find_head(store: Store, pool_name: str, endpoint_of: Callable[[str], Endpoint]) -> Endpoint | Silence:
+    """Return the endpoint of a pool's head, or the reason why there is none.
+
+    Raises:
+        PoolElsewhereError: The pool is bound to another machine, whose head cannot be asked from here.
+    """
+    try:
+        return endpoint_of(pool_name)
+    except PoolNotFoundError:
+        return Silence.POOL_GONE
+    except PoolElsewhereError:
+        raise
+    except PoolDownError:
+        with store.reading() as session:
+            pool = session.get(Pool, pool_name)
+        # A pool that is up but has no endpoint is replacing its head node.
+        gone = pool is None or pool.state is not PoolState.UP
+        return Silence.POOL_GONE if gone else Silence.NO_ANSWER
+
+
 def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View:
     """Ask the head about an attempt.
 
     Raises:
         PoolElsewhereError: The pool is bound to another machine, whose head cannot be asked from here.
     """
-    try:
-        endpoint = endpoint_of(job.pool)
-    except PoolNotFoundError:
-        return View(silence=Silence.POOL_GONE)
-    except PoolElsewhereError:
-        raise
-    except PoolDownError:
-        with store.reading() as session:
-            pool = session.get(Pool, job.pool)
-        # A pool that is up but has no endpoint is replacing its head node.
-        gone = pool is None or pool.state is not PoolState.UP
-        return View(silence=Silence.POOL_GONE if gone else Silence.NO_ANSWER)
+    endpoint = find_head(store, job.pool, endpoint_of)
+    if isinstance(endpoint, Silence):
+        return View(silence=endpoint)
     if address(endpoint) != job.endpoint:
         return View(silence=Silence.HEAD_REPLACED)
     try:

@@ -16,6 +16,13 @@ _LONGEST_PAUSE_S = 2.0
 HEAD_CHECK_S = 3.0
 """Seconds between two checks at the head whether the driver still runs; only a killed driver makes them necessary."""
 
+_TURN_CHECK_S = 0.5
+"""Shortest time in seconds between two looks of a waiter at the queue."""
+
+_TURN_CHECK_PER_PLACE_S = 0.2
+"""Seconds to add for each place in the queue: 40 waiters look 13 times a second together, 200 waiters 20 times, and the
+first ones, which start next, most often."""
+
 _PERIOD_S = 30.0
 """Seconds between updates of `last_polled_at`: far below the default `orphan_after` of 15 minutes, and cheap with
 hundreds of waiters."""
@@ -24,13 +31,27 @@ _PER_ORPHAN_AFTER = 3
 """Updates within one `orphan_after` where that is short: two may fail before the job ends itself."""
 
 
+def bounded_pause(wanted_s: float) -> float:
+    """Return the seconds to pause before the next read of a job's row: `wanted_s`, within the limits."""
+    return min(max(SHORTEST_PAUSE_S, wanted_s), _LONGEST_PAUSE_S)
+
+
 def pause_after(waited_s: float) -> float:
-    """Return the seconds to pause before the next read of a job's row.
+    """Return the seconds to pause before the next read of the row of a job that has started.
 
     Args:
         waited_s: Seconds for which the process has waited for the job.
     """
-    return min(max(SHORTEST_PAUSE_S, waited_s / 10), _LONGEST_PAUSE_S)
+    return bounded_pause(waited_s / 10)
+
+
+def turn_check_s(position: int) -> float:
+    """Return the seconds between two looks of a waiter at the queue.
+
+    Args:
+        position: Position of its job in the queue, from 1.
+    """
+    return _TURN_CHECK_S + _TURN_CHECK_PER_PLACE_S * position
 
 
 class PollTimer:

@@ -93,9 +93,9 @@ class PredictJobSpec(AnySpec):
         """Yield the dataset to predict."""
         yield self.dataset
 
-    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
-        return super().comparable(by_content).model_copy(update={"dataset": by_content(self.dataset)})
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})
 
 
 @dataclass(frozen=True, slots=True)

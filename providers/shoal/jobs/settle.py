@@ -1,16 +1,17 @@
-"""Record the end of lost jobs, once: ``python -m shoal.jobs.settle``.
+"""Record the end of lost jobs, and start jobs that wait for room: ``python -m shoal.jobs.settle``.
 
-The reconciler starts this program when a job sends no more heartbeats, because the reconciler itself does not talk to
-the heads of pools.
+The reconciler starts this program when a job gives no sign of life, because the reconciler itself does not talk to the
+heads of pools. The program ends when no job waits for room.
 """
 
 from __future__ import annotations
 
 import logging
 
-from shoal.jobs.cleanup import settle_jobs
+from shoal.jobs.cleanup import settle_jobs, start_waiting_jobs
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     for sentence in settle_jobs():
         logging.getLogger("shoal.settle").info(sentence)
+    start_waiting_jobs()

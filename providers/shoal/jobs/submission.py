@@ -13,9 +13,10 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import staging
 from shoal.jobs.function_spec import AnyJobSpec, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.liveness import address, pool_endpoint
+from shoal.jobs.queue import Gang
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.selection import which_pool
@@ -33,10 +34,13 @@ def submit(
     *,
     holder: str | None = None,
     key: str = "",
+    connection_url: Callable[[str], str | None] | None = None,
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobHandle:
     """Submit a job to a pool, or attach to the same job if it was submitted before.
+
+    The job starts at once if the pool has room for it; otherwise it waits in the pool's queue (`shoal.jobs.queue`).
 
     The same job is attached to while it is pending or running, and once more after it has succeeded, until its result
     has been collected. Otherwise a new attempt is submitted. Plain Python and the CLI get a new job with every call,
@@ -46,13 +50,16 @@ def submit(
         spec: Spec of the job.
         holder: Name of the run that submits the job; by default one for this process.
         key: Distinguishes tasks of one holder that submit the same spec: a task's id and map index.
+        connection_url: Finds the SQLAlchemy URL of a database connection by its name, for names without a variable
+            ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
-        InvalidArgumentError: A job of this id is pending or running with another spec.
+        InvalidArgumentError: A job of this id is pending or running with another spec, or a database connection is not
+            known.
         JobError: The pool's head does not answer, or refused the job.
     """
     holder = storable(holder or python_holder())
@@ -62,11 +69,22 @@ def submit(
     spec = spec.completed(pool, os.environ)
     spec = spec.model_copy(update={"fingerprint": staging.fingerprint(spec)})
     document, uris = credentials.hide(spec.document())
-    secrets = Secrets(credentials.from_environment(os.environ), uris)
+    named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
+    databases = credentials.connections(named, os.environ, connection_url)
+    secrets = Secrets({**credentials.from_environment(os.environ), **databases}, uris)
     job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)
     while True:
         endpoint = endpoint_of(pool)
-        order = Order(job_id, pool, holder, document, address(endpoint), spec.run_config.orphan_after)
+        order = Order(
+            job_id,
+            pool,
+            holder,
+            document,
+            address(endpoint),
+            spec.run_config.orphan_after,
+            spec.run_config.priority,
+            Gang.of(spec).to_json(),
+        )
         job = attempts.ask(store, order, clock())
         handle = JobHandle(
             store,
@@ -84,7 +102,7 @@ def submit(
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
-    """Submit the attempt if needed; return False if it has failed or was cancelled, so that a new one is needed."""
+    """Submit or queue the attempt if needed; return False if it failed or was cancelled: a new one is needed then."""
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if its result can be collected
     if job.state is JobState.PENDING and job.endpoint == order.endpoint and handle.send():
@@ -133,4 +151,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
         raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 to {_MOST_LISTED}")
     if pool_name is not None and not is_pool_name(pool_name):  # databases refuse some texts, such as those with NUL
         return []
-    return [JobStatus.of(job) for job in attempts.newest(Store(), pool=pool_name, states=states, limit=limit)]
+    store = Store()
+    found = attempts.newest(store, pool=pool_name, states=states, limit=limit)
+    places = admission.places(store) if any(job.is_waiting for job in found) else {}
+    return [JobStatus.of(job, places.get(Key(job.id, job.attempt))) for job in found]

@@ -12,6 +12,9 @@ _PATIENCE_S = 30.0
 """Seconds without a change in a job's row before the job counts as silent. A driver writes a sign of life every 5 s,
 and a submission takes up to 15 s."""
 
+_WAITING_PATIENCE_S = 45.0
+"""The same for a job in the queue of its pool: a process that waits for it changes the row every 30 s."""
+
 
 class SilentJobs:
     """Tracker of how long the rows of unfinished jobs have not changed, by this process's monotonic clock.
@@ -27,17 +30,25 @@ class SilentJobs:
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
         """Return the jobs whose submitter or driver is not seen running and whose rows have not changed for 30 s.
 
+        A job that waits in a queue has no process of its own, and is returned when no process has polled it for 45 s.
+
         Args:
             unfinished: All jobs to watch. A job that is missing here is no longer tracked.
         """
         now = self._monotonic()
         doubtful = {_sign(job): job for job in unfinished if _is_doubtful(job)}
         self._unchanged_since = {sign: self._unchanged_since.get(sign, now) for sign in doubtful}
-        return [job for sign, job in doubtful.items() if now - self._unchanged_since[sign] >= _PATIENCE_S]
+        return [job for sign, job in doubtful.items() if now - self._unchanged_since[sign] >= _patience_s(job)]
+
+
+def _patience_s(job: Job) -> float:
+    return _WAITING_PATIENCE_S if job.is_waiting else _PATIENCE_S
 
 
 def _is_doubtful(job: Job) -> bool:
     """Return whether the process responsible for a job is not seen to run on this host."""
+    if job.is_waiting:
+        return True  # its submitter may run, and not look at the job any more
     if job.state is JobState.PENDING:
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:

@@ -23,9 +23,14 @@ _update: Any = update_progress_artifact
 
 
 class NodeLog:
-    """An `on_progress` callback that logs each change to the run's log, and can interrupt the call that waits."""
+    """An `on_progress` callback that logs each change to the run's log, and can interrupt the call that waits.
 
-    def __init__(self) -> None:
+    Args:
+        holder: Holder whose lease the run waits for; its place in the queue is logged, too.
+    """
+
+    def __init__(self, holder: str | None = None) -> None:
+        self._holder = holder
         self._logger = get_run_logger()
         self._last_logged = ""
         self._interrupted = False
@@ -43,6 +48,8 @@ class NodeLog:
         if self._interrupted:
             raise ScaleError(f'waiting for pool "{status.name}" was cancelled')
         line = f"{status.name}: {len(status.active)} of {status.target} nodes active"
+        if note := status.queue_note(self._holder):
+            line += f"; the lease is {note}"
         if line != self._last_logged:
             self._logger.info(line)
             self._last_logged = line

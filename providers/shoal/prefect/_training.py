@@ -10,7 +10,7 @@ from prefect.logging import get_run_logger
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._holder import current_holder, task_key
 from shoal.prefect._progress import TrainingProgress
-from shoal.prefect.blocks import PoolSource, pool_of
+from shoal.prefect.blocks import PoolSource, database_url, pool_of
 
 ARTIFACT_KEY = "shoal-training"
 _CANCELLED = "its Prefect run was cancelled"
@@ -43,7 +43,7 @@ class Training:
             JobFailedError: The job ended without a result. The message ends with the cause.
             JobCancelledError: The job was cancelled.
         """
-        self._handle = submit(self._spec, holder=self._holder, key=self._key)
+        self._handle = submit(self._spec, holder=self._holder, key=self._key, connection_url=database_url)
         self.logger.info("submitted or attached to job %s, attempt %d", self._handle.job_id, self._handle.attempt)
         try:
             if self._cancelled.is_set():
@@ -68,7 +68,8 @@ def artifact(result: JobResult) -> dict[str, Any]:
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],
         ["version", result.model_version or "not registered"],
-        ["promoted", {True: "yes", False: "no, the champion is better", None: "-"}[result.promoted]],
+        ["promoted", {True: "yes", False: "no", None: "-"}[result.promoted]],
+        ["decision", "-" if result.decision is None else result.decision.sentence],
         ["rows", "-" if result.rows is None else f"{result.rows:,}"],
         ["workers", str(result.num_workers)],
         ["seconds", f"{result.seconds:.1f}"],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
+from typing import Any, cast
 
 from prefect.blocks.core import Block
+from prefect.blocks.system import Secret
 from pydantic import ConfigDict, HttpUrl, model_validator
 
 from shoal.pool import api
@@ -97,6 +98,16 @@ def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool
         PoolNotFoundError: No pool has this name.
     """
     return source.get_pool(holder=holder) if isinstance(source, ComputePool) else api.ComputePool(source, holder=holder)
+
+
+def database_url(name: str) -> str | None:
+    """Return the SQLAlchemy URL of a database connection from the Secret block of this name; None if there is none."""
+    try:
+        # `_sync` belongs to Prefect's decorator: in an async task, `load` would return a coroutine even in a thread.
+        block = cast("Secret[Any]", Secret.load(name, _sync=True))  # type: ignore[call-arg]
+    except ValueError:  # no such block
+        return None
+    return str(block.get())
 
 
 def defines(source: PoolSource) -> bool:

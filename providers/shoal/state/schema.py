@@ -185,6 +185,12 @@ class Lease(Base):
     expires_at: Mapped[float]
     renewed_clock: Mapped[dict[str, Any] | None]
     """Stamp of `expires_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
+    exclusive: Mapped[bool] = mapped_column(default=False)
+    """Whether the lease's nodes are added to those of other leases. Shared leases use the same nodes."""
+    waiting: Mapped[bool] = mapped_column(default=False)
+    """Whether the lease waits in the pool's queue. It takes no nodes until it is granted."""
+    queue_number: Mapped[int] = mapped_column(default=0)
+    """Order of the pool's leases by their requests. Lower numbers are granted first. 0 in rows of shoal 0.1."""
     created_at: Mapped[float]
 
 
@@ -266,6 +272,16 @@ class Job(Base):
     """Process identity of the job's driver."""
     submitter: Mapped[dict[str, Any] | None]
     """Process identity of the process that sends the job to the head."""
+    priority: Mapped[int | None]
+    """Priority in the pool's queue, the higher first. None in rows of versions without a queue."""
+    gang: Mapped[dict[str, Any] | None]
+    """The workers that the job asks for (`shoal.jobs.queue.Gang`)."""
+    queued_at: Mapped[float | None]
+    """Time when the attempt joined the queue. Its credentials were handed over before, so any process may send it."""
+    queued_clock: Mapped[dict[str, Any] | None]
+    """Stamp of `queued_at` (see `shoal.state.stamps`)."""
+    admitted_at: Mapped[float | None]
+    """Time when the attempt got its room. None while it waits."""
     heartbeat_at: Mapped[float | None]
     """Last sign of life of the driver; None for drivers of shoal 0.1."""
     orphan_after: Mapped[float | None]
@@ -286,6 +302,11 @@ class Job(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the attempt waits in its pool's queue: it has no driver, and nothing on the head knows it."""
+        return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
 
 
 class Lock(Base):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from shoal.settings import Settings
 from shoal.training.locations import resolved
@@ -53,13 +55,29 @@ class RunConfig(Settings):
     timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds that the training may take, from its call to its result; None: no limit.",
+        description="Seconds that the training may take, from its call to its result; None: no limit. A job may wait "
+        "as long for room on its pool before it starts.",
     )
     orphan_after: float | None = Field(
         default=900.0,
         gt=0,
         description="Seconds after which the job ends itself if no process has asked for it; None: never.",
     )
+
+    priority: int = Field(
+        default=0,
+        ge=-1000,
+        le=1000,
+        description="Place among the jobs that wait for room on the pool: higher ones start first.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_default_priority(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the default, so that the documents and fingerprints of jobs without a priority stay the same."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.priority:
+            fields.pop("priority", None)
+        return fields
 
     @field_validator("artifact_location")
     @classmethod

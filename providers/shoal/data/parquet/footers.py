@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # Each footer on an object store takes a round trip of 20 to 100 ms. 16 threads read a thousand footers in a few
 # seconds.
-_THREADS = 16
+THREADS = 16
+"""Files that are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,6 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
     if len(files) == 1:
         results = [read(files[0])]
     else:
-        with ThreadPoolExecutor(min(_THREADS, max(1, len(files))), thread_name_prefix="shoal-footers") as threads:
+        with ThreadPoolExecutor(min(THREADS, max(1, len(files))), thread_name_prefix="shoal-footers") as threads:
             results = list(threads.map(read, files))
     return [footer for footer, _ in results], {footer.path: metadata for footer, metadata in results}

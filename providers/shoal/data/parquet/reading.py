@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
+from shoal.data.parquet.matching import BATCH_ROWS, Matcher
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-
-# Rows per batch when only a part of a row group is read. 64 Ki rows of 100 float32 columns are 26 MB.
-_BATCH_ROWS = 65_536
 
 
 def read_ranges(
@@ -23,6 +21,8 @@ def read_ranges(
     columns: Sequence[str],
     partitions: dict[str, pa.Scalar],
     indices_of: Callable[[int], np.ndarray] | None,
+    matcher: Matcher | None = None,
+    matching: Sequence[int] | None = None,
 ) -> Iterator[pa.Table]:
     """Read row ranges of one file, which is opened once.
 
@@ -33,6 +33,8 @@ def read_ranges(
         partitions: Partition column -> its value for this file.
         indices_of: For a part of a random split, a function of a row group's index that returns the positions of the
             part's rows within the row group. None reads all rows.
+        matcher: Filters of the rows; None if there are none. Ranges and positions count only the rows that match.
+        matching: Number of rows of each row group that match the filters.
 
     Yields:
         One table per range.
@@ -49,7 +51,18 @@ def read_ranges(
                 raise DataError(f'{footer.path} has no column "{name}"')
         for part in ranges:
             with wrap_read_errors(footer.path, f"row group {part.row_group}"):
-                if indices_of is not None:
+                if (
+                    matcher is not None
+                    and matching is not None
+                    and matching[part.row_group] < footer.groups[part.row_group][0]
+                ):
+                    if indices_of is None:
+                        table = _read_matching(file, part, stored, matcher, footer)
+                    else:
+                        every = RowRange(part.path, part.row_group, 0, matching[part.row_group])
+                        table = _read_matching(file, every, stored, matcher, footer)
+                        table = table.take(indices_of(part.row_group)[part.start : part.stop])
+                elif indices_of is not None:
                     table = file.read_row_group(part.row_group, columns=stored)
                     table = table.take(indices_of(part.row_group)[part.start : part.stop])
                 elif part.rows == footer.groups[part.row_group][0]:
@@ -104,7 +117,7 @@ def _read_part(file: Any, part: RowRange, columns: list[str]) -> pa.Table:
         return pa.table({})
     kept = []
     at = 0
-    for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[part.row_group], columns=columns):
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[part.row_group], columns=columns):
         start, stop = max(part.start - at, 0), min(part.stop - at, batch.num_rows)
         if start < stop:
             kept.append(batch.slice(start, stop - start))
@@ -114,11 +127,35 @@ def _read_part(file: Any, part: RowRange, columns: list[str]) -> pa.Table:
     return pa.Table.from_batches(kept)
 
 
+def _read_matching(file: Any, part: RowRange, columns: list[str], matcher: Matcher, footer: Footer) -> pa.Table:
+    """Decode a row group in small batches and keep only the wanted ones of the rows that match."""
+    import pyarrow as pa
+
+    kept = []
+    at = 0
+    wanted = list(dict.fromkeys([*columns, *matcher.columns]))
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[part.row_group], columns=wanted):
+        found = batch.filter(matcher.mask(batch))
+        start, stop = max(part.start - at, 0), min(part.stop - at, found.num_rows)
+        if start < stop:
+            kept.append(found.slice(start, stop - start))
+        at += found.num_rows
+        if at >= part.stop:
+            break
+    if at < part.stop:
+        raise _changed(footer, f"{part.stop} rows of row group {part.row_group} matched the filters then, {at} now")
+    return pa.Table.from_batches(kept).select(columns)
+
+
 def _check_unchanged(metadata: Any, footer: Footer) -> None:
     """Check that the file was not rewritten after planning, because then rows could be dropped or read twice."""
     now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if now != tuple(rows for rows, _ in footer.groups):
-        raise DataError(
-            f"{footer.path} was changed after the dataset was planned ({footer.rows} rows then, {sum(now)} now): start "
-            "again with a new connector, and write new data to new files"
-        )
+        raise _changed(footer, f"{footer.rows} rows then, {sum(now)} now")
+
+
+def _changed(footer: Footer, how: str) -> DataError:
+    return DataError(
+        f"{footer.path} was changed after the dataset was planned ({how}): start again with a new connector, and write "
+        "new data to new files"
+    )

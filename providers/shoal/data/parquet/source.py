@@ -5,26 +5,31 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.filters import Filters, columns_of
 from shoal.data.parquet.filesystems import normalise
-from shoal.data.parquet.footers import Footer, read_footers, read_metadata
-from shoal.data.parquet.listing import list_files, partition_type
+from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metadata
+from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
+from shoal.data.parquet.matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.reading import read_ranges
+from shoal.data.parquet.rows_digest import rows_digest
 from shoal.data.planning.row_groups import RowGroup, RowRange
 from shoal.data.planning.splits import GroupSelection, Split, select
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 Path = str | os.PathLike[str]
 
 
 class ParquetSource:
-    """Parquet files, or a random part of their rows.
+    """Parquet files, or the rows of them that match filters, or a random part of these rows.
 
     The footers are read once, when they are first needed, and kept. A pickled copy includes the footers, so that
     workers do not list the directory again and all see the same files.
@@ -33,22 +38,37 @@ class ParquetSource:
         paths: One or several files, directories or globs: local paths or URIs. Hive partitions (``month=1/``) become
             columns.
         splits: Chain of random splits; see :meth:`split`.
+        filters: Filters of the rows, which apply before the splits; None for all rows. See
+            :mod:`shoal.data.parquet.matching`.
+        by_value: Whether :meth:`digest` is computed from the rows' values, as it is with filters.
     """
 
-    def __init__(self, paths: Path | Iterable[Path], splits: Sequence[Split] = ()) -> None:
+    def __init__(
+        self,
+        paths: Path | Iterable[Path],
+        splits: Sequence[Split] = (),
+        filters: Filters | None = None,
+        *,
+        by_value: bool = False,
+    ) -> None:
         several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
         if not several:
             raise InvalidArgumentError("a dataset needs at least one path")
         self.paths = tuple(normalise(path) for path in several)
         self.splits = tuple(splits)
+        self.filters = filters
+        self._by_value = by_value
         self._footers: tuple[Footer, ...] | None = None
         self._by_path: dict[str, Footer] = {}
         self._metadata: dict[str, Any] = {}
+        self._partition_types: dict[str, str] = {}
+        self._matching: dict[str, tuple[int, ...]] | None = None
         self._selections: dict[tuple[str, int], GroupSelection] | None = None
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", ... ({len(self.paths)})" if len(self.paths) > 3 else "")
-        return redact(f"ParquetSource({shown}{', part of a split' if self.splits else ''})")
+        rows = (", filtered" if self.filters else "") + (", part of a split" if self.splits else "")
+        return redact(f"ParquetSource({shown}{rows})")
 
     def __getstate__(self) -> dict[str, Any]:
         # Column statistics may be a hundred times larger than the rest, and only the driver uses them (for checks and
@@ -56,11 +76,28 @@ class ParquetSource:
         return {**self.__dict__, "_metadata": {}, "_by_path": {}}
 
     def footers(self) -> tuple[Footer, ...]:
-        """Return the footers of all files, in the order of the paths; a directory's or glob's files by path."""
+        """Return the footers of all files, in the order of the paths; a directory's or glob's files by path.
+
+        The footers of files whose partition values (``month=1/``) do not match the filters are not read. There is at
+        least one footer, which tells the columns.
+        """
         if self._footers is None:
-            footers, self._metadata = read_footers(list_files(self.paths))
+            files = list_files(self.paths)
+            texts: dict[str, list[str | None]] = {}
+            for file in files:
+                for name, value in partition_values(file.path).items():
+                    texts.setdefault(name, []).append(value)
+            self._partition_types = {name: partition_type(values) for name, values in texts.items()}
+            footers, self._metadata = read_footers(self._possible(files))
             self._footers = tuple(footers)
         return self._footers
+
+    def used_footers(self) -> list[Footer]:
+        """Return the footers of the files that have rows of this dataset; a split may take none of a file's rows."""
+        if self.filters is None:
+            return [footer for footer in self.footers() if footer.rows]
+        matching = self._matching_rows(self.filters)
+        return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
         """Return the footer of a file, by canonical path.
@@ -81,25 +118,20 @@ class ParquetSource:
         return self._metadata[path]
 
     def reference(self) -> Footer:
-        """Return the footer that defines the columns: that of the first file that has rows.
+        """Return the footer that defines the columns: that of the first file that has rows of this dataset.
 
         The column types of an empty file are not used because an empty DataFrame's types are guesses.
         """
-        footers = self.footers()
-        return next((footer for footer in footers if footer.rows), footers[0])
+        return next(iter(self.used_footers()), None) or self._first_footer()
 
     def partition_fields(self) -> dict[str, pa.Field]:
         """Return the partition columns (``month=1/``) by name, without those that are also stored in the files."""
         import pyarrow as pa
 
-        values: dict[str, list[str | None]] = {}
-        for footer in self.footers():
-            for name, value in footer.partitions:
-                values.setdefault(name, []).append(value)
-        stored = set(self.reference().schema.names)
+        stored = set(self._first_footer().schema.names)
         return {
-            name: pa.field(name, pa.type_for_alias(partition_type(texts)))
-            for name, texts in values.items()
+            name: pa.field(name, pa.type_for_alias(type_))
+            for name, type_ in self._partition_types.items()
             if name not in stored
         }
 
@@ -123,7 +155,7 @@ class ParquetSource:
                 kept = selections[footer.path, index].selected if selections else rows
                 groups.append(RowGroup(footer.path, index, kept, size * kept // rows if rows else 0))
         if self.splits and not any(group.rows for group in groups):
-            split, rows = self.splits[-1], sum(footer.rows for footer in self.footers())
+            split, rows = self.splits[-1], sum(selection.rows for selection in (selections or {}).values())
             raise DataError(
                 f"part {split.index} of random_split({list(split.weights)}) has no rows: the whole dataset has only "
                 f"{rows} row{'s' if rows != 1 else ''}"
@@ -151,8 +183,10 @@ class ParquetSource:
         """
         parts = []
         for index in range(len(weights) or 1):
-            part = ParquetSource(self.paths, (*self.splits, Split(tuple(map(float, weights)), index, seed)))
+            chain = (*self.splits, Split(tuple(map(float, weights)), index, seed))
+            part = ParquetSource(self.paths, chain, self.filters, by_value=self._by_value)
             part._footers, part._metadata = self._footers, self._metadata
+            part._partition_types, part._matching = self._partition_types, self._matching
             parts.append(part)
         return parts
 
@@ -171,8 +205,6 @@ class ParquetSource:
             DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
                 names the file.
         """
-        import pyarrow as pa
-
         wanted = list(self.schema().names if columns is None else columns)
         if not wanted:
             raise InvalidArgumentError(
@@ -182,15 +214,13 @@ class ParquetSource:
         selections = self._selection()
         for path, parts in groupby(ranges, key=lambda part: part.path):
             footer = self.footer(path)
-            values = {
-                name: pa.scalar(None if text is None else _typed(text, fields[name]), fields[name].type)
-                for name, text in footer.partitions
-                if name in fields
-            }
+            values = _partitions_of(footer, fields)
             indices_of = None
-            if selections is not None:
+            if self.splits and selections is not None:
                 indices_of = lambda group, path=path: selections[path, group].indices()  # noqa: E731
-            yield from read_ranges(footer, list(parts), wanted, values, indices_of)
+            matcher = None if self.filters is None else Matcher(self.filters, footer, values)
+            matching = None if self.filters is None else self._matching_rows(self.filters)[path]
+            yield from read_ranges(footer, list(parts), wanted, values, indices_of, matcher, matching)
 
     def null_count(self, path: str, row_group: int, column: str) -> int | None:
         """Return the number of nulls of a column in a row group, from the footer's statistics.
@@ -202,8 +232,15 @@ class ParquetSource:
 
         Returns:
             Number of nulls in the whole row group, even for a part of a random split; None if the footer has no
-            statistics for it.
+            statistics for it, or a filter excludes some of its rows and nulls may be among the excluded ones.
         """
+        nulls = self._null_count(path, row_group, column)
+        if nulls and self.filters is not None:
+            every = self.footer(path).groups[row_group][0]
+            return nulls if nulls == every or self._matching_rows(self.filters)[path][row_group] == every else None
+        return nulls
+
+    def _null_count(self, path: str, row_group: int, column: str) -> int | None:
         footer = self.footer(path)
         if column not in footer.schema.names:
             values = dict(footer.partitions)
@@ -219,36 +256,146 @@ class ParquetSource:
         return None
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset, computed from the footers.
+        """Return a fingerprint of the dataset, computed from the footers; with filters, from the values of the rows.
+
+        With filters, all rows of the dataset are read. Their fingerprint is the same for equal rows in any files; see
+        :func:`shoal.data.parquet.rows_digest.rows_digest`.
 
         Returns:
             32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. It
             changes with the files' sizes, row counts, schemas, partition values, column statistics and order, and with
             the split.
         """
+        if self._by_value or self.filters is not None:
+            return rows_digest(self.read(self.ranges()), self.schema())
         digest = hashlib.sha256()
         for footer in self.footers():
-            digest.update(repr((footer.size, footer.groups, footer.partitions, str(footer.schema))).encode())
-            metadata = self.metadata(footer.path)
-            for row_group in range(metadata.num_row_groups):
-                group = metadata.row_group(row_group)
-                for column in range(group.num_columns):
-                    digest.update(_chunk_key(group.column(column)).encode())
+            for part in self._content(footer):
+                digest.update(part.encode())
         for split in self.splits:
             digest.update(repr((split.weights, split.index, split.seed)).encode())
         return digest.hexdigest()[:32]
 
+    def file_digest(self, path: str) -> str:
+        """Return a fingerprint of one file, computed from its footer, wherever the file is and whatever its name.
+
+        Args:
+            path: Canonical path of one of the files.
+
+        Returns:
+            32 hex digits.
+        """
+        digest = hashlib.sha256()
+        for part in self._content(self.footer(path)):
+            digest.update(part.encode())
+        return digest.hexdigest()[:32]
+
+    def selection(self, path: str, row_group: int) -> GroupSelection | None:
+        """Return which rows of a row group belong to this part of a random split; None if all rows do.
+
+        Args:
+            path: Canonical path of one of the files.
+            row_group: Index of the row group, from 0.
+        """
+        selections = self._selection()
+        return None if selections is None else selections[path, row_group]
+
+    def matching(self, path: str, row_group: int, filters: Filters) -> np.ndarray:
+        """Return the positions of the rows of a row group that match filters, which need not be this source's own.
+
+        Args:
+            path: Canonical path of one of the files.
+            row_group: Index of the row group, from 0.
+            filters: The filters.
+        """
+        footer = self.footer(path)
+        matcher = Matcher(filters, footer, _partitions_of(footer, self.partition_fields()))
+        return matching_rows(footer, self.metadata(path), matcher, row_group)
+
+    def _content(self, footer: Footer) -> Iterator[str]:
+        """Yield what the footer says about the rows of a file."""
+        yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
+        metadata = self.metadata(footer.path)
+        for row_group in range(metadata.num_row_groups):
+            group = metadata.row_group(row_group)
+            for column in range(group.num_columns):
+                yield _chunk_key(group.column(column))
+
+    def _first_footer(self) -> Footer:
+        footers = self.footers()
+        return next((footer for footer in footers if footer.rows), footers[0])
+
+    def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
+        """Return the files whose partition values match the filters; the first file if there are none."""
+        import pyarrow as pa
+
+        named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]
+        if not named:
+            return files
+        # A column that the files store has precedence over the path.
+        stored = read_footers(files[:1])[0][0].schema.names
+        fields = {name: pa.field(name, pa.type_for_alias(self._partition_types[name])) for name in named}
+        deciding = [
+            [term for term in terms if term[0] in fields and term[0] not in stored] for terms in self.filters or ()
+        ]
+
+        def is_possible(file: DataFile) -> bool:
+            values = {
+                name: _scalar(text, fields[name])
+                for name, text in partition_values(file.path).items()
+                if name in fields
+            }
+            return any(
+                all(term[0] not in values or matches_value(file.path, term, values[term[0]]) for term in terms)
+                for terms in deciding
+            )
+
+        return [file for file in files if is_possible(file)] or files[:1]
+
+    def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
+        """Return the number of rows that match the filters, by path and row group; counted once."""
+        if self._matching is None:
+            fields = self.partition_fields()
+
+            def count(footer: Footer) -> tuple[int, ...]:
+                if not footer.rows:
+                    return (0,) * len(footer.groups)
+                matcher = Matcher(filters, footer, _partitions_of(footer, fields))
+                return tuple(count_rows(footer, self.metadata(footer.path), matcher))
+
+            footers = self.footers()
+            with ThreadPoolExecutor(min(THREADS, len(footers)), thread_name_prefix="shoal-filters") as threads:
+                counts = list(threads.map(count, footers))
+            self._matching = {footer.path: found for footer, found in zip(footers, counts, strict=True)}
+        return self._matching
+
     def _selection(self) -> dict[tuple[str, int], GroupSelection] | None:
-        if not self.splits:
+        if not self.splits and self.filters is None:
             return None
         if self._selections is None:
+            matching = None if self.filters is None else self._matching_rows(self.filters)
             # Sorted by path, so that a split does not depend on the order in which the user listed the files.
             footers = sorted(self.footers(), key=lambda footer: footer.path)
             keys = [(i, footer.path, group) for i, footer in enumerate(footers) for group in range(len(footer.groups))]
-            rows = [rows for footer in footers for rows, _ in footer.groups]
+            rows = [
+                footer.groups[group][0] if matching is None else matching[footer.path][group]
+                for footer in footers
+                for group in range(len(footer.groups))
+            ]
             chosen = select(rows, [f"{i}/{group}" for i, _, group in keys], self.splits)
             self._selections = {(path, group): one for (_, path, group), one in zip(keys, chosen, strict=True)}
         return self._selections
+
+
+def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.Scalar]:
+    """Return the values of a file's partition columns."""
+    return {name: _scalar(text, fields[name]) for name, text in footer.partitions if name in fields}
+
+
+def _scalar(text: str | None, field: pa.Field) -> pa.Scalar:
+    import pyarrow as pa
+
+    return pa.scalar(None if text is None else _typed(text, field), field.type)
 
 
 def _typed(text: str, field: pa.Field) -> int | str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.filesystems import join, resolve
-from shoal.data.parquet.footers import open_parquet
+from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.staging.staged_data import TableWriter, staged
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact_value
@@ -45,7 +45,8 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
     return directory
 
 
-def _write(query: Any, connection: Any, directory: str) -> None:
+def _write(query: Any, connection: Any, directory: str) -> list[str]:
+    """Run a query, write its rows, and return the paths of the files in row order."""
     import sqlalchemy as sa
 
     paths: list[str] = []
@@ -78,6 +79,48 @@ def _write(query: Any, connection: Any, directory: str) -> None:
     for path, schema in zip(paths, schemas, strict=True):
         if schema != schemas[-1]:
             _rewrite(path, schemas[-1])
+    return paths
+
+
+def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
+    """Run a SELECT that cannot write, and write its rows as Parquet.
+
+    PostgreSQL runs it in a read-only transaction, SQLite on a connection with ``PRAGMA query_only``. With any other
+    database the transaction is rolled back at its end; use an account there that may only read.
+
+    Args:
+        sql: The statement, with parameters as ``:name``.
+        params: Parameter -> its value.
+        url: SQLAlchemy URL of the database.
+        directory: Directory or URI to write to.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        InvalidArgumentError: If the URL is invalid.
+        DataError: If the query fails, tries to write, or a column cannot be written.
+    """
+    import sqlalchemy as sa
+    from sqlalchemy.pool import NullPool
+
+    engine = _engine(url, poolclass=NullPool)
+    database = engine.url.database
+    if engine.dialect.name == "sqlite" and database and database != ":memory:" and not os.path.exists(database):
+        raise DataError(f"the SQLite database {database} does not exist")  # SQLite would create an empty one
+    try:
+        with engine.connect() as connection:
+            if engine.dialect.name == "postgresql":
+                connection = connection.execution_options(postgresql_readonly=True)
+            elif engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("PRAGMA query_only = ON")
+            # Without a type, SQLAlchemy adds no cast such as `::VARCHAR`, which PostgreSQL cannot compare with a date
+            bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
+            statement = sa.text(sql.rstrip().removesuffix(";")).bindparams(*bound)
+            paths = _write(statement, connection, directory)
+    except sa.exc.SQLAlchemyError as exc:
+        raise DataError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
+    return sum(read_metadata(path).num_rows for path in paths)
 
 
 def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list[str], Iterator[list[Any]]]:
@@ -122,7 +165,7 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
     return names, chunks()
 
 
-def _engine(url: Any) -> Any:
+def _engine(url: Any, **options: Any) -> Any:
     import sqlalchemy as sa
 
     try:
@@ -136,7 +179,7 @@ def _engine(url: Any) -> Any:
     if "@" in (found.host or ""):
         raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
     try:
-        return sa.create_engine(found)
+        return sa.create_engine(found, **options)
     except sa.exc.NoSuchModuleError:
         raise InvalidArgumentError(
             f'connection has the SQLAlchemy dialect "{found.drivername}", which is not installed here: correct the '

@@ -37,11 +37,12 @@ def default_location() -> str:
 
 
 @contextlib.contextmanager
-def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[str]:
+def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
     """Create a directory for one staged dataset, and remove it if the body of the ``with`` statement raises.
 
     Args:
         staging_location: Directory or URI in which to create the directory; :func:`default_location` if None.
+        name: Name of the new directory; a random one if None.
 
     Yields:
         Path or URI of the new directory.
@@ -58,7 +59,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None) -> Iterator[s
         raise InvalidArgumentError(
             f"staging_location {base} contains one of the characters {_GLOB}: use a URI without these characters"
         )
-    directory = join(base, uuid.uuid4().hex)
+    directory = join(base, name or uuid.uuid4().hex)
     try:
         if is_local(directory):
             # Other users of this host must not read the staged rows.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import time
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
-from shoal.jobs.mlflow import promotion, tracking
-from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
+from shoal.jobs.mlflow import promotion, tracking, training_rows
+from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.spec import DataResult, JobResult, JobSpec
 from shoal.training.boosting.user_code import UserCode
 
 if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
     from shoal.training.boosting.request import TrainResult
 
 
@@ -29,23 +33,25 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     from shoal.data.connector import DataConnector
     from shoal.training.boosting.engine import train
 
+    dataset = DataConnector.from_spec(spec.dataset)
+    trained_on = training_rows.of_connectors([dataset]) if spec.register_as else []
     if spec.register_as:
-        promotion.check_holdout(spec.register_as, spec.label_col, spec.input_cols)
+        check_holdout(
+            spec.register_as, spec.label_col, spec.input_cols, group_col=spec.group_col, trained_on=trained_on
+        )
     run, key = place.run, place.key
     claim, folder = place.claim(), artifacts.folder(key, spec.run_config.artifact_location)
     artifacts.check(folder, claim, spec.run_config.artifact_location)
-    dataset = DataConnector.from_spec(spec.dataset)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
+    data = _described(dataset, spec.dataset.time_col)
     if run:
         run.log_params({**_params(spec), **user_code.names()})
-        run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
+        run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
     trained = train(spec, user_code=user_code, env=place.environment, on_progress=place.on_progress)
     path = artifacts.save(folder, claim, trained)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     metrics = _final_metrics(trained)
-    version: str | None = None
-    promoted: bool | None = None
-    champion: ChampionResult | None = None
+    outcome: Outcome | None = None
     uri = path
     if run:
         run.log_rounds(trained.eval_results)
@@ -59,13 +65,14 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
                 run,
                 spec.register_as,
                 is_current=place.is_current,
-                tags=place.tags,
+                tags={**place.tags, **data.tags()},
                 model_uri=uri,
                 model=trained.booster(),
                 label_col=spec.label_col,
+                group_col=spec.group_col,
+                trained_on=trained_on,
             )
-            version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
-            metrics[f"holdout-{spec.register_as.metric}"] = outcome.value
+            metrics |= outcome.metrics
     return JobResult(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -75,15 +82,25 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         metrics=metrics,
         best_iteration=trained.best_iteration,
         rows=trained.rows,
+        data=data,
         num_workers=trained.num_workers,
         seconds=time.monotonic() - place.begun,
         restarts=trained.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
         mlflow_run_id=run.run_id if run else None,
-        model_version=version,
-        promoted=promoted,
-        champion=champion,
+        **(outcome.result() if outcome else {}),
     )
+
+
+def _described(dataset: DataConnector, time_col: str | None) -> DataResult:
+    """Describe the training rows for the result and the registered version."""
+    ends = dataset.time_range(time_col)
+    low, high = (None, None) if ends is None else (_text(end) for end in ends)
+    return DataResult(rows=dataset.num_rows(), digest=dataset.digest(), time_from=low, time_to=high)
+
+
+def _text(value: Any) -> str:
+    return str(value.isoformat()) if isinstance(value, date) else str(value)
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:

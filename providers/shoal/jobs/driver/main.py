@@ -23,7 +23,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.watchdog import Reason, Watchdog
-from shoal.jobs.files import staging
+from shoal.jobs.files import queries, staging
 from shoal.jobs.files.logs import log_path, teed
 from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.journal import attempts
@@ -91,7 +91,7 @@ class Driver:
         self._watchdog.stop()
         stored = self._store_end(end)
         with _logged("staged data could not be removed"), act(JobStep.TIDY):
-            staging.discard(self._spec.staged())
+            staging.discard({*self._spec.staged(), *queries.locations(self._spec, self._key).values()})
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
@@ -165,11 +165,12 @@ class Driver:
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
         environment, keep = self._worker_environment(run), self._watchdog.keep
         place = AttemptContext(self._store, self._key, run, self._tags(), environment, keep, begun=self._begun)
-        if isinstance(self._spec, FunctionJobSpec):
-            return function.work(self._spec, place)
-        if isinstance(self._spec, PredictJobSpec):
-            return prediction.work(self._spec, place), None
-        return boosting.work(self._spec, place), None
+        spec = queries.staged(self._spec, self._key, self._secrets)
+        if isinstance(spec, FunctionJobSpec):
+            return function.work(spec, place)
+        if isinstance(spec, PredictJobSpec):
+            return prediction.work(spec, place), None
+        return boosting.work(spec, place), None
 
     def _begin_run(self) -> None:
         if self._spec.tracking is None:
@@ -202,7 +203,7 @@ class Driver:
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
         """Return environment variables for the workers, which get them as actor arguments."""
-        environment = dict(self._secrets.environment)
+        environment = self._secrets.variables()
         if run:
             environment |= {
                 "MLFLOW_TRACKING_URI": run.uri,
@@ -259,7 +260,7 @@ def main() -> int:
         if job is None:
             print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
             return 0
-        os.environ.update(secrets.environment)
+        os.environ.update(secrets.variables())
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         # import_lean hides scikit-learn, which a champion that others have registered may need.

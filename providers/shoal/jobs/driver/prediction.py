@@ -26,7 +26,7 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
     if tracked:
         tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
         digest = DataConnector.from_spec(spec.dataset).digest()
-        tracked.log_dataset(spec.prediction_col, digest, spec.dataset.paths, context="prediction")
+        tracked.log_dataset(spec.prediction_col, digest, spec.dataset.origin, context="prediction")
     answer = run(spec, claim=place.claim(), env=place.environment, may_publish=place.is_current)
     if tracked:
         tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})

@@ -11,8 +11,9 @@ from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs import credentials
-from shoal.jobs.files import staging
+from shoal.jobs.files import queries, staging
 from shoal.jobs.function_spec import parse_spec
+from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
 
@@ -68,5 +69,6 @@ def _staged_data(store: Store) -> Iterator[str]:
 
 def _staged(job: Job) -> set[str]:
     with suppress(InvalidArgumentError):  # another version of shoal may have written the spec
-        return parse_spec(job.spec).staged()
+        spec = parse_spec(job.spec)
+        return spec.staged() | set(queries.locations(spec, Key(job.id, job.attempt)).values())
     return set()

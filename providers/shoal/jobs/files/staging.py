@@ -17,7 +17,9 @@ def fingerprint(spec: AnySpec) -> str:
     Raises:
         DataError: Staged data are gone, because a job that used them has ended and removed them.
     """
-    return ids.digest(credentials.hide(spec.comparable(_by_content).document())[0])
+    document = spec.comparable(_by_content).document()
+    document["run_config"].pop("priority", None)  # asked for with another priority, it is still the same job
+    return ids.digest(credentials.hide(document)[0])
 
 
 def discard(locations: Iterable[str]) -> None:

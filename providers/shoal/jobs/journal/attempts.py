@@ -33,6 +33,9 @@ class Order:
     """Spec as JSON, without credentials. The key `question` has the fingerprint, which is equal for equal jobs."""
     endpoint: dict[str, str]
     orphan_after: float | None
+    priority: int = 0
+    gang: dict[str, Any] | None = None
+    """The workers that the job asks for, see `shoal.jobs.queue.Gang`."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
                     f'job "{order.job_id}" is {job.state.value} with another spec: wait until it has ended, cancel '
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
-            _note_asked(job, now)
+            note_polled(job, now)
             return job
         if job is not None and same and job.state is JobState.SUCCEEDED and job.collected_at is None:
             return job
@@ -82,6 +85,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
             last_polled_at=now,
             last_polled_clock=stamps.stamp(now),
             submitter=ProcessId.mine().to_json(),
+            priority=order.priority,
+            gang=order.gang,
             created_at=now,
         )
         session.add(attempt)
@@ -108,7 +113,7 @@ def load(store: Store, key: Key) -> Job:
         JobError: There is no such attempt.
     """
     with store.reading(snapshot=False) as session:
-        return _get(session, key, lock=False)
+        return get(session, key, lock=False)
 
 
 def is_current(store: Store, key: Key) -> bool:
@@ -149,8 +154,8 @@ def touch(store: Store, key: Key, now: float) -> Job:
         JobError: There is no such attempt.
     """
     with transaction(store, JobStep.TOUCH) as session:
-        job = _get(session, key)
-        _note_asked(job, now)
+        job = get(session, key)
+        note_polled(job, now)
         return job
 
 
@@ -167,7 +172,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
 def note_run(store: Store, key: Key, run_id: str) -> None:
     """Record the MLflow run of an attempt."""
     with transaction(store, JobStep.NOTE_RUN) as session:
-        _get(session, key).mlflow_run_id = run_id
+        get(session, key).mlflow_run_id = run_id
 
 
 def end(
@@ -204,7 +209,7 @@ def end(
     assert state in JOB_ENDED
     error = error and redact(error)
     with transaction(store, JobStep.END) as session:
-        job = _get(session, key)
+        job = get(session, key)
         if job.state not in seen or job.state in JOB_ENDED:
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
@@ -216,11 +221,12 @@ def end(
 def collect(store: Store, key: Key, now: float) -> None:
     """Record that the result was collected, so that the next submission makes a new attempt."""
     with transaction(store, JobStep.COLLECT) as session:
-        job = _get(session, key)
+        job = get(session, key)
         job.collected_at = job.collected_at or now
 
 
-def _note_asked(job: Job, now: float) -> None:
+def note_polled(job: Job, now: float) -> None:
+    """Update an attempt's `last_polled_at`, inside the caller's transaction."""
     job.last_polled_at, job.last_polled_clock = now, stamps.stamp(now)
 
 
@@ -232,7 +238,12 @@ def _newest_of(job_id: str) -> Select[Job]:
     return select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1)
 
 
-def _get(session: Session, key: Key, *, lock: bool = True) -> Job:
+def get(session: Session, key: Key, *, lock: bool = True) -> Job:
+    """Return the row of an attempt, inside the caller's transaction.
+
+    Raises:
+        JobError: There is no such attempt.
+    """
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
         raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: see `shoal jobs list`')

@@ -20,6 +20,8 @@ class JobStep(StrEnum):
     """Transaction: find the attempt that fulfils an order, or add a new one."""
     HAND_OVER = "hand-over"
     """Action: the submitter writes the credentials into a file for the driver."""
+    ADMIT = "admit"
+    """Transaction: put the attempt into its pool's queue, and give it room if there is some."""
     SEND = "send"
     """Action: the submitter sends the attempt to the pool's head, which starts the driver."""
     TOUCH = "touch"

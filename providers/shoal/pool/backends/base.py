@@ -64,7 +64,8 @@ class Arrival:
     """A node that an API has started, as `Backend.look` found it.
 
     Attributes:
-        endpoint: ``ray_node_id``, and for the head also ``api`` and ``gcs``. Each row of a pool gets another Ray node.
+        endpoint: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, where the cluster says it,
+            ``memory_bytes``. Each row of a pool gets another Ray node.
         cpus: CPUs that the node really has.
         gpus: GPUs that the node really has.
     """

@@ -29,6 +29,12 @@ def room_bytes() -> int | None:
     return max(0, min(rooms)) if rooms else None
 
 
+def limit_bytes() -> int | None:
+    """Return the lowest memory limit of this process's control groups in bytes, or None without a limit."""
+    limits = [limit for version, group in _groups() if (limit := _limit(version, group)) is not None]
+    return min(limits) if limits else None
+
+
 def _groups() -> Iterator[tuple[_Version, Path]]:
     """Yield the control groups that count this process's memory, from the innermost to the outermost visible one."""
     try:
@@ -46,6 +52,13 @@ def _groups() -> Iterator[tuple[_Version, Path]]:
         # mounted at the root.
         groups = [own, *own.parents] if own.is_dir() else [mount]
         yield from ((version, group) for group in groups if group.is_relative_to(mount))
+
+
+def _limit(version: _Version, group: Path) -> int | None:
+    try:
+        return int((group / version.limit).read_text())
+    except (OSError, ValueError):
+        return None  # as in _room
 
 
 def _room(version: _Version, group: Path) -> int | None:

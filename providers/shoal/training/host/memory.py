@@ -60,6 +60,15 @@ def available_bytes() -> int:
     return available if room is None else min(available, room)
 
 
+def total_bytes() -> int:
+    """Return the bytes of memory of this machine, or of the control group that limits this process."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    limit = cgroup.limit_bytes()
+    return total if limit is None else min(total, limit)
+
+
 def explained(message: str) -> str:
     """Return a library's error message, with advice if it contains C++'s out-of-memory error.
 

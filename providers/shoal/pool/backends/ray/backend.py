@@ -148,7 +148,12 @@ def _matched(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tu
 def _arrival(spec: PoolSpec, node: ClusterNode, there: Sequence[ClusterNode]) -> Arrival:
     head = next((other for other in there if other.is_head), node)
     return Arrival(
-        {"api": str(spec.address).rstrip("/"), "gcs": spec.gcs or f"{head.ip}:{_GCS_PORT}", "ray_node_id": node.id},
+        {
+            "api": str(spec.address).rstrip("/"),
+            "gcs": spec.gcs or f"{head.ip}:{_GCS_PORT}",
+            "ray_node_id": node.id,
+            "memory_bytes": str(node.memory_bytes),
+        },
         node.cpus,
         node.gpus,
     )

@@ -43,6 +43,7 @@ class ClusterNode:
     ip: str
     cpus: int
     gpus: int
+    memory_bytes: int = 0
 
 
 class Cluster:
@@ -206,4 +207,5 @@ def _node(row: Mapping[str, Any]) -> ClusterNode:
         ip=str(row["node_ip"]),
         cpus=int(resources.get("CPU", 0)),
         gpus=int(resources.get("GPU", 0)),
+        memory_bytes=int(resources.get("memory", 0)),
     )

@@ -1,0 +1,123 @@
+"""Row filters in the form that pyarrow, pandas and Dask share: checked when a spec is parsed, stored as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import Any, Literal, get_args
+
+from shoal.errors import InvalidArgumentError, shown
+
+Operator = Literal["=", "!=", "<", ">", "<=", ">=", "in", "not in"]
+Scalar = bool | int | float | str
+Term = tuple[str, Operator, Scalar | tuple[Scalar, ...]]
+"""(column, operator, value): one comparison. "in" and "not in" have a tuple of values. A null matches no term."""
+
+Filters = tuple[tuple[Term, ...], ...]
+"""Alternatives, joined with OR. The terms of an alternative are joined with AND."""
+
+OPERATORS: tuple[Operator, ...] = get_args(Operator)
+
+_FORM = 'write filters=[["month", ">=", 3], ["month", "<", 6]], or a list of such lists, which are joined with OR'
+
+
+def parse_filters(given: Any) -> Filters:
+    """Check filters and bring them into one form.
+
+    Args:
+        given: A list of terms ``[column, operator, value]``, which are joined with AND, or a list of such lists, which
+            are joined with OR. Tuples are accepted in place of lists, and ``==`` in place of ``=``. A value is a bool,
+            a number, a text, a date or a datetime; "in" and "not in" take a list of values of one kind.
+
+    Returns:
+        The filters with dates and datetimes as ISO text.
+
+    Raises:
+        InvalidArgumentError: If the form, an operator or a value is wrong. The message names the term.
+    """
+    if not _is_list(given):
+        raise InvalidArgumentError(f"filters must be a list, not {shown(given)}: {_FORM}")
+    if not given:
+        raise InvalidArgumentError(f"filters is empty: omit it to read all rows, or {_FORM}")
+    if isinstance(given[0], str):
+        raise InvalidArgumentError(f"filters={shown(given)} is a single term: put it into a list, [{shown(given)}]")
+    # A list of terms has a column's name at this place; a list of alternatives has a term.
+    flat = _is_list(given[0]) and bool(given[0]) and isinstance(given[0][0], str)
+    alternatives = [given] if flat else given
+    parsed = []
+    for terms in alternatives:
+        if not _is_list(terms) or not terms:
+            raise InvalidArgumentError(
+                f"filters has the alternative {shown(terms)}, which is not a list of terms: {_FORM}"
+            )
+        parsed.append(tuple(_parse_term(term) for term in terms))
+    return tuple(parsed)
+
+
+def describe_filters(filters: Filters) -> str:
+    """Return the filters as a short text for a message, such as ``month >= 3 and month < 6``."""
+    return " or ".join(" and ".join(describe_term(term) for term in terms) for terms in filters)
+
+
+def describe_term(term: Term) -> str:
+    """Return a term as a short text for a message."""
+    column, operator, value = term
+    return f"{column} {operator} {shown(list(value) if isinstance(value, tuple) else value)}"
+
+
+def columns_of(filters: Filters) -> list[str]:
+    """Return the names of the columns in the filters, each once."""
+    return list(dict.fromkeys(column for terms in filters for column, _, _ in terms))
+
+
+def _parse_term(given: Any) -> Term:
+    if not _is_list(given) or len(given) != 3:
+        raise InvalidArgumentError(f"filters has the term {shown(given)}: a term is [column, operator, value]; {_FORM}")
+    column, operator, value = given
+    if not isinstance(column, str):
+        raise InvalidArgumentError(
+            f"filters has the term {shown(given)}: the column must be a text, not {shown(column)}"
+        )
+    if operator == "==":
+        operator = "="
+    if operator not in OPERATORS:
+        raise InvalidArgumentError(
+            f"filters has the term {shown(given)} with the unknown operator {shown(operator)}: use one of "
+            f"{', '.join(OPERATORS)}"
+        )
+    if operator not in ("in", "not in"):
+        return column, operator, _parse_scalar(value, given)
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | dict):
+        raise InvalidArgumentError(
+            f'filters has the term {shown(given)}: "{operator}" takes a list of values, not {shown(value)}'
+        )
+    values = tuple(_parse_scalar(item, given) for item in value)
+    if isinstance(value, set | frozenset):
+        values = tuple(sorted(values, key=lambda item: (str(type(item)), item)))  # a set has no order to store
+    if not values:
+        raise InvalidArgumentError(f'filters has the term {shown(given)}: "{operator}" needs at least one value')
+    return column, operator, values
+
+
+def _parse_scalar(value: Any, term: Any) -> Scalar:
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # a NumPy scalar
+    if isinstance(value, date):  # and datetime, which is a subclass
+        return value.isoformat()
+    if value is None:
+        raise InvalidArgumentError(
+            f"filters has the term {shown(term)}: a null matches no term, so null cannot be a value; leave it out"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgumentError(f"filters has the term {shown(term)}: a value must be finite, not {value}")
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise InvalidArgumentError(
+        f"filters has the term {shown(term)}: a value must be a bool, a number, a text, a date or a datetime, not "
+        f"{type(value).__name__}"
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,0 +1,143 @@
+"""Record which rows a dataset has, and find the rows of another dataset that are among them.
+
+Footers are enough, except for row groups of which filters may select a part: their filter columns are read. A file is
+known by its content as its footer describes it: a copy, a moved file and a symbolic link are the same file. Rows that
+were written into another file are not recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.filters import Filters, parse_filters
+from shoal.data.planning.splits import GroupSelection, Split
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shoal.data.parquet.source import ParquetSource
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFile:
+    """The rows of one file that a dataset has.
+
+    Args:
+        path: Path of the file when it was recorded.
+        digest: Fingerprint of the file; see :meth:`ParquetSource.file_digest`.
+        groups: For each row group, the selected rows. With filters, only the rows that match them are counted.
+        filters: Filters of the dataset; None without filters.
+    """
+
+    path: str
+    digest: str
+    groups: tuple[GroupSelection, ...]
+    filters: Filters | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON, without the row numbers: a split is stored by its weights, index and seed."""
+        splits = [split for split, _ in self.groups[0].steps] if self.groups else []
+        return {
+            "path": self.path,
+            "digest": self.digest,
+            "splits": [[list(split.weights), split.index, split.seed] for split in splits],
+            "groups": [[group.rows, group.key, [before for _, before in group.steps]] for group in self.groups],
+            **({"filters": self.filters} if self.filters else {}),
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> RecordedFile:
+        """Build a record from the result of :meth:`to_json`."""
+        splits = [Split(tuple(weights), index, seed) for weights, index, seed in document["splits"]]
+        return cls(
+            document["path"],
+            document["digest"],
+            tuple(
+                GroupSelection(rows, tuple(zip(splits, before, strict=True)), key)
+                for rows, key, before in document["groups"]
+            ),
+            parse_filters(document["filters"]) if "filters" in document else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file of which two datasets have the same rows.
+
+    Args:
+        path: Path of the file in the dataset that was checked.
+        recorded: Path of the file in the recorded dataset.
+        rows: Number of rows that both have.
+    """
+
+    path: str
+    recorded: str
+    rows: int
+
+
+def record(source: ParquetSource) -> list[RecordedFile]:
+    """Record which rows a source has.
+
+    Args:
+        source: The source.
+
+    Returns:
+        One record for each file that has rows.
+    """
+    return [
+        RecordedFile(
+            footer.path,
+            source.file_digest(footer.path),
+            tuple(
+                source.selection(footer.path, index) or GroupSelection(rows, (), "")
+                for index, (rows, _) in enumerate(footer.groups)
+            ),
+            source.filters,
+        )
+        for footer in source.used_footers()
+    ]
+
+
+def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
+    """Find the files of which a source has rows that were recorded.
+
+    Args:
+        recorded: Records of other sources.
+        source: The source to check.
+
+    Returns:
+        The files with shared rows; empty if no row is shared. Parts of one random split share no rows.
+    """
+    known: dict[str, list[RecordedFile]] = {}
+    for each in recorded:
+        known.setdefault(each.digest, []).append(each)
+    found = []
+    for mine in record(source) if known else ():
+        theirs = known.get(mine.digest, [])
+        rows = sum(_shared(source, mine, theirs, index) for index in range(len(mine.groups))) if theirs else 0
+        if rows:
+            found.append(SharedFile(mine.path, theirs[0].path, rows))
+    return found
+
+
+def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
+    """Return the number of rows of a row group that are in one record and in at least one of the others."""
+    import numpy as np
+
+    theirs = [file for file in theirs if file.groups[index].selected]
+    if not theirs or not mine.groups[index].selected:
+        return 0
+    if any(file.filters is None and not file.groups[index].steps for file in theirs):
+        return mine.groups[index].selected
+    taken = np.zeros(source.footer(mine.path).groups[index][0], dtype=bool)
+    for file in theirs:
+        taken[_positions(source, mine.path, file, index)] = True
+    return int(taken[_positions(source, mine.path, mine, index)].sum())
+
+
+def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
+    """Return the positions of a record's rows in a row group, read from the source's copy of the file."""
+    chosen = file.groups[index].indices()
+    return chosen if file.filters is None else source.matching(path, index, file.filters)[chosen]

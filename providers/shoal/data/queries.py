@@ -1,0 +1,73 @@
+"""SQL in a dataset's spec: one SELECT with bound parameters, and a connection that is given by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.errors import InvalidArgumentError, shown
+
+CONNECTION_PREFIX = "SHOAL_CONNECTION_"
+"""Prefix of the environment variables with the URLs of connections."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
+_SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
+
+
+def check_connection_name(name: str) -> None:
+    """Check that a connection is given by a name and not by a URL.
+
+    Raises:
+        InvalidArgumentError: If it is not a legal name.
+    """
+    if not _NAME.fullmatch(name):
+        # The value is not shown, because it may be a URL with a password.
+        raise InvalidArgumentError(
+            'connection must be a name of letters, digits, "_", "-" and ".", not a URL: set the environment variable '
+            f"{CONNECTION_PREFIX}<NAME> to the URL and give the name"
+        )
+
+
+def check_query(sql: str, params: Mapping[str, Any]) -> None:
+    """Check that SQL text is a single SELECT and that its parameters are given, before a database is asked.
+
+    The check protects from mistakes. The protection from writes is a read-only transaction or connection; see
+    :func:`shoal.data.staging.sql.stage_select`.
+
+    Args:
+        sql: The statement, with parameters as ``:name``.
+        params: Parameter -> its value.
+
+    Raises:
+        InvalidArgumentError: If the statement is not a single SELECT or WITH, or lacks a value of a parameter, or a
+            value has no parameter.
+    """
+    import sqlalchemy as sa
+
+    body = sql.rstrip().removesuffix(";")
+    if ";" in body:
+        # Each database has its own rules for quotes and comments, so ";" is not looked for outside of them only.
+        raise InvalidArgumentError(
+            'sql contains a ";" before its end: give one statement, and a text with ";" as a parameter, such as :name '
+            "with params={'name': ...}"
+        )
+    rest = body
+    while comment := _LEADING_COMMENT.match(rest):
+        rest = rest[comment.end() :]
+    if not _SELECT.match(rest):
+        raise InvalidArgumentError(f"sql must be a SELECT, or a WITH that ends in one, not {shown(rest.strip())}")
+    named = set(sa.text(body).compile().params)
+    if missing := sorted(named - set(params)):
+        raise InvalidArgumentError(
+            f"sql has the parameter :{missing[0]}, which params does not give: add it, or write \\: for a colon in a "
+            "text"
+        )
+    if unused := sorted(set(params) - named):
+        raise InvalidArgumentError(f'params has "{unused[0]}", but sql has no parameter :{unused[0]}')
+
+
+def connection_variable(name: str) -> str:
+    """Return the environment variable with the URL of a connection, such as SHOAL_CONNECTION_WAREHOUSE."""
+    return CONNECTION_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())

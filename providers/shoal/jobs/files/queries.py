@@ -1,0 +1,79 @@
+"""Run the queries of a job's datasets in its driver, and stage their rows for the workers."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from shoal.data.queries import connection_variable
+from shoal.data.spec import DatasetSpec
+from shoal.errors import DataError
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import storage
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.spec import AnySpec
+
+Spec = TypeVar("Spec", bound=AnySpec)
+
+
+def locations(spec: AnySpec, key: Key) -> dict[str, str]:
+    """Return where an attempt stages the rows of its queries.
+
+    The directories follow from spec and attempt, so that they can be removed after a driver was killed.
+
+    Args:
+        spec: Spec of the job.
+        key: The attempt.
+
+    Returns:
+        Query (see :meth:`DatasetSpec.query_key`) -> directory or URI.
+    """
+    from shoal.data.parquet.filesystems import join, normalise
+    from shoal.data.staging.staged_data import default_location
+
+    queries = list(dict.fromkeys(query for dataset in spec.datasets() if (query := dataset.query_key())))
+    if not queries:
+        return {}
+    location = spec.run_config.artifact_location
+    base = join(normalise(storage.root(location)), "staging") if location else default_location()
+    return {query: join(base, f"{key.submission_id}.{number}") for number, query in enumerate(queries)}
+
+
+def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
+    """Run the queries of a spec and stage their rows. Datasets with the same query share the rows of one run.
+
+    Args:
+        spec: Spec of the job.
+        key: The attempt.
+        secrets: Credentials of the job, with the URLs of its connections.
+
+    Returns:
+        The spec with the staged rows in place of the queries.
+
+    Raises:
+        DataError: If a query fails, or a connection has no URL.
+    """
+    from shoal.data.staging.sql import stage_select
+    from shoal.data.staging.staged_data import staged as staged_in
+
+    done: set[str] = set()
+    where = locations(spec, key)
+
+    def replaced(dataset: DatasetSpec) -> DatasetSpec:
+        query = dataset.query_key()
+        if query is None or dataset.sql is None or dataset.connection is None:
+            return dataset
+        if query not in done:
+            url = secrets.environment.get(connection_variable(dataset.connection))
+            if url is None:
+                raise DataError(
+                    f'the connection "{dataset.connection}" has no URL in this job: set '
+                    f"{connection_variable(dataset.connection)} where the job is submitted"
+                )
+            base, _, name = where[query].rpartition("/")
+            with staged_in(base, name) as directory:
+                rows = stage_select(dataset.sql, dataset.params or {}, url, directory)
+            print(f'the query of connection "{dataset.connection}" returned {rows} rows', flush=True)
+            done.add(query)
+        return dataset.model_copy(update={"paths": (where[query],), "staging": where[query]})
+
+    return spec.with_datasets(replaced)

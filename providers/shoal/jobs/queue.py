@@ -1,0 +1,209 @@
+"""Decide which waiting jobs of a pool start next. Pure: rows in, decision out.
+
+A pool runs as many jobs as have room. There is room for a job if both hold:
+
+- Drivers: a quarter of the head's memory is for drivers, and each driver counts with 400 MB (`drivers_in`).
+- CPUs and GPUs: the workers of the running jobs and those of the new job need no more than the ready nodes offer in
+  total. A job that needs more than that counts as needing all nodes: it starts when no other job runs, and its driver
+  then refuses it or reduces it as without a queue. Nodes that are still starting do not count.
+
+At least one job of a pool always runs, whatever these estimates say. No job overtakes the first waiting one, so that
+small jobs cannot keep a large one waiting for ever.
+
+The order is: higher priority first; then holders in turn, the holder with the fewest running jobs first; then age.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any, NamedTuple, Self
+
+from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec
+from shoal.jobs.spec import JobSpec
+from shoal.training.pytorch.scaling import PyTorchScalingConfig
+from shoal.training.scaling import gpu_wish
+
+DRIVER_BYTES = 400 * 2**20
+"""Memory that one driver counts with."""
+
+_DRIVERS_SHARE = 4
+"""The drivers get one part in so many of the head's memory: its workers, the object store and Ray get the others."""
+
+
+class NodeSize(NamedTuple):
+    """CPUs and GPUs of one ready node."""
+
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The workers that a job asks for, as its spec says it: their number may depend on the nodes.
+
+    Attributes:
+        workers: Number of workers; -n: n on each node.
+        cpus: CPUs of each worker; -1: all CPUs of a node, divided among its workers.
+        gpus: GPUs of each worker; -1: one if every node has one.
+        per_gpu: Whether a negative `workers` means one worker on each GPU where workers use GPUs.
+    """
+
+    workers: int = -1
+    cpus: int = -1
+    gpus: int = 0
+    per_gpu: bool = False
+
+    @classmethod
+    def of(cls, spec: AnyJobSpec) -> Self:
+        """Return the gang of a job."""
+        if isinstance(spec, FunctionJobSpec):
+            return cls._of_function(spec)
+        wish: bool | None = False  # of predictions, and of LightGBM unless it is told otherwise
+        if isinstance(spec, JobSpec):
+            device = spec.params.get("device")
+            wish = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
+            if wish is None and spec.framework == "lightgbm":
+                wish = False
+        gpus = -1 if wish is None else int(wish)
+        return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
+
+    @classmethod
+    def _of_function(cls, spec: FunctionJobSpec) -> Self:
+        # A function that starts workers by itself waits for them and needs next to nothing.
+        config = spec.room_for or spec.scaling_config
+        each = config.resource_requirements_per_worker
+        if not isinstance(config, PyTorchScalingConfig):
+            return cls(config.num_workers, each.num_cpus, each.num_gpus)
+        per_node = config.num_workers_per_node
+        workers = -per_node if config.num_nodes == -1 else config.num_nodes * per_node
+        return cls(workers, each.num_cpus, each.num_gpus)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
+        """Build the gang from the result of :meth:`to_json`; rows of older versions have none, which claims all."""
+        return cls(**fields) if fields else cls()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the gang as plain data for the store."""
+        return asdict(self)
+
+    def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
+        """Return the CPUs and GPUs that the gang takes of these nodes, at most all of them."""
+        total = _total(nodes)
+        gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
+        workers = self.workers
+        if workers < 0:
+            workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
+        cpus = workers * self.cpus if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
+        return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One attempt that runs or waits on a pool.
+
+    Attributes:
+        job_id: Id of the job.
+        attempt: Number of the attempt.
+        holder: Name of the run that submitted the job.
+        priority: Priority of the job.
+        queued_at: Time when the attempt joined the queue.
+        waits: Whether the attempt waits; otherwise its driver runs or is about to run.
+        gang: The workers that the job asks for.
+    """
+
+    job_id: str
+    attempt: int
+    holder: str
+    priority: int
+    queued_at: float
+    waits: bool
+    gang: Gang
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Id of the job and number of the attempt."""
+        return self.job_id, self.attempt
+
+
+@dataclass(frozen=True)
+class Room:
+    """Everything that jobs of a pool share.
+
+    Attributes:
+        drivers: Most drivers at once; None: not limited.
+        nodes: The ready nodes; if none is known, CPUs and GPUs do not limit the number of jobs.
+    """
+
+    drivers: int | None
+    nodes: tuple[NodeSize, ...]
+
+
+def drivers_in(memory_bytes: int) -> int:
+    """Return how many drivers there is room for on a head with so much memory."""
+    return max(1, memory_bytes // _DRIVERS_SHARE // DRIVER_BYTES)
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the waiting attempts of a pool, the next one first.
+
+    Args:
+        entries: The running and waiting attempts of one pool.
+    """
+    entries = list(entries)
+    running = Counter(entry.holder for entry in entries if not entry.waits)
+    waiting = sorted((entry for entry in entries if entry.waits), key=lambda entry: -entry.priority)
+    ordered: list[Entry] = []
+    for _, equals in groupby(waiting, key=lambda entry: entry.priority):
+        ordered += _in_turns(equals, running)
+    return ordered
+
+
+def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
+    """Return the waiting attempts that there is room for now, in their order.
+
+    Args:
+        entries: The running and waiting attempts of one pool.
+        room: What there is for all of them.
+    """
+    entries = list(entries)
+    total = _total(room.nodes)
+    claims = [entry.gang.claim(room.nodes) for entry in entries if not entry.waits]
+    chosen: list[Entry] = []
+    for entry in in_order(entries):
+        if room.drivers is not None and len(claims) >= max(1, room.drivers):
+            break
+        claims.append(entry.gang.claim(room.nodes))
+        taken = _total(claims)
+        if len(claims) > 1 and (taken.cpus > total.cpus or taken.gpus > total.gpus):
+            break
+        chosen.append(entry)
+    return chosen
+
+
+def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]:
+    """Yield attempts of one priority, of the holder with the fewest jobs first; count them as running."""
+    lines: dict[str, list[Entry]] = {}
+    for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):
+        lines.setdefault(entry.holder, []).append(entry)  # the oldest at the end
+
+    def turn(holder: str) -> tuple[int, float, tuple[str, int], str]:
+        first = lines[holder][-1]
+        return running[holder], first.queued_at, first.key, holder
+
+    turns = [turn(holder) for holder in lines]
+    heapq.heapify(turns)
+    while turns:
+        *_, holder = heapq.heappop(turns)
+        yield lines[holder].pop()
+        running[holder] += 1
+        if lines[holder]:
+            heapq.heappush(turns, turn(holder))
+
+
+def _total(sizes: Iterable[NodeSize]) -> NodeSize:
+    return NodeSize(*map(sum, zip(*sizes, strict=True))) if (sizes := list(sizes)) else NodeSize(0, 0)

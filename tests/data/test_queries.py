@@ -1,0 +1,123 @@
+"""SQL in a spec: what is refused when it is parsed, what a database refuses, and rows that are the same from each."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+
+from shoal.data import DataConnector
+from shoal.data.spec import DatasetSpec
+from shoal.data.staging.sql import stage_select
+from shoal.errors import DataError, InvalidArgumentError
+from tests.support.postgres import PASSWORD, Postgres
+
+WRITES = "WITH gone AS (DELETE FROM trips RETURNING *) SELECT * FROM gone"
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> str:
+    with sqlite3.connect(tmp_path / "warehouse.db") as database:
+        database.execute("CREATE TABLE trips (id INTEGER, month INTEGER, delay REAL, carrier TEXT)")
+        database.executemany("INSERT INTO trips VALUES (?, ?, ?, ?)", [(i, i % 12 + 1, i / 4, "AA") for i in range(60)])
+    return f"sqlite:///{tmp_path}/warehouse.db"
+
+
+def rows_in(url: str) -> int:
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        count: int = connection.execute(sa.text("SELECT count(*) FROM trips")).scalar_one()
+    engine.dispose()
+    return count
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sql": "DELETE FROM trips"}, "sql must be a SELECT"),
+        ({"sql": "/* SELECT */ -- SELECT\nDROP TABLE trips"}, "sql must be a SELECT"),
+        ({"sql": "selection"}, "sql must be a SELECT"),
+        ({"sql": "SELECT 1; DROP TABLE trips"}, 'contains a ";" before its end'),
+        ({"sql": "SELECT 1 -- ;\n; COMMIT; DROP TABLE trips;"}, 'contains a ";" before its end'),
+        ({"sql": "SELECT * FROM trips WHERE month > :low"}, "the parameter :low, which params does not give"),
+        ({"sql": "SELECT 1", "params": {"low": 3}}, 'params has "low"'),
+        ({"sql": "SELECT 1", "params": {"low": [3]}}, "params.low"),
+        ({"sql": "SELECT 1", "connection": "postgresql://me:hunter2@host/x"}, "must be a name"),
+        ({"sql": "SELECT 1", "connection": None}, "sql needs a connection"),
+        ({"sql": "SELECT 1", "paths": ("/x",)}, "give one of them"),
+        ({"sql": "SELECT 1", "filters": [["x", "=", 1]]}, "write them into the WHERE"),
+        ({"sql": None, "paths": ("/x",)}, "belong to sql"),
+        ({"sql": None, "connection": None}, "needs paths, or sql with a connection"),
+    ],
+)
+def test_a_wrong_query_is_refused_when_parsed(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        DatasetSpec.parse({"connection": "warehouse", **fields})
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sql", ["select 1", "\n-- why\nSELECT 1 ;\n", "/* a */ with x as (select 1) select * from x"])
+def test_one_select_is_accepted(sql: str) -> None:
+    spec = DatasetSpec(sql=sql, connection="warehouse")
+    assert DatasetSpec.parse(spec.model_dump(mode="json")) == spec
+    with pytest.raises(InvalidArgumentError, match="sql in a spec is run by a job"):
+        DataConnector.from_spec(spec)
+
+
+def test_parameters_are_bound(sqlite: str, tmp_path: Path) -> None:
+    sql = "SELECT id FROM trips WHERE carrier = :carrier AND month <= :month ORDER BY id"
+    injected = {"carrier": "x' OR 1=1; DROP TABLE trips; --", "month": 12}
+    assert stage_select(sql, injected, sqlite, str(tmp_path)) == 0
+    assert stage_select(sql, {"carrier": "AA", "month": 3}, sqlite, str(tmp_path)) == 15
+    assert rows_in(sqlite) == 60
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT missing FROM trips", "no such column: missing"),
+        ("SELECT * FROM dropped", "no such table: dropped"),
+        ("WITH all_rows AS (SELECT 1) DELETE FROM trips", "attempt to write a readonly database"),
+    ],
+)
+def test_sqlite_refuses_writes_and_wrong_names(sqlite: str, tmp_path: Path, sql: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        stage_select(sql, {}, sqlite, str(tmp_path))
+    assert rows_in(sqlite) == 60
+
+
+def test_an_sqlite_database_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"typo\.db does not exist"):
+        stage_select("SELECT 1", {}, f"sqlite:///{tmp_path}/typo.db", str(tmp_path))
+    assert not (tmp_path / "typo.db").exists()
+
+
+def test_postgresql_refuses_writes_and_shows_no_password(postgres: Postgres, tmp_path: Path) -> None:
+    postgres.run("CREATE DATABASE warehouse")
+    try:
+        postgres.run("CREATE TABLE trips AS SELECT i AS id, DATE '2024-01-01' + i AS day FROM generate_series(0, 59) i",
+                     "warehouse")  # fmt: skip
+        postgres.run("CREATE SEQUENCE ids", "warehouse")
+        url = postgres.url("warehouse")
+        for sql, said in (
+            (WRITES, "must not contain data-modifying statements"),
+            ("SELECT nothing FROM trips", 'column "nothing" does not exist'),
+            ("SELECT * FROM dropped", 'relation "dropped" does not exist'),
+            ("SELECT nextval('ids')", r"cannot execute nextval\(\) in a read-only transaction"),
+        ):
+            with pytest.raises(DataError, match=said):
+                stage_select(sql, {}, url, str(tmp_path))
+        assert rows_in(url) == 60
+        window = "SELECT id FROM trips WHERE day >= :low AND day < :high ORDER BY id"
+        assert stage_select(window, {"low": "2024-01-11", "high": "2024-02-01"}, url, str(tmp_path)) == 21
+        assert pq.read_table(tmp_path)["id"].to_pylist() == list(range(10, 31))
+        with pytest.raises(DataError, match="cannot be reached") as caught:
+            stage_select("SELECT 1", {}, postgres.url("warehouse", password="mistaken"), str(tmp_path))
+        assert "mistaken" not in str(caught.value) and PASSWORD not in str(caught.value)
+    finally:
+        postgres.run("DROP DATABASE warehouse WITH (FORCE)")

@@ -1,0 +1,196 @@
+"""Which waiting job of a pool starts next, from rows alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs import FunctionJobSpec, JobSpec
+from shoal.jobs.predict_spec import PredictJobSpec
+from shoal.jobs.queue import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, in_order, next_up
+from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
+from shoal.training.scaling import ScalingConfig
+
+ONE_CPU = Gang(workers=1, cpus=1)
+TWO_NODES = (NodeSize(2, 0), NodeSize(2, 0))
+
+
+def entry(
+    name: str, *, holder: str = "a", priority: int = 0, at: float = 0.0, waits: bool = True, gang: Gang = ONE_CPU
+):
+    return Entry(name, 1, holder, priority, at, waits, gang)
+
+
+def names(entries: list[Entry]) -> str:
+    return "".join(each.job_id for each in entries)
+
+
+@pytest.mark.parametrize(
+    ("entries", "order"),
+    [
+        ([], ""),
+        ([entry("x", at=2), entry("y", at=1)], "yx"),
+        ([entry("x", at=1), entry("y", at=2, priority=1), entry("z", at=0, priority=-1)], "yxz"),
+        ([entry("1", at=1), entry("2", at=2), entry("3", at=3), entry("x", holder="b", at=9)], "1x23"),
+        (
+            [entry("r", waits=False), entry("1", at=1), entry("x", holder="b", at=9), entry("y", holder="b", at=9)],
+            "x1y",
+        ),
+        (
+            [entry("1", at=1), entry("2", at=2), entry("x", holder="b", at=9, priority=1), entry("y", holder="b")],
+            "x1y2",
+        ),
+        ([entry("y", at=1), entry("x", at=1)], "xy"),
+    ],
+    ids=["nothing", "age", "priority", "holders in turn", "fewest running first", "priority counts", "a tie"],
+)
+def test_the_order_is_priority_then_holders_in_turn_then_age(entries, order):
+    assert names(in_order(entries)) == order
+
+
+WAITING = [entry(name, at=at) for at, name in enumerate("123456")]
+
+
+@pytest.mark.parametrize(
+    ("entries", "room", "started"),
+    [
+        (WAITING, Room(10, TWO_NODES), "1234"),
+        (WAITING, Room(3, TWO_NODES), "123"),
+        (WAITING, Room(0, TWO_NODES), "1"),
+        (WAITING, Room(None, ()), "123456"),
+        ([entry("r", waits=False), *WAITING], Room(10, TWO_NODES), "123"),
+        ([entry("r", waits=False, gang=Gang()), *WAITING], Room(10, TWO_NODES), ""),
+        ([entry("r", waits=False, gang=Gang(workers=9, cpus=9)), *WAITING], Room(10, TWO_NODES), ""),
+        ([entry("b", at=-1, gang=Gang(workers=9, cpus=9)), *WAITING], Room(10, TWO_NODES), "b"),
+        ([entry("r", waits=False), entry("b", at=-1, gang=Gang(4, 1)), *WAITING], Room(10, TWO_NODES), ""),
+        ([entry("g", gang=Gang(1, 1, 1)), entry("h", at=1, gang=Gang(1, 1, 1))], Room(10, (NodeSize(4, 1),)), "g"),
+        ([entry("z", at=-1, gang=Gang(1, 0)), *WAITING], Room(10, (NodeSize(1, 0),)), "z1"),
+    ],
+    ids=[
+        "CPUs", "drivers", "always one", "nodes not known", "beside a running one", "a running one takes all",
+        "a running one counts with all at most", "more than there is runs alone", "no job overtakes the first", "GPUs",
+        "a job without CPUs",
+    ],
+)  # fmt: skip
+def test_jobs_start_that_there_is_room_for(entries, room, started):
+    assert names(next_up(entries, room)) == started
+
+
+GANGS = st.builds(Gang, st.integers(-2, 5).filter(bool), st.integers(-1, 4), st.integers(-1, 2), st.booleans())
+ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        st.uuids().map(str),
+        st.just(1),
+        st.sampled_from("abc"),
+        st.integers(-1, 1),
+        st.integers(0, 3),
+        st.booleans(),
+        GANGS,
+    ),
+    max_size=12,
+)
+NODES = st.lists(st.builds(NodeSize, st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=3)
+ROOMS = st.builds(Room, st.integers(0, 6), NODES.map(tuple))
+
+
+def fits(entries: list[Entry], room: Room) -> bool:
+    claims = [each.gang.claim(room.nodes) for each in entries]
+    return (
+        room.drivers is not None
+        and len(entries) <= room.drivers
+        and sum(claim.cpus for claim in claims) <= sum(node.cpus for node in room.nodes)
+        and sum(claim.gpus for claim in claims) <= sum(node.gpus for node in room.nodes)
+    )
+
+
+@settings(max_examples=50)
+@given(ENTRIES, ROOMS)
+def test_it_is_never_idle_when_there_is_room_and_never_above_it(entries, room):
+    running = [each for each in entries if not each.waits]
+    line, chosen = in_order(entries), next_up(entries, room)
+
+    assert sorted(map(id, line)) == sorted(id(each) for each in entries if each.waits)  # each waiting one, once
+    assert chosen == line[: len(chosen)]
+    assert not chosen or len(running + chosen) == 1 or fits(running + chosen, room)
+    if len(chosen) < len(line):
+        assert running + chosen
+        assert not fits([*running, *chosen, line[len(chosen)]], room)
+
+
+@settings(max_examples=50)
+@given(ENTRIES)
+def test_no_holder_is_two_ahead_of_one_that_waits(entries):
+    running = Counter(each.holder for each in entries if not each.waits)
+    left = in_order(entries)
+    while left:
+        first = left.pop(0)
+        assert all(each.priority <= first.priority for each in left)
+        equals = [each for each in [first, *left] if each.priority == first.priority]
+        assert running[first.holder] == min(running[each.holder] for each in equals)
+        assert first.queued_at == min(each.queued_at for each in equals if each.holder == first.holder)
+        running[first.holder] += 1
+
+
+def boosting(framework: str = "xgboost", params: dict[str, object] | None = None, **scaling: object) -> JobSpec:
+    return JobSpec(
+        framework=framework, dataset=DatasetSpec(paths=("/d",)), input_cols=("a",), label_col="y", params=params or {},
+        scaling_config=ScalingConfig(**scaling),
+    )  # fmt: skip
+
+
+def function(**fields: object) -> FunctionJobSpec:
+    return FunctionJobSpec(train_func="pkg.module:train", **fields)
+
+
+CPUS = (NodeSize(4, 0), NodeSize(4, 0), NodeSize(4, 0))
+GPUS = (NodeSize(8, 2), NodeSize(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "claim"),
+    [
+        (boosting(), CPUS, (12, 0)),
+        (boosting(num_workers=1), CPUS, (4, 0)),
+        (boosting(num_workers=6), CPUS, (12, 0)),
+        (boosting(num_cpu_per_worker=1), CPUS, (3, 0)),
+        (boosting(num_workers=2, num_cpu_per_worker=3), CPUS, (6, 0)),
+        (boosting(num_workers=20, num_cpu_per_worker=3), CPUS, (12, 0)),
+        (boosting(num_cpu_per_worker=1), GPUS, (4, 4)),
+        (boosting(num_workers=1, num_cpu_per_worker=1, use_gpu=False), GPUS, (1, 0)),
+        (boosting(num_workers=1, num_cpu_per_worker=1, params={"device": "cuda"}), GPUS, (1, 1)),
+        (boosting("lightgbm", num_workers=1, num_cpu_per_worker=1), GPUS, (1, 0)),
+        (PredictJobSpec(model="/model", dataset=DatasetSpec(paths=("/d",)), output_path="/out"), GPUS, (16, 0)),
+        (function(), CPUS, (1, 0)),
+        (function(scaling_config=PyTorchScalingConfig(num_nodes=-1, num_workers_per_node=2)), CPUS, (6, 0)),
+        (function(scaling_config=PyTorchScalingConfig(num_nodes=2, num_workers_per_node=2)), CPUS, (4, 0)),
+        (
+            function(
+                scaling_config=SpreadScalingConfig(
+                    num_workers=3, resource_requirements_per_worker=WorkerResourceConfig(num_cpus=2, num_gpus=1)
+                )
+            ),
+            GPUS,
+            (6, 3),
+        ),
+        (function(room_for=SpreadScalingConfig(num_workers=5)), CPUS, (5, 0)),
+    ],
+)
+def test_what_the_workers_of_a_job_take(spec, nodes, claim):
+    gang = Gang.of(spec)
+
+    assert gang.claim(nodes) == claim
+    assert Gang.from_json(gang.to_json()) == gang
+
+
+def test_a_job_of_an_older_version_takes_all():
+    assert Gang.from_json(None).claim(CPUS) == (12, 0)
+
+
+def test_a_quarter_of_the_memory_is_for_drivers():
+    assert drivers_in(0) == 1
+    assert drivers_in(4 * 5 * DRIVER_BYTES) == 5
