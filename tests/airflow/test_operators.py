@@ -18,6 +18,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from shoal import jobs
 from shoal.airflow._base import TaskKilledError
 from shoal.airflow.operators import (
+    BatchPredictOperator,
     CleanupPoolOperator,
     DistributedTrainOperator,
     LeasePoolOperator,
@@ -306,6 +307,26 @@ def test_a_function_by_name_or_by_value_is_a_job(on_fake_head, context, tmp_path
     named.execute(context)
     driver.join()
     assert (asked().train_func, asked().args, asked().kwargs) == ("pkg.module:train", (3,), {"rate": 0.1})
+
+
+def test_a_prediction_is_a_job(on_fake_head, context, tmp_path):
+    predict = BatchPredictOperator(
+        task_id="predict",
+        model="models:/delays@champion",
+        dataset={"paths": [str(tmp_path)]},
+        output_path=str(tmp_path / "out"),
+        spec={"keep_cols": ["id"]},
+        pool_name=POOL,
+    )
+    predict.model = "models:/delays"
+    with pytest.raises(InvalidArgumentError, match="names no version"):
+        predict.execute(context)
+    predict.model = "models:/delays@champion"
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    predict.execute(context)
+    driver.join()
+    assert (asked().framework, asked().model, asked().keep_cols) == ("predict", "models:/delays@champion", ("id",))
+    assert set(BatchPredictOperator.template_fields) >= {"model", "dataset", "output_path", "spec", "pool_name"}
 
 
 def test_a_callable_travels_with_its_arguments(on_fake_head, context, tmp_path):

@@ -25,13 +25,14 @@ from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import Workplace
 from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
+from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.progress import OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from tests.support.waiting import wait_until
 
@@ -278,7 +279,7 @@ class TestDriver:
     def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
         password = "hunter22"
 
-        def fail(request: TrainRequest, *, user_code: UserCode, env: dict[str, str]) -> None:
+        def fail(request: TrainRequest, *, env: dict[str, str], **_: object) -> None:
             assert env["MLFLOW_TRACKING_PASSWORD"] == password == os.environ["MLFLOW_TRACKING_PASSWORD"]
             print(f"trying {password}")
             raise ValueError(f"{password} was refused")
@@ -326,6 +327,30 @@ class TestDriver:
 
         assert (code, job.state, job.error) == (1, JobState.CANCELLED, "on request")
         assert log().rstrip().endswith("cancelled: on request")
+
+    @pytest.mark.parametrize("error", [None, TrainingError("rank 0 failed")])
+    def test_progress_is_in_the_row_while_it_trains_and_after_its_end(self, store, spec, monkeypatch, error):
+        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 0.01)
+        seen = []
+
+        def training(request: TrainRequest, *, on_progress: OnProgress, **_: object) -> TrainResult:
+            on_progress(Progress(1, 3, "rounds", {"eval-rmse": 2.5}))
+            wait_until(lambda: attempts.load(Store(), KEY).progress, "the first record")
+            seen.append(JobStatus.of(attempts.load(Store(), KEY)).progress)
+            monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 60.0)
+            on_progress(Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf}))
+            if error is not None:
+                raise error
+            return plain_xgboost(request)
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", training)
+
+        _, job = drive(store, spec.model_copy(update={"tracking": None}))
+
+        assert seen == [Progress(1, 3, "rounds", {"eval-rmse": 2.5})]
+        assert job.state is (JobState.SUCCEEDED if error is None else JobState.FAILED)
+        assert JobStatus.of(job).progress == Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf})
 
     def test_what_is_not_wanted_any_more_is_not_begun(self, store, spec):
         assert drive(store, spec)[0] == 0

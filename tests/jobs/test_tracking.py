@@ -279,7 +279,7 @@ class TestGate:
             assert scoring.score(model, holdout, "y", "rmse", input_cols=columns) < 1e-6 < champion.value
         with pytest.raises(DataError, match=r"register\.input_cols"):
             scoring.score(model, holdout, "y", "rmse")
-        with pytest.raises(DataError, match="the model cannot predict the holdout's rows"):
+        with pytest.raises(DataError, match="the model cannot predict these rows"):
             scoring.score(model, holdout, "y", "rmse", input_cols=["a"])
 
     def test_a_champion_that_names_no_columns_is_judged_by_its_own(self, run, store, holdout):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors import dispatch
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, PoolDownError
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.scaling import (
@@ -77,7 +77,13 @@ class Site:
         from shoal.pool.api import ComputePool
 
         pool = ComputePool(self.run_config.pool_name)
-        [head, *_] = pool.get_nodes()
+        nodes = pool.get_nodes()
+        if not nodes:
+            raise PoolDownError(
+                f'no node of pool "{pool.name}" is ready: `shoal pool describe {pool.name}` shows the reason, and '
+                f"`shoal pool up {pool.name}` starts a pool that is down"
+            )
+        head = nodes[0]
         each = self.claim.resource_requirements_per_worker
         per_node = fitting(Node(name=head["name"], cpus=head["cpus"], gpus=head["gpus"]), each)
         if not per_node:
@@ -117,6 +123,7 @@ class DistributedFunction(_Decorated[P, T]):
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
+            PoolDownError: No node of the pool is ready.
             CapacityError: The nodes have no room for the workers.
             ScaleError: The pool could not grow, and was restored to its previous size.
             TrainingError: A rank raised an exception; the error describes the first one.
@@ -142,6 +149,7 @@ class LaunchedFunction(_Decorated[P, T]):
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
+            PoolDownError: No node of the pool is ready.
             CapacityError: The nodes have no room for the requested workers.
             ScaleError: The pool could not grow, and was restored to its previous size.
             TrainingError: The function raised an exception.

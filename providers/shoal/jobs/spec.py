@@ -230,7 +230,8 @@ class JobResult(Settings):
     model_uri: str = Field(description="The model in MLflow; untracked, its path.")
     metrics: dict[str, float] = Field(description="Of the model, as <set>-<metric> and holdout-<metric>.")
     best_iteration: int | None = Field(description="Best round, from 0, with early stopping.")
-    rows: int | None = Field(description="Rows trained on; none: a function reads what it likes.")
+    rows: int | None = Field(description="Rows trained on, or predicted; none: a function reads what it likes.")
+    output_path: str | None = Field(default=None, description="Folder of a batch prediction; none: a training.")
     results_path: str | None = Field(default=None, description="What each rank of a function returned, pickled.")
     num_workers: int = Field(description="Workers that trained.")
     seconds: float = Field(description="From the driver's start to its result.")
@@ -249,7 +250,7 @@ class JobResult(Settings):
         plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
         return plain
 
-    @field_validator("model_path", "model_uri", "results_path")
+    @field_validator("model_path", "model_uri", "results_path", "output_path")
     @classmethod
     def _without_credentials(cls, value: str | None) -> str | None:
         return value and redact_value(value)

@@ -287,6 +287,8 @@ class Job(Base):
     """SHA-256 of `results.pkl`."""
     error: Mapped[str | None] = mapped_column(_Text)
     mlflow_run_id: Mapped[str | None]
+    progress: Mapped[dict[str, Any] | None]
+    """Last record of the training's progress; None before the first one, and in rows of shoal 0.2 and before."""
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]

@@ -39,7 +39,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
     if run:
         run.log_params({**_params(spec), **user_code.names()})
         run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
-    trained = train(spec, user_code=user_code, env=place.environment)
+    trained = train(spec, user_code=user_code, env=place.environment, on_progress=place.on_progress)
     path = artifacts.save(folder, claim, trained)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     metrics = _final_metrics(trained)

@@ -90,6 +90,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
             location=root,
             env=place.environment,
             on_metrics=sender.log,
+            on_progress=place.on_progress,
             may_publish=place.is_current,
         )
     results, digest = artifacts.save_results(folder, claim, answer)
