@@ -177,7 +177,9 @@ def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, contex
     context["ti"].get_dagrun_state = get_dagrun_state
     holders = [
         "airflow:a_dag/over",
+        "airflow:a_dag/over#score_lease_pool",
         "airflow:a_dag/goes_on",
+        "airflow:a_dag/goes_on#score_lease_pool",
         "airflow:a_dag/another_airflows",
         "airflow:by_hand",
         "prefect:over",
@@ -185,8 +187,18 @@ def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, contex
     for holder in holders:
         ComputePool("tiny", holder=holder).lease(1)
     did = SweepPoolsOperator(task_id="sweep").execute(context)
-    assert did == ["tiny: released the lease of airflow:a_dag/over: its DAG run ended as failed"]
-    assert [lease.holder for lease in up.describe().leases] == holders[1:]
+    assert did == [f"tiny: released the lease of {holder}: its DAG run ended as failed" for holder in holders[:2]]
+    assert [lease.holder for lease in up.describe().leases] == holders[2:]
+
+
+def test_two_leases_of_a_run_are_cleaned_up_one_by_one(up, context):
+    """The two blocks of a DAG on one pool, as `pool_for_run` makes them."""
+    for lease, size in (("lease_pool", 2), ("score_lease_pool", 3)):
+        LeasePoolOperator(task_id="lease", size=size, pool_name="tiny", lease=lease).execute(context)
+    CleanupPoolOperator(task_id="clean", pool_name="tiny", lease="lease_pool").execute(context)
+    assert [(lease.holder, lease.size) for lease in up.describe().leases] == [(f"{RUN}#score_lease_pool", 3)]
+    CleanupPoolOperator(task_id="clean", pool_name="tiny", lease="score_lease_pool").execute(context)
+    assert up.describe().leases == ()
 
 
 @pytest.fixture
@@ -260,12 +272,21 @@ def test_a_further_try_attaches_and_after_a_failure_makes_a_new_attempt(on_fake_
     driver.join()
 
 
-def test_mapped_tasks_have_jobs_of_their_own(on_fake_head, spec, context):
-    for index in (0, 1):
-        driver = meanwhile(ended, JobState.SUCCEEDED)
-        train(spec).execute({**context, "ti": SimpleNamespace(task_id="train", map_index=index)})
-        driver.join()
-    assert len({job.job_id for job in jobs.list_jobs()}) == 2
+def test_mapped_trainings_are_jobs_of_their_own_and_a_retry_finds_its_own(on_fake_head, spec, context):
+    def execute(index: int, state: JobState) -> dict:
+        driver = meanwhile(ended, state)
+        try:
+            return train(spec).execute({**context, "ti": SimpleNamespace(task_id="train", map_index=index)})
+        finally:
+            driver.join()
+
+    ids = [execute(index, JobState.SUCCEEDED)["job_id"] for index in (0, 1, 3)]
+    with pytest.raises(JobFailedError):
+        execute(2, JobState.FAILED)
+    retried = execute(2, JobState.SUCCEEDED)
+    assert retried["attempt"] == 2
+    assert len({*ids, retried["job_id"]}) == 4
+    assert len(jobs.list_jobs()) == 5
 
 
 def running() -> None:

@@ -29,6 +29,7 @@ from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
+from shoal.jobs.mlflow.holdout import Holdout
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
@@ -167,7 +168,7 @@ class TestDriver:
 
         spec = spec.model_copy(
             update={
-                "register_as": Register(model="driven", metric="rmse", holdout=spec.dataset),
+                "register_as": Register(model="driven", metric="rmse", holdout=spec.dataset, overlap="flag"),
                 "run_config": RunConfig(artifact_location=str(tmp_path / "models")),
             }
         )
@@ -189,13 +190,17 @@ class TestDriver:
         assert job.driver is not None
         assert job.driver["pid"] == os.getpid()
         assert "is the first champion" in log()
+        assert result.decision is not None
+        assert result.decision.reason == "first"
+        assert result.decision.sentence in log()
+        assert "although it was trained on 50 rows of the holdout" in log()
         trained = load_training(result)
         assert trained.eval_results["eval"]["rmse"][-1] == result.metrics["eval-rmse"]
         assert trained.booster().num_boosted_rounds() == 3
 
     def test_lightgbm_from_spec_to_result(self, store, spec, tmp_path, monkeypatch):
         monkeypatch.setattr("shoal.training.boosting.engine.train", plain_lightgbm)
-        register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset)
+        register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset, overlap="flag")
         run_config = RunConfig(artifact_location=str(tmp_path / "models"))
         changes = {"framework": "lightgbm", "register_as": register, "run_config": run_config}
 
@@ -236,7 +241,8 @@ class TestDriver:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         result = JobResult.model_validate(job.result)
         assert result.metrics["holdout-rmse"] < 1
-        assert scoring.score(scoring.load(f"models:/{name}/1"), held_out, "y", "rmse") == result.metrics["holdout-rmse"]
+        again = scoring.evaluate(scoring.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"])
+        assert again.value == result.metrics["holdout-rmse"]
         inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
         # Whole numbers with nulls are floats in pandas.
         assert [column.type.name for column in inputs] == ["string", "double", "double"]
@@ -255,12 +261,24 @@ class TestDriver:
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
-        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+        spec = spec.model_copy(
+            update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset, overlap="flag")}
+        )
 
         code, job = drive(store, spec)
 
         assert (code, job.state) == (1, JobState.FAILED)
         assert 'pip install "shoal[mlflow]"' in str(job.error)
+
+    def test_a_holdout_with_training_rows_is_refused_before_training(self, store, spec, monkeypatch):
+        trained: list[object] = []
+        monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
+        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, trained) == (1, JobState.FAILED, [])
+        assert f"50 rows of {spec.dataset.paths[0]}. Name rows that are not in the training data" in str(job.error)
 
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
-from shoal.airflow.hooks import ENGINE, holder_of
+from shoal.airflow.hooks import ENGINE, run_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
@@ -57,7 +57,7 @@ class ScaleClusterOperator(PoolOperator):
 
     def execute(self, context: Context) -> bool:
         """Scale the pool; if the task is killed during the scaling, the scaling is rolled back."""
-        return self.hook.pool(holder_of(context)).scale(
+        return self.hook.pool(self.holder_in(context)).scale(
             int(self.expected_cluster_size),
             is_async=self.returns_at_once,
             options=self.options,
@@ -105,7 +105,7 @@ class LeasePoolOperator(PoolOperator):
         If the task is killed while it waits for the nodes, the lease is released.
         """
         hook = self.hook
-        pool = hook.pool(holder_of(context))
+        pool = hook.pool(self.holder_in(context))
         pool.lease(
             int(self.size),
             exclusive=self.exclusive,
@@ -128,7 +128,7 @@ class _JobOperator(PoolOperator):
             run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
             spec = spec.model_copy(update={"run_config": run_config})
         ti = context["ti"]
-        handle = submit(spec, holder=holder_of(context), key=f"{ti.task_id}/{ti.map_index}")
+        handle = submit(spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}")
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
         # an exception cannot interrupt a transaction.
@@ -258,7 +258,7 @@ class CleanupPoolOperator(PoolOperator):
         """Clean up, and return a report of what was done; safe to run twice."""
         from shoal.jobs import clean_up
 
-        report = clean_up(self.hook.pool().name, self.holder or holder_of(context))
+        report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))
         self.log.info("cancelled %s, lease released: %s", list(report.cancelled) or "nothing", report.released)
         for line in (*report.swept, *report.left):
             self.log.info(line)
@@ -278,7 +278,7 @@ class SweepPoolsOperator(BaseOperator):
         from shoal.jobs.cleanup import clean_up_ended_runs, sweep
 
         def why_ended(run: str) -> str | None:
-            dag_id, slash, run_id = run.partition("/")
+            dag_id, slash, run_id = run_of(run).partition("/")
             if not slash:  # A user chose this holder name; `holder_of` always adds a slash.
                 return None
             try:

@@ -22,6 +22,15 @@ class FunctionRegister(Register):
     input_cols: tuple[str, ...] = Field(
         default=(), description="Its feature columns, for a model whose signature is a tensor and names none."
     )
+    group_col: str | None = Field(
+        default=None, min_length=1, description="Its column of groups, such as queries, for a ranking metric."
+    )
+
+    @model_validator(mode="after")
+    def _groups_to_rank(self) -> Self:
+        if self.ranks and self.group_col is None:
+            raise ValueError("a ranking metric needs group_col, the column of groups")
+        return self
 
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
