@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
@@ -63,6 +63,11 @@ class Leasing(RuleBasedStateMachine):
     def writing(self) -> Iterator[Session]:
         with Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
+
+    @initialize(claims=st.tuples(sizes, sizes, sizes))
+    def three_come_at_once(self, claims: tuple[int, int, int]) -> None:
+        for holder, size in zip("abc", claims, strict=True):
+            self.request(holder, size, exclusive=True, deadline=200.0, minimum=None)
 
     @rule(
         holder=holders,
@@ -123,7 +128,7 @@ class Leasing(RuleBasedStateMachine):
                     now=self.clock(),
                 )  # fmt: skip
 
-    @rule(size=sizes)
+    @rule(size=st.integers(MAX_NODES - 1, MAX_NODES + 2))
     def alter(self, size: int) -> None:
         with self.writing() as session:
             snapshot = rows.load(session, "p")
