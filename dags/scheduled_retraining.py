@@ -1,23 +1,24 @@
 """Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
-The model is trained on the months before the run's month and evaluated on the run's month. It becomes the champion only
-if it is better on this month than the current champion. The flights are of 2013, and so are the DAG's runs. Start them
-with a backfill::
+A run trains on the six complete months before the last complete month, and evaluates the model on the last one. All of
+them have ended before the run's date. The model becomes the champion only if it is better on this month than the
+current champion. The sample data has the same flights every year. To run past months, use a backfill::
 
     airflow backfill create --dag-id scheduled_retraining --max-active-runs 1 \\
-        --from-date 2013-02-01 --to-date 2013-04-30
+        --from-date 2026-02-01 --to-date 2026-04-30
 
-or trigger a run with the month as a parameter. The pool is ``local://retrain?max_nodes=4``. To use another pool, write
-its name or URI to the Airflow Variable ``shoal_retrain_pool``.
+With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it. The
+pool is ``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+``shoal_retrain_pool``.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import Param, dag, get_current_context, task
+from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 
 from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
@@ -26,17 +27,23 @@ from shoal.airflow.sensors import NodesSensor
 POOL = "{{ var.value.get('shoal_retrain_pool', 'local://retrain?max_nodes=4') }}"
 NODES = 3
 
+MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
+"""At the beginning of each month. Without a start date, the first run is the next one, or one that is an hour late.
+With a start date in the past, unpausing the DAG would start the last run at once."""
+
 
 @dag(
-    schedule="@monthly",
-    start_date=datetime(2013, 2, 1, tzinfo=UTC),
-    end_date=datetime(2013, 12, 31, tzinfo=UTC),
-    catchup=False,  # Unpausing the DAG must not train eleven models. Use a backfill for past months.
+    schedule=MONTHLY,
+    catchup=False,  # Unpausing the DAG must not train a model for each past month. Use a backfill for them.
     max_active_runs=2,  # Two runs can share the pool: each has its own lease, and jobs wait for free nodes.
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
         "month": Param(
-            None, type=["null", "integer"], minimum=2, maximum=12, description="Default: the month of the run."
+            None,
+            type=["null", "integer"],
+            minimum=2,
+            maximum=12,
+            description="Month of 2013. Default: the last complete month before the run.",
         ),
         "rounds": Param(100, type="integer", minimum=1, description="Number of boosting rounds."),
     },
@@ -49,11 +56,14 @@ def scheduled_retraining() -> None:
     @task
     def prepare() -> dict[str, Any]:
         """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-        from shoal.examples.flights import retraining_spec
+        from shoal.examples.flights import retraining_spec, scheduled_spec
 
         context = get_current_context()
-        month = context["params"]["month"] or month_of(context["dag_run"].logical_date)
-        return retraining_spec(month, n_estimators=context["params"]["rounds"]).document()
+        run, month, rounds = context["dag_run"], context["params"]["month"], context["params"]["rounds"]
+        if month:
+            return retraining_spec(month, n_estimators=rounds).document()
+        # A run that was triggered by hand may have no logical date.
+        return scheduled_spec(run.logical_date or run.run_after, n_estimators=rounds).document()
 
     @task
     def evaluate(result: dict[str, Any]) -> dict[str, Any]:
@@ -82,13 +92,6 @@ def scheduled_retraining() -> None:
     spec >> pool.setup
     report = evaluate(train.output)
     promoted_or_kept(report) >> [EmptyOperator(task_id="promoted"), EmptyOperator(task_id="kept")]
-
-
-def month_of(logical_date: datetime | None) -> int:
-    """Return the month of a run from its logical date, for a run without the parameter `month`."""
-    if logical_date is None:
-        raise ValueError('this run has no logical date: set the parameter "month", for example {"month": 12}')
-    return logical_date.month
 
 
 scheduled_retraining()

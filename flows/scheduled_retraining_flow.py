@@ -1,12 +1,13 @@
 """Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
 ``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs it once.
-The model is trained on the months before the parameter `month` and evaluated on `month`. Set `month` to run the flow
-for a past month.
+A run trains on the six complete months before the last complete month, and evaluates the model on the last one. With
+the parameter `month`, it trains on the months of 2013 before this month and evaluates the model on it.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from prefect import flow, task
@@ -14,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from shoal.examples.flights import POOL, retraining_spec
+from shoal.examples.flights import POOL, retraining_spec, scheduled_spec
 from shoal.jobs import JobSpec
 from shoal.prefect import clean_up_run, distributed_train, pool_lease, wait_for_nodes
 
@@ -22,9 +23,11 @@ NODES = 3
 
 
 @task(cache_policy=NO_CACHE)
-def prepare(month: int, rounds: int) -> JobSpec:
+def prepare(month: int | None, scheduled: datetime, rounds: int) -> JobSpec:
     """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-    return retraining_spec(month, n_estimators=rounds)
+    if month:
+        return retraining_spec(month, n_estimators=rounds)
+    return scheduled_spec(scheduled, n_estimators=rounds)
 
 
 @task(cache_policy=NO_CACHE)
@@ -45,15 +48,14 @@ def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> di
     """Prepare the data, lease three nodes, train, promote the new model if it is better, and release the nodes.
 
     Args:
-        month: Month to evaluate on, from 2 to 12; by default the month in which the run is scheduled.
+        month: Month of 2013 to evaluate on, from 2 to 12; by default the last complete month before the run.
         rounds: Number of boosting rounds.
         pool: URI of the pool, or name of a pool that is up.
 
     Returns:
         The result of the job.
     """
-    # The flights are of one year, so there is no training data for January.
-    spec = prepare(month or max(2, flow_run.scheduled_start_time.month), rounds)
+    spec = prepare(month, flow_run.scheduled_start_time, rounds)
     with pool_lease(NODES, pool_name=pool) as leased:
         wait_for_nodes(NODES, pool_name=leased.name)
         result = distributed_train(spec, pool_name=leased.name)

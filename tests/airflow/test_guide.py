@@ -12,14 +12,25 @@ GUIDE = Path(__file__).parents[2] / "docs" / "airflow.md"
 README = GUIDE.parents[1] / "README.md"
 
 
-def test_the_guides_dag_has_its_setup_and_teardown():
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+def dag_of_the_guide(name: str, function: str):
+    (code,) = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     scope: dict = {}
-    exec(code.replace("\ndelays()", "\nfound = delays()"), scope)
-    dag = scope["found"]
+    exec(code.replace(f"\n{function}()", f"\nfound = {function}()"), scope)
+    return scope["found"]
+
+
+def test_the_guides_dag_has_its_setup_and_teardown():
+    dag = dag_of_the_guide("airflow-dag", "delays")
     assert dag.get_task("lease_pool").downstream_task_ids == {"train", "clean_up_pool"}
     assert dag.get_task("clean_up_pool").is_teardown
     assert dag.get_task("train").upstream_task_ids == {"lease_pool"}
+
+
+def test_the_guides_mapped_trainings_run_in_the_lease_and_what_uses_them_runs_after_it():
+    dag = dag_of_the_guide("airflow-mapped", "many_delays")
+    assert dag.get_task("train").upstream_task_ids == {"lease_pool", "specs"}
+    assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "train"}
+    assert dag.get_task("count").upstream_task_ids == {"train"}
 
 
 @pytest.mark.parametrize(("run", "month"), [((2013, 2, 1), "2013-01"), ((2014, 1, 1), "2013-12")])

@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from shoal import jobs
 from shoal.airflow._base import TaskKilledError
 from shoal.airflow.operators import (
+    BatchPredictOperator,
     CleanupPoolOperator,
     DistributedTrainOperator,
     LeasePoolOperator,
@@ -129,6 +131,22 @@ def test_a_lease_takes_a_pool_that_is_up_as_it_is(up, context):
     assert up.describe().target == 2
 
 
+def test_an_exclusive_lease_waits_for_its_turn_and_logs_its_place(up, context, monkeypatch):
+    other = ComputePool("tiny", holder="airflow:a_dag/other")
+    other.lease(3, exclusive=True)
+    lease = LeasePoolOperator(task_id="lease", size=2, exclusive=True, pool_name="tiny")
+    logged: list[str] = []
+    monkeypatch.setattr(lease.log, "info", logged.append)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(lease.execute, context)
+        wait_until(lambda: logged, "its place in the log")
+        other.release()
+        assert waits.result(60) == "tiny"
+    place = "the lease is waiting as the next in the queue, 3 of 4 nodes are taken"
+    assert logged[0] == f"pool tiny: 3 of 3 nodes ready; {place}"
+    assert [(one.holder, one.exclusive) for one in up.describe().leases] == [(RUN, True)]
+
+
 def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
     LeasePoolOperator(task_id="lease", size=2, pool_name="tiny").execute(context)
     other = ComputePool("tiny", holder="airflow:a_dag/other")
@@ -159,7 +177,9 @@ def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, contex
     context["ti"].get_dagrun_state = get_dagrun_state
     holders = [
         "airflow:a_dag/over",
+        "airflow:a_dag/over#score_lease_pool",
         "airflow:a_dag/goes_on",
+        "airflow:a_dag/goes_on#score_lease_pool",
         "airflow:a_dag/another_airflows",
         "airflow:by_hand",
         "prefect:over",
@@ -167,8 +187,18 @@ def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, contex
     for holder in holders:
         ComputePool("tiny", holder=holder).lease(1)
     did = SweepPoolsOperator(task_id="sweep").execute(context)
-    assert did == ["tiny: released the lease of airflow:a_dag/over: its DAG run ended as failed"]
-    assert [lease.holder for lease in up.describe().leases] == holders[1:]
+    assert did == [f"tiny: released the lease of {holder}: its DAG run ended as failed" for holder in holders[:2]]
+    assert [lease.holder for lease in up.describe().leases] == holders[2:]
+
+
+def test_two_leases_of_a_run_are_cleaned_up_one_by_one(up, context):
+    """The two blocks of a DAG on one pool, as `pool_for_run` makes them."""
+    for lease, size in (("lease_pool", 2), ("score_lease_pool", 3)):
+        LeasePoolOperator(task_id="lease", size=size, pool_name="tiny", lease=lease).execute(context)
+    CleanupPoolOperator(task_id="clean", pool_name="tiny", lease="lease_pool").execute(context)
+    assert [(lease.holder, lease.size) for lease in up.describe().leases] == [(f"{RUN}#score_lease_pool", 3)]
+    CleanupPoolOperator(task_id="clean", pool_name="tiny", lease="score_lease_pool").execute(context)
+    assert up.describe().leases == ()
 
 
 @pytest.fixture
@@ -242,12 +272,21 @@ def test_a_further_try_attaches_and_after_a_failure_makes_a_new_attempt(on_fake_
     driver.join()
 
 
-def test_mapped_tasks_have_jobs_of_their_own(on_fake_head, spec, context):
-    for index in (0, 1):
-        driver = meanwhile(ended, JobState.SUCCEEDED)
-        train(spec).execute({**context, "ti": SimpleNamespace(task_id="train", map_index=index)})
-        driver.join()
-    assert len({job.job_id for job in jobs.list_jobs()}) == 2
+def test_mapped_trainings_are_jobs_of_their_own_and_a_retry_finds_its_own(on_fake_head, spec, context):
+    def execute(index: int, state: JobState) -> dict:
+        driver = meanwhile(ended, state)
+        try:
+            return train(spec).execute({**context, "ti": SimpleNamespace(task_id="train", map_index=index)})
+        finally:
+            driver.join()
+
+    ids = [execute(index, JobState.SUCCEEDED)["job_id"] for index in (0, 1, 3)]
+    with pytest.raises(JobFailedError):
+        execute(2, JobState.FAILED)
+    retried = execute(2, JobState.SUCCEEDED)
+    assert retried["attempt"] == 2
+    assert len({*ids, retried["job_id"]}) == 4
+    assert len(jobs.list_jobs()) == 5
 
 
 def running() -> None:
@@ -289,6 +328,26 @@ def test_a_function_by_name_or_by_value_is_a_job(on_fake_head, context, tmp_path
     named.execute(context)
     driver.join()
     assert (asked().train_func, asked().args, asked().kwargs) == ("pkg.module:train", (3,), {"rate": 0.1})
+
+
+def test_a_prediction_is_a_job(on_fake_head, context, tmp_path):
+    predict = BatchPredictOperator(
+        task_id="predict",
+        model="models:/delays@champion",
+        dataset={"paths": [str(tmp_path)]},
+        output_path=str(tmp_path / "out"),
+        spec={"keep_cols": ["id"]},
+        pool_name=POOL,
+    )
+    predict.model = "models:/delays"
+    with pytest.raises(InvalidArgumentError, match="names no version"):
+        predict.execute(context)
+    predict.model = "models:/delays@champion"
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    predict.execute(context)
+    driver.join()
+    assert (asked().framework, asked().model, asked().keep_cols) == ("predict", "models:/delays@champion", ("id",))
+    assert set(BatchPredictOperator.template_fields) >= {"model", "dataset", "output_path", "spec", "pool_name"}
 
 
 def test_a_callable_travels_with_its_arguments(on_fake_head, context, tmp_path):

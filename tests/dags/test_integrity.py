@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
+from airflow.serialization.serialized_objects import DagSerialization
 
+from shoal.examples.flights_data import FEATURES, LABEL
+from shoal.jobs import JobSpec
 from tests.airflow.test_provider import HEAVY
 
 DAGS = sorted((Path(__file__).parents[2] / "dags").glob("*.py"))
@@ -77,18 +82,57 @@ def test_every_training_has_its_lease_and_is_cleaned_up_after(bag):
 
 def test_what_follows_the_training_does_not_hold_its_nodes(bag):
     dag = bag.dags["scheduled_retraining"]
-    assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "train"}
+    assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "wait_for_nodes", "train"}
 
 
-@pytest.mark.parametrize(("date", "month"), [((2013, 2, 1), 2), ((2013, 12, 1), 12), (None, None)])
-def test_the_month_is_the_runs_own(date, month):
-    from datetime import datetime
+@pytest.fixture
+def prepared(bag, fresh_home, monkeypatch):
+    """The spec of a run of `scheduled_retraining`, as its task makes it; the flights are one row a month."""
+    rows = pd.DataFrame({name: range(1, 13) for name in (*FEATURES, LABEL)})
+    monkeypatch.setattr("shoal.examples.flights_data._joined", lambda: rows)
+    prepare = bag.dags["scheduled_retraining"].get_task("prepare").python_callable
 
-    spec = importlib.util.spec_from_file_location("retraining_dag", DAGS[0].parent / "scheduled_retraining.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if date is None:
-        with pytest.raises(ValueError, match='set the parameter "month"'):
-            module.month_of(None)
-    else:
-        assert module.month_of(datetime(*date, tzinfo=UTC)) == month
+    def spec(month=None, **run) -> JobSpec:
+        context = {"dag_run": SimpleNamespace(**run), "params": {"month": month, "rounds": 5}}
+        monkeypatch.setitem(prepare.__globals__, "get_current_context", lambda: context)
+        return JobSpec.parse(prepare())
+
+    return spec
+
+
+def months(dataset) -> list[str]:
+    """The months of a dataset, by the names of its files, each of which has the rows of its month."""
+    for path in dataset.paths:
+        assert pd.read_parquet(path)["month"].tolist() == [int(Path(path).stem[-2:])]
+    return [Path(path).stem for path in dataset.paths]
+
+
+def test_the_next_ten_runs_have_a_window_and_a_holdout_before_their_date(bag, prepared):
+    """As Airflow schedules them: its scheduler computes the runs from the serialised DAG."""
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(bag.dags["scheduled_retraining"]))
+    now, info, dates = datetime.now(UTC), None, []
+    for _ in range(10):
+        info = dag.next_dagrun_info(last_automated_run_info=info)
+        assert info.logical_date == info.run_after
+        dates.append(info.logical_date)
+        spec = prepared(logical_date=info.logical_date, run_after=info.run_after)
+        window, [holdout] = months(spec.dataset), months(spec.register_as.holdout)
+        assert len(window) == 6
+        assert window == sorted(window) and window[-1] < holdout < f"{info.logical_date:%Y-%m}"
+        # The holdout is the month that has ended last.
+        assert f"{info.logical_date - timedelta(days=1):%Y-%m}" == holdout
+    assert now - timedelta(hours=1) <= dates[0] < now + timedelta(days=32)
+    assert all(timedelta(days=28) <= after - before <= timedelta(days=31) for before, after in pairwise(dates))
+
+
+def test_a_run_without_a_logical_date_ends_its_window_before_it_runs(prepared):
+    spec = prepared(logical_date=None, run_after=datetime(2026, 3, 31, 23, tzinfo=UTC))
+    assert months(spec.dataset) == ["2025-08", "2025-09", "2025-10", "2025-11", "2025-12", "2026-01"]
+    assert months(spec.register_as.holdout) == ["2026-02"]
+
+
+def test_a_month_as_parameter_is_a_month_of_2013_and_another_model(prepared):
+    spec = prepared(month=3, logical_date=None)
+    assert (months(spec.dataset), months(spec.register_as.holdout)) == (["2013-01", "2013-02"], ["2013-03"])
+    scheduled = prepared(logical_date=datetime(2026, 4, 1, tzinfo=UTC))
+    assert spec.register_as.model != scheduled.register_as.model

@@ -6,12 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import date
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.examples.flights_data import FEATURES, LABEL, month_files
+from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
 from tests.support.pool_processes import nothing_left
@@ -38,6 +40,20 @@ def test_the_data_are_what_the_package_has(tmp_path):
     files = month_files(range(1, 13), tmp_path / "flights")
     assert sum(pq.read_metadata(file).num_rows for file in files) == 327_346
     assert pq.read_schema(files[0]).names == [*FEATURES, LABEL]
+
+
+def test_the_months_before_a_day_are_complete_and_have_the_flights_of_2013(tmp_path, monkeypatch):
+    assert months_before(date(2026, 1, 31), 3) == ["2025-10", "2025-11", "2025-12"]
+    assert months_before(date(2026, 12, 1), 1) == ["2026-11"]
+    monkeypatch.setattr("shoal.examples.flights_data.month_files", lambda months: [write(tmp_path, *months)])
+    [october, again] = recent_files(["2025-10", "2026-10"], tmp_path / "recent")
+    assert Path(october).read_text() == Path(again).read_text() == "flights of 10"
+    assert sorted(path.name for path in (tmp_path / "recent").iterdir()) == ["2025-10.parquet", "2026-10.parquet"]
+
+
+def write(folder: Path, month: int) -> str:
+    (folder / "2013").write_text(f"flights of {month}")
+    return str(folder / "2013")
 
 
 def test_a_folder_of_other_files_is_not_taken_for_the_data(tmp_path):

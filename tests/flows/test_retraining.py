@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from prefect import flow
@@ -45,6 +47,14 @@ def restored(real_pool):
 
     yield check
     assert wait_until(check, "the pool to be back at its demand")
+
+
+def test_a_scheduled_run_trains_on_months_that_have_ended():
+    """`flow_run.scheduled_start_time`, by which the flow chooses them, is also what a late run has."""
+    prepare = load_flow_from_entrypoint(f"{FILE}:retrain").fn.__globals__["prepare"]
+    spec = prepare.fn(None, datetime(2026, 3, 1, 6, tzinfo=UTC), 5)
+    months = [Path(path).stem for path in (*spec.dataset.paths, *spec.register_as.holdout.paths)]
+    assert months == ["2025-08", "2025-09", "2025-10", "2025-11", "2025-12", "2026-01", "2026-02"]
 
 
 @pytest.mark.long

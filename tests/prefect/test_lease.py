@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
-from prefect import flow
+from prefect import flow, task, unmapped
 from prefect.exceptions import MissingContextError
 from prefect.settings import PREFECT_API_URL
 
@@ -21,6 +22,7 @@ from shoal.pool.reconcile import sweep
 from shoal.pool.tunables import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog
+from shoal.prefect._submissions import Submissions
 from shoal.state import Store
 from tests.support import clocks
 from tests.support.pool_processes import nothing_left
@@ -109,6 +111,19 @@ def test_what_others_lease_is_left_alone(home):
     wait_until(lambda: sweep(Store()) == [] and state()[:2] == ("up", 2), "the other's two nodes")
 
 
+def test_exclusive_leases_add_up(home):
+    other = CorePool(POOL, holder="test:other")
+    other.lease(2, exclusive=True, bring_up=True)
+
+    @flow
+    def exclusively():
+        with pool_lease(2, exclusive=True, pool_name="tiny") as pool:
+            return len(pool.get_nodes())
+
+    assert exclusively() == 4
+    wait_until(lambda: sweep(Store()) == [] and state()[:2] == ("up", 2), "the other's two nodes")
+
+
 def test_a_base_demand_that_was_set_meanwhile_is_left_alone(home):
     leased(3, body=lambda pool: CorePool("tiny").scale(2))
     wait_until(lambda: sweep(Store()) == [] and state() == ("up", 2, ()), "the two nodes that were asked for")
@@ -149,6 +164,116 @@ def test_cancelled_while_it_grows_nothing_is_left(home, monkeypatch):
     assert asyncio.run(cancelled()) == ("down", 0, ())
 
 
+@pytest.fixture
+def leaving(monkeypatch):
+    """An event that is set when a block of `pool_lease` has ended and waits for what it submitted."""
+    event = threading.Event()
+    wait = Submissions.wait
+    monkeypatch.setattr(Submissions, "wait", lambda submissions: (event.set(), wait(submissions)))
+    return event
+
+
+@task
+def after(event, number=0):
+    """The number, and how many leases there are once the event is set; 13 fails."""
+    event.wait()
+    if number == 13:
+        raise RuntimeError("unlucky")
+    return number, len(CorePool("tiny").describe().leases)
+
+
+@task
+def submits(event):
+    after.submit(event)
+
+
+def test_submitted_task_runs_keep_the_lease_until_they_end(home, leaving, logged):
+    @flow
+    def submitting():
+        with pool_lease(2, pool_name=POOL):
+            after.submit(leaving)
+            submits(leaving)
+            submits.submit(leaving)
+            numbers = after.map(unmapped(leaving), [1, 13, 2])
+        assert state() == ("down", 0, ())
+        assert all(future.state.is_final() for future in numbers)
+        return [future.result(raise_on_failure=False) for future in numbers]
+
+    first, failed, last = submitting(return_state=True).result(raise_on_failure=False)
+    assert (first, last) == ((1, 1), (2, 1))
+    assert str(failed) == "unlucky"
+    logged("pool_lease waits for")
+
+
+def test_what_is_submitted_after_the_block_is_not_waited_for(home):
+    released = threading.Event()
+
+    @flow
+    def submitting():
+        with pool_lease(2, pool_name=POOL):
+            pass
+        late = after.submit(released)
+        with pool_lease(2, pool_name=POOL):
+            pass
+        released.set()
+        return late.result()
+
+    assert submitting() == (0, 0)
+
+
+def test_an_error_in_the_block_does_not_wait(home):
+    released = threading.Event()
+
+    @flow
+    def failing():
+        with suppress(RuntimeError), pool_lease(2, pool_name=POOL):
+            running = after.submit(released)
+            raise RuntimeError("boom")
+        assert state() == ("down", 0, ())
+        released.set()
+        return running.result()
+
+    assert failing() == (0, 0)
+
+
+def test_two_async_leases_wait_for_their_own_task_runs(home, leaving):
+    """Side by side in one flow run; the first ends while the second goes on."""
+    first_is_over = threading.Event()
+
+    async def leased_for(pool, event):
+        async with pool_lease(2, pool_name=pool):
+            future = after.submit(event)
+        first_is_over.set()
+        return await asyncio.to_thread(future.result)
+
+    @flow
+    async def both():
+        return await asyncio.gather(leased_for(POOL, leaving), leased_for("local://other?max_nodes=4", first_is_over))
+
+    assert asyncio.run(both()) == [(0, 1), (0, 0)]
+
+
+def test_cancelled_while_it_waits_for_task_runs_it_releases_the_pool(home, leaving):
+    released = threading.Event()
+
+    async def hold():
+        async with pool_lease(2, pool_name=POOL):
+            after.submit(released)
+
+    @flow
+    async def cancelled():
+        holding = asyncio.ensure_future(hold())
+        await asyncio.to_thread(leaving.wait)
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        now = state()
+        released.set()
+        return now
+
+    assert asyncio.run(cancelled()) == ("down", 0, ())
+
+
 def test_outside_of_a_run_it_says_what_to_use(home):
     with pytest.raises(MissingContextError, match=r"shoal\.ComputePool\.lease"), pool_lease(2, pool_name=POOL):
         pass
@@ -156,7 +281,7 @@ def test_outside_of_a_run_it_says_what_to_use(home):
 
 _KILLED = """
 import os, signal
-from prefect import flow
+from prefect import flow, task, unmapped
 from shoal.pool.backends import BACKENDS, LocalBackend
 import shoal.pool.api
 from shoal.prefect import pool_lease

@@ -1,15 +1,18 @@
-"""Base class of shoal's operators: the arguments that select a pool, and the handling of a killed task."""
+"""Base class of shoal's operators: the arguments that select pool and lease, and the handling of a killed task."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from shoal.airflow.hooks import ComputePoolHook
+from shoal.airflow.hooks import ComputePoolHook, holder_of
 from shoal.pool.status import PoolStatus
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
 
 
 class TaskKilledError(AirflowException):
@@ -21,15 +24,25 @@ class PoolOperator(BaseOperator):
 
     :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool. (templated)
     :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param lease: Id of the task that leases the nodes, for a DAG with several leases. ``pool_for_run`` sets it for the
+        tasks of its block.
     """
 
     template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id")
     ui_color = "#d9ecf2"
 
-    def __init__(self, *, pool_name: str | None = None, compute_pool_conn_id: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        pool_name: str | None = None,
+        compute_pool_conn_id: str | None = None,
+        lease: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.pool_name = pool_name
         self.compute_pool_conn_id = compute_pool_conn_id
+        self.lease = lease
         self._killed = False
         self._last_logged = ""
 
@@ -37,6 +50,13 @@ class PoolOperator(BaseOperator):
     def hook(self) -> ComputePoolHook:
         """Return a hook for the pool."""
         return ComputePoolHook(self.compute_pool_conn_id, self.pool_name)
+
+    def holder_in(self, context: Context) -> str:
+        """Return the holder of this task's lease and jobs.
+
+        :param context: Airflow's context of the task.
+        """
+        return holder_of(context, self.lease)
 
     def on_kill(self) -> None:
         """Request that `execute` rolls back and ends; Airflow allows 5 seconds for this."""
@@ -52,13 +72,16 @@ class PoolOperator(BaseOperator):
                 "worker shut down"
             )
 
-    def look(self, status: PoolStatus) -> None:
+    def look(self, status: PoolStatus, holder: str | None = None) -> None:
         """Log each change of the pool, and end a killed task; used as `on_progress` of the pool's methods.
 
         :param status: Current status of the pool.
+        :param holder: Holder whose lease the task waits for; its place in the queue is logged, too.
         """
         self.end_if_killed()
         text = f"pool {status.name}: {len(status.active)} of {status.target} nodes ready"
+        if note := status.queue_note(holder):
+            text += f"; the lease is {note}"
         if text != self._last_logged:
             self.log.info(text)
         self._last_logged = text

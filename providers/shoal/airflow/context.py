@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from airflow.sdk import DAG, BaseOperator, TriggerRule
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk.exceptions import DuplicateTaskIdFound
+
+from shoal.airflow._base import PoolOperator
+from shoal.airflow.hooks import ONLY_LEASE
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
+from shoal.airflow.sensors import NodesSensor
+from shoal.errors import InvalidArgumentError, shown
+
+_TEARDOWN_ID = "clean_up_pool"
+
+_OWN_ARGUMENTS = {
+    "task_id": "use prefix= instead",
+    "trigger_rule": "Airflow decides when a setup and a teardown run",
+    "lease": "pool_for_run sets it",
+}
+"""Arguments of operators that `pool_for_run` does not take, and what to do instead."""
+
+_COUNTS_THE_SETUP = frozenset(
+    {
+        TriggerRule.ONE_SUCCESS,
+        TriggerRule.ONE_FAILED,
+        TriggerRule.ONE_DONE,
+        TriggerRule.ALL_FAILED,
+        TriggerRule.ALL_SKIPPED,
+    }
+)
+"""Trigger rules with which a task directly after the setup would start before the setup has ended, or never."""
+
+_Operator: TypeAlias = BaseOperator | MappedOperator
 
 
 @dataclass(frozen=True)
@@ -17,7 +50,12 @@ class PoolTasks:
     setup: LeasePoolOperator
     """Task that brings the pool up and leases its nodes."""
     teardown: CleanupPoolOperator
-    """Task that cancels the run's jobs, releases its lease and sweeps the pool. It runs even if other tasks failed."""
+    """Task that cancels the jobs of the block, releases its lease and sweeps the pool. It runs even if other tasks
+    failed."""
+
+
+_open_blocks: ContextVar[tuple[PoolTasks, ...]] = ContextVar("_open_blocks", default=())
+"""The blocks of `pool_for_run` around the code that runs, the outermost first."""
 
 
 @contextmanager
@@ -27,19 +65,153 @@ def pool_for_run(
     pool_name: str | None = None,
     compute_pool_conn_id: str | None = None,
     is_async: bool = False,
+    exclusive: bool = False,
     options: Mapping[str, Any] | None = None,
+    prefix: str | None = None,
+    **task_kwargs: Any,
 ) -> Iterator[PoolTasks]:
     """Lease nodes in a setup task before the tasks of the ``with`` block, and release them in a teardown task.
+
+    All tasks that the block creates start after the setup and end before the teardown: plain and mapped operators,
+    decorated tasks, and the tasks of task groups. The teardown runs even if tasks of the block have failed. Tasks that
+    the block orders before the setup or after the teardown are not changed.
+
+    A DAG may have several such blocks, for different pools or for the same pool, one after another, side by side or
+    nested. Each block has its own lease, and its teardown cancels only the jobs of its own tasks.
 
     :param size: Number of nodes, including the head node.
     :param pool_name: Name or URI of the pool.
     :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`.
     :param is_async: Let the setup task end before the nodes are ready. A ``NodesSensor`` in the block then waits for
         the nodes.
+    :param exclusive: Add the nodes to those of other leases, instead of sharing them. If the pool has no room for them,
+        the setup task waits for its turn.
     :param options: The same options as for ``ScaleClusterOperator``.
+    :param prefix: Prefix of the ids of the two tasks: with ``prefix="score"`` they are ``score_lease_pool`` and
+        ``score_clean_up_pool``. By default the ids are ``lease_pool`` and ``clean_up_pool``.
+    :param task_kwargs: Airflow's arguments of the two tasks, such as ``retries``, ``queue``, ``executor_config``, and
+        ``pool`` (Airflow's pool of slots).
     """
-    pool = {"pool_name": pool_name, "compute_pool_conn_id": compute_pool_conn_id}
-    setup = LeasePoolOperator(task_id="lease_pool", size=size, is_async=is_async, options=options, **pool)
-    teardown = CleanupPoolOperator(task_id="clean_up_pool", **pool)
+    _check_task_kwargs(task_kwargs)
+    start = f"{_checked_prefix(prefix)}_" if prefix is not None else ""
+    try:
+        setup = LeasePoolOperator(
+            task_id=f"{start}{ONLY_LEASE}",
+            size=size,
+            is_async=is_async,
+            exclusive=exclusive,
+            options=options,
+            pool_name=pool_name,
+            compute_pool_conn_id=compute_pool_conn_id,
+            **task_kwargs,
+        )
+        teardown = CleanupPoolOperator(
+            task_id=f"{start}{_TEARDOWN_ID}",
+            pool_name=pool_name,
+            compute_pool_conn_id=compute_pool_conn_id,
+            **task_kwargs,
+        )
+    except DuplicateTaskIdFound as error:
+        raise InvalidArgumentError(
+            f'{error}: give each pool_for_run of a DAG its own prefix, for example prefix="score"'
+        ) from error
+    dag = setup.get_dag()
+    if not isinstance(dag, DAG):
+        raise InvalidArgumentError("pool_for_run is used outside of a DAG: use it inside @dag or `with DAG(...)`")
+    tasks = PoolTasks(setup, teardown)
+    if setup.get_closest_mapped_task_group() is not None:
+        raise InvalidArgumentError(
+            "pool_for_run is used in a mapped task group, whose instances run in one DAG run and would release each "
+            "other's nodes: put the group into the block of pool_for_run"
+        )
+    setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
-        yield PoolTasks(setup, teardown)
+        pass  # This orders the two tasks within a setup and teardown of Airflow's own around the block.
+    before = set(dag.task_dict)
+    around = _open_blocks.get()
+    token = _open_blocks.set((*around, tasks))
+    try:
+        yield tasks
+    finally:
+        _open_blocks.reset(token)
+    created = [task for task_id, task in dag.task_dict.items() if task_id not in before]
+    _order(tasks, created)
+    _set_leases(tasks, created, around)
+
+
+def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
+    """Put the tasks that a block has created between its setup and its teardown.
+
+    Airflow's own context manager does this only for plain operators. It also orders the teardown only after the last
+    tasks. Airflow 3 before apache/airflow#64181 then runs the teardown as soon as one of the last tasks is
+    upstream_failed, while others of its upstream tasks still run.
+    """
+    setup, teardown = tasks.setup, tasks.teardown
+    outside = setup.get_flat_relative_ids(upstream=True) | teardown.get_flat_relative_ids(upstream=False)
+    inside = {task.task_id: task for task in created if task.task_id not in outside}
+    for task in inside.values():
+        rule = TriggerRule(task.trigger_rule)
+        is_first = not task.upstream_task_ids & inside.keys()
+        if rule is TriggerRule.ALWAYS or (is_first and rule in _COUNTS_THE_SETUP):
+            raise InvalidArgumentError(
+                f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", with which it '
+                f'does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
+            )
+        if is_first and task.task_id not in setup.downstream_task_ids:
+            setup.set_downstream(task)
+        # A setup of another block has its own teardown, which ends before this one.
+        if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
+            teardown.set_upstream(task)
+
+
+def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTasks, ...]) -> None:
+    """Set which lease the tasks of a block belong to.
+
+    In nested blocks, a task belongs to the innermost block of its pool.
+    """
+    pool = _pool_of(tasks.setup.pool_name, tasks.setup.compute_pool_conn_id)
+    outer_pools = {_pool_of(one.setup.pool_name, one.setup.compute_pool_conn_id) for one in around}
+    for task in created:
+        if isinstance(task, MappedOperator):
+            if not issubclass(task.operator_class, PoolOperator | NodesSensor):
+                continue
+            arguments = task.partial_kwargs
+        elif isinstance(task, PoolOperator | NodesSensor):
+            arguments = vars(task)
+        else:
+            continue
+        its_pool = _pool_of(arguments.get("pool_name"), arguments.get("compute_pool_conn_id"))
+        belongs_here = its_pool in (None, pool) or its_pool not in outer_pools
+        if belongs_here and arguments.get("lease") is None:
+            arguments["lease"] = tasks.setup.task_id
+
+
+def _pool_of(pool_name: str | None, compute_pool_conn_id: str | None) -> str | None:
+    """Return a text that is the same for two tasks of the same pool, given by name, URI or connection."""
+    if compute_pool_conn_id:
+        return f"connection {compute_pool_conn_id}"
+    return pool_name.partition("?")[0].rpartition("://")[2] if isinstance(pool_name, str) else None
+
+
+def _checked_prefix(prefix: str) -> str:
+    if not isinstance(prefix, str) or not prefix:
+        raise InvalidArgumentError(
+            f'prefix={shown(prefix)} is not legal: use letters, digits, "-" and "_", for example prefix="score"'
+        )
+    return prefix
+
+
+def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
+    """Check the arguments for both tasks: Airflow's own error would not say which arguments exist."""
+    legal = set(inspect.signature(BaseOperator.__init__).parameters) - {"self", "kwargs", *_OWN_ARGUMENTS}
+    for name, value in task_kwargs.items():
+        if name in _OWN_ARGUMENTS:
+            raise InvalidArgumentError(f"pool_for_run does not take {name}: {_OWN_ARGUMENTS[name]}")
+        if name not in legal:
+            near = difflib.get_close_matches(name, [*legal, *inspect.signature(pool_for_run).parameters], n=1)
+            hint = f": did you mean {near[0]}?" if near else "; allowed: its own arguments, and those of BaseOperator"
+            raise InvalidArgumentError(f'unknown argument "{name}" of pool_for_run{hint}')
+        if name == "pool" and "://" in str(value):
+            raise InvalidArgumentError(
+                f"pool={shown(value)} is Airflow's pool of slots: use pool_name= for the compute pool"
+            )

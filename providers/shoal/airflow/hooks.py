@@ -29,13 +29,27 @@ if TYPE_CHECKING:
 ENGINE = "airflow"
 
 
-def holder_of(context: Context) -> str:
+ONLY_LEASE = "lease_pool"
+"""Id of the lease task of a DAG with one lease. The holder of this lease is the DAG run itself."""
+
+
+def holder_of(context: Context, lease: str | None = None) -> str:
     """Return the holder of a DAG run's leases and jobs: ``airflow:<dag_id>/<run_id>``.
 
+    A further lease of the run has a holder of its own, ``airflow:<dag_id>/<run_id>#<lease>``. The clean-up after one
+    lease therefore leaves the nodes and jobs of the others alone.
+
     :param context: Airflow's context of a task of the DAG run.
+    :param lease: Id of the task that leases the nodes.
     """
     dag_run = context["dag_run"]
-    return f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
+    run = f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
+    return run if lease in (None, ONLY_LEASE) else f"{run}#{lease}"
+
+
+def run_of(holder: str) -> str:
+    """Return the part of a holder's name that names the DAG run, without the id of a lease."""
+    return holder.partition("#")[0]  # Airflow's default pattern for run ids does not allow "#".
 
 
 class ComputePoolHook(BaseHook):

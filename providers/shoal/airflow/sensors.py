@@ -24,6 +24,8 @@ class NodesSensor(BaseSensorOperator):
     :param expected_nodes: Number of nodes, including the head node. (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param lease: Id of the task that leases the nodes, for a DAG with several leases. ``pool_for_run`` sets it for the
+        tasks of its block.
     :param poke_interval: Seconds between two checks. The default is short because nodes start within seconds.
     """
 
@@ -36,6 +38,7 @@ class NodesSensor(BaseSensorOperator):
         expected_nodes: int,
         pool_name: str | None = None,
         compute_pool_conn_id: str | None = None,
+        lease: str | None = None,
         poke_interval: float = 2.0,
         **kwargs: Any,
     ) -> None:
@@ -43,13 +46,17 @@ class NodesSensor(BaseSensorOperator):
         self.expected_nodes = expected_nodes
         self.pool_name = pool_name
         self.compute_pool_conn_id = compute_pool_conn_id
+        self.lease = lease
 
     def poke(self, context: Context) -> bool:
         """Renew the lease and return whether the nodes are ready."""
-        pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context))
+        pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context, self.lease))
         pool.renew()
         expected = int(self.expected_nodes)
-        self.log.info("pool %s: %d of %d nodes ready", pool.name, len(pool.get_nodes()), expected)
+        status = pool.describe()
+        self.log.info("pool %s: %d of %d nodes ready", pool.name, len(status.active), expected)
+        if note := status.queue_note(pool.holder):
+            self.log.info("the lease of this DAG run is %s", note)
         try:
             return pool.has_nodes(expected)
         except ScaleError as error:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.errors import ShoalError
-from shoal.examples.flights_data import FEATURES, LABEL, month_files
+from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
 from shoal.pool.api import ComputePool
 from shoal.pool.status import PoolStatus
 from shoal.state.home import home, subfolder
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
     from shoal.jobs.spec import JobResult, JobSpec
 
 MODEL = "flight-delays"
+RECENT_MODEL = "recent-flight-delays"
+"""Model of the scheduled runs. The sample's recent months have the flights of 2013, which `MODEL` may have been trained
+on, so the two must not be compared."""
+
+WINDOW_MONTHS = 6
+"""Number of months that a scheduled run trains on."""
+
 POOL = "local://flights?max_nodes=4"
 PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
 
@@ -52,27 +60,43 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12.
     """
-    from shoal.data import DataConnector
     from shoal.errors import InvalidArgumentError
-    from shoal.jobs.spec import JobSpec
 
     if not 2 <= month <= 12:
         raise InvalidArgumentError(
             f"the month must be from 2 to 12, not {month}: the model is trained on the months before it"
         )
+    run_name = f"until 2013-{month - 1:02}"
+    return _spec(MODEL, month_files(range(1, month)), month_files([month]), run_name, n_estimators)
+
+
+def scheduled_spec(moment: datetime, *, n_estimators: int = 100) -> JobSpec:
+    """Return the spec of a job that trains on a moving window of months, and evaluates the model on the month after it.
+
+    All these months are complete: the last one ends before the month of `moment` begins.
+
+    Args:
+        moment: Time for which the run is scheduled.
+        n_estimators: Number of boosting rounds.
+    """
+    *window, holdout = months_before(moment, WINDOW_MONTHS + 1)
+    run_name = f"{window[0]} to {window[-1]}"
+    return _spec(RECENT_MODEL, recent_files(window), recent_files([holdout]), run_name, n_estimators)
+
+
+def _spec(model: str, train: list[str], holdout: list[str], run_name: str, n_estimators: int) -> JobSpec:
+    from shoal.data import DataConnector
+    from shoal.jobs.spec import JobSpec
+
     return JobSpec.parse(
         {
-            "dataset": DataConnector.from_parquet(month_files(range(1, month))),
+            "dataset": DataConnector.from_parquet(train),
             "input_cols": FEATURES,
             "label_col": LABEL,
             "params": PARAMS,
             "n_estimators": n_estimators,
-            "register": {
-                "model": MODEL,
-                "metric": "rmse",
-                "holdout": DataConnector.from_parquet(month_files([month])),
-            },
-            "tracking": {"experiment": MODEL, "run_name": f"until 2013-{month - 1:02}"},
+            "register": {"model": model, "metric": "rmse", "holdout": DataConnector.from_parquet(holdout)},
+            "tracking": {"experiment": model, "run_name": run_name},
         }
     )
 

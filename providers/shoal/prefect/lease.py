@@ -14,25 +14,38 @@ from shoal.pool.leases import PoolLease
 from shoal.pool.tunables import LEASE_TTL
 from shoal.prefect._holder import current_holder
 from shoal.prefect._progress import NodeLog
+from shoal.prefect._submissions import Submissions
 from shoal.prefect._threads import in_thread
 from shoal.prefect.blocks import PoolSource, defines, pool_of
 
 
 def pool_lease(
-    size: int, *, pool_name: PoolSource = None, ttl: float = LEASE_TTL, options: Mapping[str, Any] | None = None
+    size: int,
+    *,
+    exclusive: bool = False,
+    pool_name: PoolSource = None,
+    ttl: float = LEASE_TTL,
+    options: Mapping[str, Any] | None = None,
 ) -> PoolForTheDuration:
     """Lease at least `size` nodes of a pool for a ``with`` or ``async with`` block of a flow.
 
     At the start of the block, this leases the nodes and waits until they are ready. If the pool is down and `pool_name`
     defines it (URI or block), the pool is brought up. If the nodes do not become ready, everything is rolled back.
-    During the block, the lease is renewed. At the end of the block, even after an exception, this cancels the jobs of
-    the flow run that still run, releases the lease, and removes leftovers without an owner. A pool that was brought up
-    for a lease goes down when its last lease is released.
+    During the block, the lease is renewed. At the end of the block, this waits for the task runs that the block started
+    with ``.submit`` or ``.map``. Then it cancels the jobs of the flow run that still run, releases the lease, and
+    removes leftovers without an owner. After an exception in the block, it does the same without waiting. A pool that
+    was brought up for a lease goes down when its last lease is released.
+
+    A task run that fails does not end the others. Call ``.result()`` after the block: it raises the error of a failed
+    task run, and inside the block this cancels the others.
 
     A flow run can have only one lease on a pool, so two leases on the same pool cannot be nested.
 
     Args:
         size: Number of nodes, including the head node.
+        exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the block waits for
+            its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
+            lease.
         pool_name: Name, URI or block of the pool.
         ttl: Seconds after which the lease expires if this process is killed.
         options: ``rollback_after_seconds``, ``block_until_min_cluster_size``.
@@ -41,44 +54,58 @@ def pool_lease(
         A context manager that yields the pool.
 
     Raises:
-        ScaleError: The nodes did not become ready; the pool was rolled back to its previous size.
+        ScaleError: The lease's turn did not come or the nodes did not become ready in time; the pool was rolled back to
+            its previous size.
         PoolDownError: The pool is down, and `pool_name` is only a name.
         InvalidArgumentError: `size` exceeds MAX_NODES, or an option is invalid.
 
     Example:
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4") as pool:
-        ...     distributed_train(spec, pool_name=pool.name)
+        ...     trainings = distributed_train.map(specs, pool_name=pool.name)
+        >>> results = trainings.result()
     """
-    return PoolForTheDuration(size, pool_name, ttl, options)
+    return PoolForTheDuration(size, pool_name, ttl, options, exclusive=exclusive)
 
 
 class PoolForTheDuration:
     """Context manager that `pool_lease` returns."""
 
-    def __init__(self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None, *, exclusive: bool
+    ) -> None:
         self._size = size
+        self._exclusive = exclusive
         self._source = source
         self._ttl = ttl
         self._options = options
         self._pool: ComputePool | None = None
         self._lease: PoolLease | None = None
+        self._submissions = Submissions()
 
     def __enter__(self) -> ComputePool:
-        return self._enter(self._holder(), NodeLog())
+        holder = self._holder()
+        pool = self._enter(holder, NodeLog(holder))
+        self._submissions.begin()
+        return pool
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        self._submissions.end()
+        self._leave(wait=error is None)
 
     async def __aenter__(self) -> ComputePool:
-        holder, log = self._holder(), NodeLog()
-        return await in_thread(lambda: self._enter(holder, log), log.interrupt)
+        holder = self._holder()
+        log = NodeLog(holder)
+        pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
+        self._submissions.begin()
+        return pool
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await in_thread(self._leave)
+        self._submissions.end()
+        await in_thread(lambda: self._leave(wait=error is None), self._submissions.interrupt)
 
     @staticmethod
     def _holder() -> str:
@@ -93,14 +120,23 @@ class PoolForTheDuration:
     def _enter(self, holder: str, log: NodeLog) -> ComputePool:
         self._pool = pool_of(self._source, holder=holder)
         self._lease = self._pool.lease(
-            self._size, ttl=self._ttl, bring_up=defines(self._source), options=self._options, on_progress=log
+            self._size,
+            exclusive=self._exclusive,
+            ttl=self._ttl,
+            bring_up=defines(self._source),
+            options=self._options,
+            on_progress=log,
         )
         self._lease.__enter__()  # This starts the renewal of the lease.
         return self._pool
 
-    def _leave(self) -> None:
+    def _leave(self, *, wait: bool) -> None:
         assert self._pool is not None and self._lease is not None
         try:
-            clean_up(self._pool.name, self._pool.holder, reason="its pool_lease ended")
+            if wait:
+                self._submissions.wait()
         finally:
-            self._lease.__exit__(None, None, None)
+            try:
+                clean_up(self._pool.name, self._pool.holder, reason="its pool_lease ended")
+            finally:
+                self._lease.__exit__(None, None, None)

@@ -23,6 +23,7 @@ from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
 from shoal.errors import DataError, shown
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 BATCH_ROWS = 65_536
@@ -206,6 +207,28 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
                     batches = file.iter_batches(BATCH_ROWS, row_groups=[index], columns=list(matcher.columns))
                     counts[index] = sum(pc.sum(matcher.mask(batch)).as_py() or 0 for batch in batches)
     return counts
+
+
+def matching_positions(footer: Footer, metadata: Any, matcher: Matcher, row_group: int) -> np.ndarray:
+    """Return the positions of the rows of a row group that match: int64 ``[rows]``, ascending.
+
+    Args:
+        footer: Footer of the file.
+        metadata: ``pyarrow.parquet.FileMetaData`` of the file.
+        matcher: Filters, prepared for the file.
+        row_group: Index of the row group, from 0.
+
+    Raises:
+        DataError: If the file is gone or corrupt.
+    """
+    import numpy as np
+
+    verdict = matcher.decide(metadata, row_group)
+    if verdict is not None:
+        return np.arange(footer.groups[row_group][0] if verdict else 0)
+    with open_parquet(footer.path) as file, wrap_read_errors(footer.path, f"row group {row_group}"):
+        batches = file.iter_batches(BATCH_ROWS, row_groups=[row_group], columns=list(matcher.columns))
+        return np.flatnonzero(np.concatenate([matcher.mask(batch).to_numpy(zero_copy_only=False) for batch in batches]))
 
 
 def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:

@@ -13,7 +13,7 @@ from shoal.data.filters import Filters, columns_of
 from shoal.data.parquet.filesystems import normalise
 from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metadata
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
-from shoal.data.parquet.matching import Matcher, count_rows, matches_value
+from shoal.data.parquet.matching import Matcher, count_rows, matches_value, matching_positions
 from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.rows_digest import rows_digest
 from shoal.data.planning.row_groups import RowGroup, RowRange
@@ -22,6 +22,7 @@ from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 Path = str | os.PathLike[str]
@@ -269,12 +270,8 @@ class ParquetSource:
             return rows_digest(self.read(self.ranges()), self.schema())
         digest = hashlib.sha256()
         for footer in self.footers():
-            digest.update(repr((footer.size, footer.groups, footer.partitions, str(footer.schema))).encode())
-            metadata = self.metadata(footer.path)
-            for row_group in range(metadata.num_row_groups):
-                group = metadata.row_group(row_group)
-                for column in range(group.num_columns):
-                    digest.update(_chunk_key(group.column(column)).encode())
+            for part in self._content(footer):
+                digest.update(part.encode())
         for split in self.splits:
             digest.update(repr((split.weights, split.index, split.seed)).encode())
         return digest.hexdigest()[:32]
@@ -326,6 +323,55 @@ class ParquetSource:
                 counts = list(threads.map(count, footers))
             self._matching = {footer.path: found for footer, found in zip(footers, counts, strict=True)}
         return self._matching
+
+    def file_digest(self, path: str) -> str:
+        """Return a fingerprint of one file, computed from its footer, wherever the file is and whatever its name.
+
+        Args:
+            path: Canonical path of one of the files.
+
+        Returns:
+            32 hex digits.
+        """
+        digest = hashlib.sha256()
+        for part in self._content(self.footer(path)):
+            digest.update(part.encode())
+        return digest.hexdigest()[:32]
+
+    def positions(self, path: str, row_group: int, filters: Filters | None) -> np.ndarray:
+        """Return the positions of the rows of a row group that match filters: int64 ``[rows]``, ascending.
+
+        Args:
+            path: Canonical path of one of the files.
+            row_group: Index of the row group, from 0.
+            filters: The filters, which need not be those of this source; None for all rows.
+        """
+        import numpy as np
+
+        footer = self.footer(path)
+        if filters is None:
+            return np.arange(footer.groups[row_group][0])
+        matcher = Matcher(filters, footer, _partitions_of(footer, self.partition_fields()))
+        return matching_positions(footer, self.metadata(path), matcher, row_group)
+
+    def selection(self, path: str, row_group: int) -> GroupSelection | None:
+        """Return which of the matching rows of a row group belong to this source; None if all rows of the file do.
+
+        Args:
+            path: Canonical path of one of the files.
+            row_group: Index of the row group, from 0.
+        """
+        selections = self._selection()
+        return None if selections is None else selections[path, row_group]
+
+    def _content(self, footer: Footer) -> Iterator[str]:
+        """Yield what the footer says about the rows of a file."""
+        yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
+        metadata = self.metadata(footer.path)
+        for row_group in range(metadata.num_row_groups):
+            group = metadata.row_group(row_group)
+            for column in range(group.num_columns):
+                yield _chunk_key(group.column(column))
 
     def _selection(self) -> dict[tuple[str, int], GroupSelection] | None:
         if not self.splits and self.filters is None:
