@@ -97,3 +97,27 @@ def test_files_without_rows_are_not_the_same(tmp_path: Path):
     empty, too = (DataConnector.from_parquet(tmp_path / name) for name in ("1.parquet", "2.parquet"))
 
     assert shared(empty, too) == {}
+
+
+def test_windows_of_one_file_share_only_the_rows_that_match_both(tmp_path: Path):
+    path = tmp_path / "flights.parquet"
+    frame = pd.DataFrame({"month": [1, 2, 2, 3, 3, 4, 4, 4], "x": [0, 1, 0, 1, 0, 1, 0, 1]})
+    frame.to_parquet(path, row_group_size=3)
+    whole = DataConnector.from_parquet(path)
+
+    def window(*terms: tuple[str, str, int]) -> DataConnector:
+        return DataConnector.from_parquet(path, filters=terms)
+
+    def rows(trained_on: DataConnector, holdout: DataConnector) -> int:
+        return sum(shared(trained_on, holdout).values())
+
+    trained_on = window(("month", "<=", 3))
+    assert shared(trained_on, window(("month", ">", 3))) == {}
+    assert rows(trained_on, window(("month", ">=", 3))) == 2
+    assert rows(trained_on, trained_on) == 5
+    assert rows(trained_on, window(("x", "=", 1))) == 2
+    assert rows(trained_on, whole) == 5
+    assert rows(whole, window(("month", "=", 4))) == 3
+    parts = window(("month", ">=", 2)).random_split([0.5, 0.5])
+    assert shared(parts[0], parts[1]) == {}
+    assert sum(rows(trained_on, part) for part in parts) == 4
