@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from shoal import jobs
 from shoal.airflow._base import TaskKilledError
 from shoal.airflow.operators import (
+    BatchPredictOperator,
     CleanupPoolOperator,
     DistributedTrainOperator,
     LeasePoolOperator,
@@ -127,6 +129,22 @@ def test_a_lease_takes_a_pool_that_is_up_as_it_is(up, context):
     up.alter(max_nodes=3)
     LeasePoolOperator(task_id="lease", size=2, is_async=True, pool_name="local://tiny?max_nodes=4").execute(context)
     assert up.describe().target == 2
+
+
+def test_an_exclusive_lease_waits_for_its_turn_and_logs_its_place(up, context, monkeypatch):
+    other = ComputePool("tiny", holder="airflow:a_dag/other")
+    other.lease(3, exclusive=True)
+    lease = LeasePoolOperator(task_id="lease", size=2, exclusive=True, pool_name="tiny")
+    logged: list[str] = []
+    monkeypatch.setattr(lease.log, "info", logged.append)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(lease.execute, context)
+        wait_until(lambda: logged, "its place in the log")
+        other.release()
+        assert waits.result(60) == "tiny"
+    place = "the lease is waiting as the next in the queue, 3 of 4 nodes are taken"
+    assert logged[0] == f"pool tiny: 3 of 3 nodes ready; {place}"
+    assert [(one.holder, one.exclusive) for one in up.describe().leases] == [(RUN, True)]
 
 
 def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
@@ -310,6 +328,26 @@ def test_a_function_by_name_or_by_value_is_a_job(on_fake_head, context, tmp_path
     named.execute(context)
     driver.join()
     assert (asked().train_func, asked().args, asked().kwargs) == ("pkg.module:train", (3,), {"rate": 0.1})
+
+
+def test_a_prediction_is_a_job(on_fake_head, context, tmp_path):
+    predict = BatchPredictOperator(
+        task_id="predict",
+        model="models:/delays@champion",
+        dataset={"paths": [str(tmp_path)]},
+        output_path=str(tmp_path / "out"),
+        spec={"keep_cols": ["id"]},
+        pool_name=POOL,
+    )
+    predict.model = "models:/delays"
+    with pytest.raises(InvalidArgumentError, match="names no version"):
+        predict.execute(context)
+    predict.model = "models:/delays@champion"
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    predict.execute(context)
+    driver.join()
+    assert (asked().framework, asked().model, asked().keep_cols) == ("predict", "models:/delays@champion", ("id",))
+    assert set(BatchPredictOperator.template_fields) >= {"model", "dataset", "output_path", "spec", "pool_name"}
 
 
 def test_a_callable_travels_with_its_arguments(on_fake_head, context, tmp_path):

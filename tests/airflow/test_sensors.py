@@ -31,6 +31,15 @@ def test_it_waits_until_they_are_ready(mine, context):
     wait_until(lambda: reconcile(Store(), "tiny") and sensor().poke(context), "the nodes")
 
 
+def test_it_waits_while_the_lease_of_the_run_is_in_the_queue(mine, context):
+    other = ComputePool("tiny", holder="test:other")
+    other.lease(3, exclusive=True)
+    mine.lease(2, exclusive=True, is_async=True)
+    assert sensor().poke(context) is False  # the three nodes are the other's
+    other.release()
+    wait_until(lambda: reconcile(Store(), "tiny") and sensor().poke(context), "its turn")
+
+
 def test_each_look_renews_the_lease_of_the_run(mine, context):
     lease = mine.lease(2, ttl=100)
     with Store().transaction() as session:

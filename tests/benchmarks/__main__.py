@@ -15,7 +15,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("gradient_boosting", "workers", "limited_memory", "pool_scaling", "pytorch", "store_load")
+BENCHMARKS = (
+    "gradient_boosting",
+    "workers",
+    "limited_memory",
+    "pool_scaling",
+    "pytorch",
+    "store_load",
+    "batch_prediction",
+)
 LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "torch", "pyarrow", "dask", "pyspark")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 

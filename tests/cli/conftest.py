@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,13 @@ def some_jobs(fresh_home: Path) -> list[str]:
     }
     with Store().transaction() as session:
         session.add(
-            Job(id="good", state=JobState.SUCCEEDED, result=result, **shared | {"started_at": 2.0, "ended_at": 9.0})
+            Job(
+                id="good",
+                state=JobState.SUCCEEDED,
+                result=result,
+                progress={"done": 8, "total": 10, "unit": "rounds", "metrics": {"eval-rmse": 1.25, "eval-nan": nan}},
+                **shared | {"started_at": 2.0, "ended_at": 9.0},
+            )
         )
         session.add(Job(id="bad", state=JobState.FAILED, error="rank 1 met a null label", **shared))
         session.add(Job(id="waiting", state=JobState.PENDING, **shared))

@@ -33,10 +33,14 @@ def test_no_jobs(shoal):
 
 def test_jobs_are_listed(shoal, some_jobs):
     text = shoal("jobs", "list").stdout
-    for word in (*some_jobs, "succeeded", "rank 1 met a null label"):
+    for word in (*some_jobs, "succeeded", "round 8 of 10", "rank 1 met a null label"):
         assert word in text
     listed = document(shoal("jobs", "list", "--pool", "gone", "--json").stdout)["jobs"]
-    assert sorted(job["job_id"] for job in listed) == sorted(some_jobs)
+    assert {job["job_id"]: job["progress"] and job["progress"]["done"] for job in listed} == {
+        "good": 8,
+        "bad": None,
+        "waiting": None,
+    }
     assert len(document(shoal("jobs", "list", "--limit", "1", "--json").stdout)["jobs"]) == 1
 
 
@@ -44,9 +48,12 @@ def test_a_job_is_shown_with_its_result(shoal, some_jobs):
     text = shoal("jobs", "show", "good").stdout
     assert "models:/flights/1" in text
     assert "metrics eval-rmse" in text
+    assert "round 8 of 10, eval-rmse: 1.25, eval-nan: nan" in text
     shown = document(shoal("jobs", "show", "good", "--json").stdout)
     assert shown["state"] == "succeeded"
     assert shown["result"]["metrics"] == {"eval-rmse": 1.25, "eval-nan": None}
+    metrics = {"eval-rmse": 1.25, "eval-nan": None}
+    assert shown["progress"] == {"done": 8, "total": 10, "unit": "rounds", "metrics": metrics}
 
 
 def test_a_job_whose_pool_is_gone_has_failed(shoal, some_jobs):
@@ -114,7 +121,7 @@ class FakeHandle:
     ends_with: BaseException | None = None
     cancelled = False
 
-    def wait(self, on_log):
+    def wait(self, on_log, on_progress):
         on_log("round 1")
         raise self.ends_with
 

@@ -4,6 +4,8 @@ import pytest
 
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.pool.status import NodeStatus, PoolStatus
+from shoal.state import Store
+from shoal.state.schema import Lease, Pool, PoolState
 from tests.cli.conftest import document
 
 
@@ -72,6 +74,24 @@ def test_wrong_values_are_refused_by_name(shoal, a_pool, args, said):
     result = shoal("pool", *args)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_leases_are_shown_with_their_kind_and_place(shoal, a_pool):
+    with Store().transaction() as session:
+        session.get_one(Pool, a_pool).state = PoolState.UP
+        claims = [("run/1", 2, True, False), ("run/2", 2, True, True), ("run/3", 1, False, True)]
+        for number, (holder, size, exclusive, waiting) in enumerate(claims, start=1):
+            lease = Lease(
+                id=holder, pool=a_pool, holder=holder, size=size, epoch=1, ttl=9.0, expires_at=2e9, created_at=1.0
+            )
+            lease.exclusive, lease.waiting, lease.queue_number = exclusive, waiting, number
+            session.add(lease)
+    text = " ".join(shoal("pool", "describe").stdout.split())
+    assert "run/1 2 exclusive granted" in text
+    assert "run/2 2 exclusive waiting as the next in the queue, 2 of 3 nodes are taken" in text
+    assert "run/3 1 shared waiting for 1 lease ahead, 2 of 3 nodes are taken" in text
+    leases = document(shoal("pool", "describe", "--json").stdout)["leases"]
+    assert [lease["position"] for lease in leases] == [None, 1, 2]
 
 
 def test_limits_are_altered(shoal, a_pool):

@@ -52,7 +52,8 @@ def test_digits_are_learned_judged_and_registered(pool: ComputePool, tracking: T
 @pytest.mark.long
 def test_delays_are_learned_and_the_better_network_is_the_champion(pool: ComputePool, tracking: Tracking) -> None:
     spec = on(pool, delays.training_spec(month=2, epochs=2), tracking)
-    worse = spec.model_copy(update={"hyper_params": {**spec.hyper_params, "rate": 1e-6}})
+    anything = spec.register_as.model_copy(update={"baseline": None})
+    worse = spec.model_copy(update={"hyper_params": {**spec.hyper_params, "rate": 1e-6}, "register_as": anything})
 
     first = jobs.submit(worse).wait(on_log=None)
     second = jobs.submit(spec).wait(on_log=None)

@@ -37,7 +37,7 @@ class Opened:
 
 
 def place(store: Store, key: Key = KEY) -> Workplace:
-    return Workplace(store, key, None, {}, {})
+    return Workplace(store, key, None, {}, {}, print)
 
 
 def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:

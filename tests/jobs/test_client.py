@@ -5,7 +5,8 @@ import shlex
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient, RayJob
+from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
+from shoal.pool.backends.ray_http import RayJob
 from tests.support.fake_ray_head import TOKEN, FakeHead
 
 ARGV = ["sh", "-c", 'exec python -m x "$@"', "it's", "job"]
@@ -13,8 +14,7 @@ ARGV = ["sh", "-c", 'exec python -m x "$@"', "it's", "job"]
 
 @pytest.fixture
 def client(head):
-    with JobClient(head.endpoint.api, TOKEN, wait=0.0) as client:
-        yield client
+    return JobClient(head.endpoint.api, TOKEN, wait=0.0)
 
 
 def test_submitting(client, head):
@@ -62,8 +62,8 @@ def test_a_bad_request_is_not_tried_again(client, head):
 
 
 def test_a_wrong_token_is_said_to_be_refused(head):
-    with JobClient(head.endpoint.api, "wrong") as client, pytest.raises(JobError, match="refused the token"):
-        client.submit(ARGV, "job-1", {})
+    with pytest.raises(JobError, match="refused the token"):
+        JobClient(head.endpoint.api, "wrong").submit(ARGV, "job-1", {})
     assert not head.jobs
 
 
@@ -72,7 +72,14 @@ def test_a_head_that_is_gone(tmp_path):
     api = head.endpoint.api
     head.close()
 
-    with JobClient(api, TOKEN) as client, pytest.raises(HeadGoneError, match="does not answer"):
+    with pytest.raises(HeadGoneError, match="does not answer"):
+        JobClient(api, TOKEN).status("job-1")
+
+
+def test_a_server_that_is_no_head(client, head):
+    head.failures = [(200, "<html>")]
+
+    with pytest.raises(JobError, match="does not answer as a Ray head does"):
         client.status("job-1")
 
 

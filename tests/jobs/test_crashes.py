@@ -63,7 +63,8 @@ class Stage:
             "tracking": None,
         }
         if self.tracked:
-            frame.assign(y=frame["a"]).to_parquet(self.tracking / "holdout.parquet")
+            held_out = pd.DataFrame({"a": random.random(50), "b": random.random(50)})
+            held_out.assign(y=held_out["a"]).to_parquet(self.tracking / "holdout.parquet")
             spec["tracking"] = {"uri": f"sqlite:///{self.tracking / 'mlflow.db'}"}
             spec["register"] = {
                 "model": self.model,

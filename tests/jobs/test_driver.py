@@ -25,13 +25,15 @@ from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import Workplace
 from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
+from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
+from shoal.jobs.mlflow.holdout import Holdout
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.progress import OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from tests.support.waiting import wait_until
 
@@ -166,7 +168,7 @@ class TestDriver:
 
         spec = spec.model_copy(
             update={
-                "register_as": Register(model="driven", metric="rmse", holdout=spec.dataset),
+                "register_as": Register(model="driven", metric="rmse", holdout=spec.dataset, overlap="flag"),
                 "run_config": RunConfig(artifact_location=str(tmp_path / "models")),
             }
         )
@@ -188,13 +190,17 @@ class TestDriver:
         assert job.driver is not None
         assert job.driver["pid"] == os.getpid()
         assert "is the first champion" in log()
+        assert result.decision is not None
+        assert result.decision.reason == "first"
+        assert result.decision.sentence in log()
+        assert "although it was trained on 50 rows of the holdout" in log()
         trained = load_training(result)
         assert trained.eval_results["eval"]["rmse"][-1] == result.metrics["eval-rmse"]
         assert trained.booster().num_boosted_rounds() == 3
 
     def test_lightgbm_from_spec_to_result(self, store, spec, tmp_path, monkeypatch):
         monkeypatch.setattr("shoal.training.boosting.engine.train", plain_lightgbm)
-        register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset)
+        register = Register(model="driven-lightgbm", metric="rmse", holdout=spec.dataset, overlap="flag")
         run_config = RunConfig(artifact_location=str(tmp_path / "models"))
         changes = {"framework": "lightgbm", "register_as": register, "run_config": run_config}
 
@@ -235,7 +241,8 @@ class TestDriver:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         result = JobResult.model_validate(job.result)
         assert result.metrics["holdout-rmse"] < 1
-        assert scoring.score(scoring.load(f"models:/{name}/1"), held_out, "y", "rmse") == result.metrics["holdout-rmse"]
+        again = scoring.evaluate(scoring.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"])
+        assert again.value == result.metrics["holdout-rmse"]
         inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
         # Whole numbers with nulls are floats in pandas.
         assert [column.type.name for column in inputs] == ["string", "double", "double"]
@@ -254,12 +261,24 @@ class TestDriver:
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
-        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+        spec = spec.model_copy(
+            update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset, overlap="flag")}
+        )
 
         code, job = drive(store, spec)
 
         assert (code, job.state) == (1, JobState.FAILED)
         assert 'pip install "shoal[mlflow]"' in str(job.error)
+
+    def test_a_holdout_with_training_rows_is_refused_before_training(self, store, spec, monkeypatch):
+        trained: list[object] = []
+        monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
+        spec = spec.model_copy(update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset)})
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state, trained) == (1, JobState.FAILED, [])
+        assert f"50 rows of {spec.dataset.paths[0]}. Name rows that are not in the training data" in str(job.error)
 
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow
@@ -278,7 +297,7 @@ class TestDriver:
     def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
         password = "hunter22"
 
-        def fail(request: TrainRequest, *, user_code: UserCode, env: dict[str, str]) -> None:
+        def fail(request: TrainRequest, *, env: dict[str, str], **_: object) -> None:
             assert env["MLFLOW_TRACKING_PASSWORD"] == password == os.environ["MLFLOW_TRACKING_PASSWORD"]
             print(f"trying {password}")
             raise ValueError(f"{password} was refused")
@@ -326,6 +345,30 @@ class TestDriver:
 
         assert (code, job.state, job.error) == (1, JobState.CANCELLED, "on request")
         assert log().rstrip().endswith("cancelled: on request")
+
+    @pytest.mark.parametrize("error", [None, TrainingError("rank 0 failed")])
+    def test_progress_is_in_the_row_while_it_trains_and_after_its_end(self, store, spec, monkeypatch, error):
+        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 0.01)
+        seen = []
+
+        def training(request: TrainRequest, *, on_progress: OnProgress, **_: object) -> TrainResult:
+            on_progress(Progress(1, 3, "rounds", {"eval-rmse": 2.5}))
+            wait_until(lambda: attempts.load(Store(), KEY).progress, "the first record")
+            seen.append(JobStatus.of(attempts.load(Store(), KEY)).progress)
+            monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 60.0)
+            on_progress(Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf}))
+            if error is not None:
+                raise error
+            return plain_xgboost(request)
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", training)
+
+        _, job = drive(store, spec.model_copy(update={"tracking": None}))
+
+        assert seen == [Progress(1, 3, "rounds", {"eval-rmse": 2.5})]
+        assert job.state is (JobState.SUCCEEDED if error is None else JobState.FAILED)
+        assert JobStatus.of(job).progress == Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf})
 
     def test_what_is_not_wanted_any_more_is_not_begun(self, store, spec):
         assert drive(store, spec)[0] == 0

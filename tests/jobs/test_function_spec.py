@@ -100,12 +100,19 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     )
     place = SimpleNamespace(store="store", key="key", tags={"job": "j"})
     run = SimpleNamespace(logged_model=lambda: "models:/m-1")
-    assert function_work._register(register, place, run) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
-    given = {"model_uri": "models:/m-1", "model": "model of models:/m-1", "label_col": "y", "input_cols": ("a",)}
+    assert function_work._register(register, place, run, []) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
+    given = {
+        "model_uri": "models:/m-1",
+        "model": "model of models:/m-1",
+        "label_col": "y",
+        "input_cols": ("a",),
+        "group_col": None,
+        "trained_on": [],
+    }
     assert entered == [(("store", "key", run, register), {**given, "tags": {"job": "j"}})]
     nothing = SimpleNamespace(logged_model=lambda: None)
     with pytest.raises(JobError, match='the function logged no model, but register needs one for "net"'):
-        function_work._register(register, place, nothing)  # type: ignore[arg-type]
+        function_work._register(register, place, nothing, [])  # type: ignore[arg-type]
 
 
 def test_a_holdout_that_is_not_there_is_told_before_the_function_runs(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
 
-from shoal.jobs.client import RayJob
 from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.liveness import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
+from shoal.pool.backends.ray_http import RayJob
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.progress import Progress
 
 PENDING = Job(id="j", attempt=1, pool="p", state=JobState.PENDING)
 RUNNING = Job(id="j", attempt=1, pool="p", state=JobState.RUNNING)
@@ -164,6 +166,19 @@ class TestWatchdog:
         assert writes == [5000.0, 5006.0]
         with store.reading() as session:
             assert session.get_one(Job, ("j", 1)).heartbeat_at >= began
+
+    def test_progress_is_written_with_the_sign_of_life(self, store):
+        passed = [5000.0]
+        watchdog = Watchdog(store, self.KEY, None, monotonic=lambda: passed[0])
+        seen = []
+
+        for done, passed[0] in enumerate((5000.0, 5002.0, 5006.0), start=1):
+            watchdog.keep(Progress(done, 9, "rounds", {"eval-rmse": math.nan}))
+            watchdog.look()
+            seen.append(self.row(store).progress["done"])
+
+        assert seen == [1, 1, 3]
+        assert math.isnan(self.row(store).progress["metrics"]["eval-rmse"])
 
     def test_an_ended_job_gets_no_sign_of_life(self, store):
         attempts.end(store, self.KEY, JobState.CANCELLED, 1.0, error="on request")

@@ -15,6 +15,7 @@ import pytest
 
 from shoal import ComputePool, jobs
 from shoal.data import DataConnector
+from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
 from shoal.jobs import JobHandle, JobSpec, Register, Tracking
@@ -25,6 +26,7 @@ from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training.claims import MARKER
+from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.waiting import wait_until
@@ -95,7 +97,9 @@ def gang_is_gone(pool: ComputePool) -> bool:
     return not any(node.busy for node in pool.describe().active)
 
 
-def test_train_register_and_beat_the_champion(spec: JobSpec):
+def test_train_register_beat_the_champion_and_predict(
+    spec: JobSpec, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     lines: list[str] = []
 
     first = jobs.submit(spec).wait(on_log=lines.append)
@@ -108,14 +112,29 @@ def test_train_register_and_beat_the_champion(spec: JobSpec):
     assert len(first.peak_memory_per_worker) == 2
     assert sum("eval-rmse" in line for line in lines) == 10
     assert any("MLflow run:" in line for line in lines)
+    last = jobs.attach(first.job_id).status().progress
+    assert last is not None
+    assert (last.done, last.total, last.metrics) == (10, 10, {"eval-rmse": first.metrics["eval-rmse"]})
     trained = jobs.load_training(first)
     assert trained.booster().num_boosted_rounds() == 10
     assert trained.eval_results["eval"]["rmse"][-1] == first.metrics["eval-rmse"]
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(spec.tracking.uri))
+    holdout = DataConnector.from_parquet(data / "holdout.parquet")
+    run_config = RunConfig(pool_name=spec.run_config.pool_name)
+    predicted = predict("models:/e2e@champion", holdout, tmp_path / "scores", keep_cols=["y"], run_config=run_config)
+    assert (predicted.rows, predicted.model_uri) == (2_000, "models:/e2e/2")
+    scores = DataConnector.from_parquet(predicted.output_path).to_pandas()
+    rmse = float(np.sqrt(np.mean((scores["y"] - scores["prediction"]) ** 2)))
+    assert rmse == pytest.approx(second.metrics["holdout-rmse"])
 
 
 def test_another_process_finds_the_job_and_cancels_it(pool: ComputePool, spec: JobSpec):
     handle = jobs.submit(forever(spec), holder=ENGINE)
     driver = driver_of(handle)
+    progress = wait_until(lambda: handle.status().progress, "a record in the middle of the first segment", 60)
+    assert (0 < progress.done < progress.total, progress.total, progress.unit) == (True, 10_000_000, "rounds")
+    assert progress.metrics.keys() == {"eval-rmse"}
 
     assert jobs.submit(forever(spec), holder=ENGINE).attempt == handle.attempt
     assert jobs.cancel(handle.job_id)
@@ -197,7 +216,9 @@ def test_a_function_runs_as_a_job_and_what_it_logs_is_in_the_jobs_run(
     assert response.get_metrics() == {"loss": 1 / 3}
     assert response.get_model_dir() == f"{tmp_path}/model/function"
     assert sorted(path.name for path in Path(response.get_model_dir()).iterdir()) == [MARKER, "part-0", "part-1"]
-    done = jobs.attach("function").status().result
+    status = jobs.attach("function").status()
+    assert status.progress == Progress(2, None, "steps", {"loss": 1 / 3})
+    done = status.result
     assert done is not None
     assert done.num_workers == len(done.peak_memory_per_worker) == 2
     client = mlflow.MlflowClient(tracking.uri)

@@ -17,6 +17,8 @@ from shoal.data.spec import DatasetSpec
 from shoal.jobs import Register
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import promotion
+from shoal.jobs.mlflow.decision import Evaluation
+from shoal.jobs.mlflow.ledger import Ledger
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
@@ -66,16 +68,18 @@ class Registry:
         return Client(self._uri)
 
     def challenge(self, loss: float, client: Client | None = None) -> Outcome:
+        register = Register(model=self.model, metric="rmse", holdout=DatasetSpec(paths=("/holdout",)))
         return promotion.challenge(
             client or self.client(),
-            Store(),
-            Register(model=self.model, metric="rmse", holdout=DatasetSpec(paths=("/holdout",))),
+            Ledger.of(client or self.client(), Store(), register),
+            register,
             self._logged,
             key=Key("job", 1),
-            value=loss,
+            evaluation=Evaluation(loss, {"rmse": loss}),
+            baseline=None,
             holdout_digest="d" * 32,
             tags={},
-            score_champion=lambda version: self.loss(version.rpartition("/")[2]),
+            score_champion=lambda version: Evaluation(self.loss(version)),
         )
 
     def loss(self, version: str) -> float:
@@ -133,32 +137,32 @@ def registry(
     monkeypatch.setattr(promotion, "_LOCK_TTL_S", 0.0)
     mlflow.set_tracking_uri(mlflow_uri)
     registry = Registry(mlflow_uri, logged, request.node.name)
-    assert registry.challenge(0.9).promoted
+    assert registry.challenge(0.9).decision.promote
     return registry
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the alias is set", "after it"])
 def test_a_challenger_paused_beyond_its_lock_demotes_no_better_champion(registry, threads, after):
     paused = Paused(registry, 0.5, threads, after=after)
-    assert registry.challenge(0.2).promoted
+    assert registry.challenge(0.2).decision.promote
 
     outcome = paused.go_on()
 
     assert registry.champion() == 0.2
-    assert not outcome.promoted
+    assert not outcome.decision.promote
     assert outcome.champion is not None
     assert outcome.champion.value == 0.2
 
 
 def test_a_better_challenger_paused_beyond_its_lock_is_champion_in_the_end(registry, threads):
     paused = Paused(registry, 0.2, threads)
-    assert registry.challenge(0.5).promoted
+    assert registry.challenge(0.5).decision.promote
 
     outcome = paused.go_on()
 
     assert registry.champion() == 0.2
-    assert outcome.promoted
-    assert registry.recorded()[-1] == (outcome.version, PromotionState.CONFIRMED)
+    assert outcome.decision.promote
+    assert registry.recorded()[-1] == (outcome.challenger.version, PromotionState.CONFIRMED)
 
 
 def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registry, threads, monkeypatch):
@@ -177,24 +181,25 @@ def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registr
     client.before_setting = lambda: was_set.append(registry.champion())
     outcome = threads.submit(registry.challenge, 0.5, client)
     assert reached.wait(PAUSE)
-    assert registry.challenge(0.2).promoted
+    assert registry.challenge(0.2).decision.promote
     go_on.set()
 
-    assert not outcome.result(PAUSE).promoted
+    assert not outcome.result(PAUSE).decision.promote
     assert was_set == []
     assert registry.champion() == 0.2
 
 
 def test_an_alias_that_a_person_moved_is_not_put_back(registry, threads):
-    mine = registry.challenge(2.0).version
+    mine = registry.challenge(2.0).challenger.version
     paused = Paused(registry, 0.5, threads, after=True)
-    assert registry.challenge(0.2).promoted
+    assert registry.challenge(0.2).decision.promote
     registry.move(mine)
 
     outcome = paused.go_on()
 
     assert registry.champion() == 2.0
-    assert not outcome.promoted
+    assert outcome.decision.reason == "alias_moved"
+    assert f"was given to version {mine} by a person" in outcome.decision.sentence
 
 
 class Killed(BaseException):
@@ -212,7 +217,7 @@ def test_a_promotion_that_died_before_its_confirmation_is_confirmed_by_the_next(
         registry.challenge(0.5, client)
     assert registry.recorded()[-1][1] is PromotionState.INTENDED
 
-    assert not registry.challenge(0.7).promoted
+    assert not registry.challenge(0.7).decision.promote
 
     assert [state for _, state in registry.recorded()] == [PromotionState.CONFIRMED] * 2
     assert registry.champion() == 0.5
@@ -224,7 +229,7 @@ def test_a_promotion_that_died_before_the_alias_was_set_is_withdrawn_by_the_next
     with pytest.raises(Killed):
         registry.challenge(0.5, client)
 
-    assert registry.challenge(0.7).promoted
+    assert registry.challenge(0.7).decision.promote
 
     assert [state for _, state in registry.recorded()] == [
         PromotionState.CONFIRMED, PromotionState.WITHDRAWN, PromotionState.CONFIRMED,
@@ -236,7 +241,7 @@ def test_a_promotion_says_what_it_was_decided_on(registry):
     second = registry.challenge(0.5)
 
     with registry.store.reading() as session:
-        row = session.query(Promotion).filter_by(model=registry.model, version=second.version).one()
+        row = session.query(Promotion).filter_by(model=registry.model, version=second.challenger.version).one()
     assert (row.previous, row.metric, row.value, row.holdout_digest) == ("1", "rmse", 0.5, "d" * 32)
     assert (row.job_id, row.attempt, row.alias) == ("job", 1, "champion")
     assert row.registry_uri == registry.client()._registry_uri

@@ -18,6 +18,7 @@ from shoal.training.run_config import RunConfig
 
 TRAIN = {"dataset": {"paths": ["/data/train"]}, "input_cols": ["a", "b"], "label_col": "y"}
 HOLDOUT = {"paths": ["/data/holdout"]}
+REGISTER = {"model": "m", "metric": "rmse", "holdout": HOLDOUT}
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,19 @@ HOLDOUT = {"paths": ["/data/holdout"]}
         ({"run_config": {"job_id": "../../etc"}}, 'job_id "../../etc" is not legal'),
         (
             {"register": {"model": "m", "metric": "rmsle", "holdout": HOLDOUT}},
-            '"rmsle" is unknown; use one of: accuracy',
+            '"rmsle" is unknown; did you mean "rmse"',
         ),
         ({"register": {"model": "m", "metric": "auc", "mode": "min", "holdout": HOLDOUT}}, "best at its maximum"),
         ({"register": {"model": "a/b", "metric": "auc", "holdout": HOLDOUT}}, "no legal name"),
         ({"register": {"model": "m", "alias": "latest", "metric": "auc", "holdout": HOLDOUT}}, 'alias "latest"'),
         ({"register": {"model": "m", "metric": "auc"}}, "register.holdout"),
+        ({"register": {**REGISTER, "metrics": "auc"}}, r'a list of metrics is needed: \["auc"\]'),
+        ({"register": {**REGISTER, "metrics": ["aucc"]}}, 'did you mean "auc"'),
+        ({"register": {**REGISTER, "min_improvement": -1}}, "register.min_improvement=-1"),
+        ({"register": {**REGISTER, "must_reach": float("nan")}}, "register.must_reach"),
+        ({"register": {**REGISTER, "slice_tolerance": 1}}, "slice_tolerance needs by"),
+        ({"register": {**REGISTER, "baseline": "best"}}, 'unknown register.baseline "best"'),
+        ({"register": {**REGISTER, "metric": "ndcg@5"}}, "needs group_col"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(fields, said):
@@ -58,6 +66,23 @@ def test_the_json_of_a_spec_is_the_spec():
 
     assert JobSpec.model_validate(spec.document()) == spec
     assert spec.document()["register"]["model"] == "m"
+
+
+def test_options_at_their_defaults_are_not_stored():
+    """A driver of the version before reads the document, and the fingerprint stays."""
+    spec = JobSpec.parse(TRAIN | {"register": REGISTER})
+    stored = spec.document()["register"]
+    assert stored.keys() == {"model", "alias", "metric", "mode", "holdout"}
+    assert spec.model_copy(update={"tracking": None}).document() == {**spec.document(), "tracking": None}
+
+    given = {"metrics": ["mae"], "must_reach": 3.0, "baseline": None, "by": "a", "slice_tolerance": 1.0}
+    changed = JobSpec.parse(TRAIN | {"register": {**REGISTER, **given}})
+    assert changed.document()["register"] == {**stored, **given}
+    assert JobSpec.parse(changed.document()) == changed
+    assert fingerprint(changed) != fingerprint(spec)
+
+    function = {"train_func": "a:b", "register": {**REGISTER, "label_col": "y"}}
+    assert "group_col" not in FunctionJobSpec.parse(function).document()["register"]
 
 
 def test_an_estimators_request_and_back():

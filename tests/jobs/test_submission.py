@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +38,7 @@ from shoal.pool.endpoint import Endpoint
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
+from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of
@@ -372,6 +374,29 @@ class TestWait:
         assert lines == ["begun", "round 1", "round 2", "last words"]
         assert row(store, handle).collected_at is not None
         assert list(handle.logs()) == lines
+
+    def test_progress_in_the_row_is_passed_on_once_for_each_change(self, store, head, submit, held, spec, clock):
+        handle = held(submit(spec))
+
+        def record(done: int) -> None:
+            with store.transaction() as session:
+                job = session.get_one(Job, (handle.job_id, handle.attempt))
+                job.progress = Progress(done, 3, "rounds", {"eval-auc": math.nan}).document()
+
+        def end() -> None:
+            document = RESULT.model_dump(mode="json")
+            last = Progress(3, 3, "rounds").document()
+            attempts.end(store, key(handle), JobState.SUCCEEDED, clock(), result=document, progress=last)
+
+        clock.after(2.0, lambda: run(store, head, handle))
+        clock.after(4.0, lambda: record(1))
+        clock.after(10.0, end)
+        shown: list[str] = []
+
+        assert handle.status().progress is None
+        assert handle.wait(on_log=None, on_progress=lambda progress: shown.append(str(progress))) == RESULT
+        assert shown == ["round 1 of 3, eval-auc: nan", "round 3 of 3"]
+        assert handle.status().progress == Progress(3, 3, "rounds")
 
     def test_waiting_keeps_a_job_alive(self, store, head, submit, held, spec, clock):
         handle = held(submit(spec))

@@ -10,16 +10,17 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, JobError
 from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, scoring
 from shoal.jobs.mlflow import tracking as tracking_module
-from shoal.jobs.mlflow.promotion import Outcome, is_better
+from shoal.jobs.mlflow.decision import Evaluation
+from shoal.jobs.mlflow.holdout import Holdout, check_holdout
+from shoal.jobs.mlflow.ledger import Ledger
+from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.tracking import Run, metric_name
-from shoal.jobs.spec import ChampionResult
 from shoal.state import Store
 from shoal.state.schema import JobState
 from tests.support.job_store import POOL
@@ -154,109 +155,83 @@ def test_names_that_mlflow_refuses():
     assert metric_name("eval", "ndcg@10") == "eval-ndcg_10"
 
 
-@pytest.mark.parametrize(
-    ("challenger", "champion", "mode", "wins"),
-    [
-        (1.0, None, "min", True),
-        (1.0, 2.0, "min", True),
-        (2.0, 1.0, "min", False),
-        (2.0, 1.0, "max", True),
-        (1.0, 2.0, "max", False),
-        (1.0, 1.0, "min", False),
-        (1.0, 1.0, "max", False),
-        (NAN, None, "min", False),
-        (NAN, 1.0, "max", False),
-        (1.0, NAN, "min", True),
-    ],
-)
-def test_only_what_is_strictly_better_wins(challenger, champion, mode, wins):
-    assert is_better(challenger, champion, mode) is wins
+def evaluated(model, holdout: DataConnector, metric: str = "rmse", label_col: str = "y", input_cols=()) -> Evaluation:
+    register = Register(model="m", metric=metric, holdout=holdout)
+    return scoring.evaluate(model, Holdout.read(register, label_col), register.all_metrics, input_cols=input_cols)
 
 
 class TestGate:
-    def challenge(self, run: Run, store: Store, name: str, rounds: int, holdout: DataConnector) -> Outcome:
+    def challenge(
+        self,
+        run: Run,
+        store: Store,
+        name: str,
+        model,
+        holdout: DataConnector,
+        framework: str = "xgboost",
+        meanwhile=None,
+    ) -> Outcome:
+        def score_champion(version: str) -> Evaluation:
+            if meanwhile is not None:
+                meanwhile(version)
+            return evaluated(scoring.load(f"models:/{name}/{version}"), holdout)
+
         register = Register(model=name, metric="rmse", holdout=holdout)
-        model = booster(rounds)
         return promotion.challenge(
             run.client,
-            store,
+            Ledger.of(run.client, store, register),
             register,
-            run.log_model("xgboost", model, frame()[COLUMNS]),
+            run.log_model(framework, model, frame()[COLUMNS]),
             key=Key("job", 1),
-            value=scoring.score(model, holdout, "y", "rmse"),
+            evaluation=evaluated(model, holdout),
+            baseline=None,
             holdout_digest=holdout.digest(),
             tags={"shoal.job_id": "job"},
-            score_champion=lambda uri: scoring.score(scoring.load(uri), holdout, "y", "rmse"),
+            score_champion=score_champion,
         )
 
     def test_first_worse_better_equal(self, run, store, holdout):
-        first = self.challenge(run, store, "flights", 5, holdout)
-        worse = self.challenge(run, store, "flights", 1, holdout)
-        better = self.challenge(run, store, "flights", 20, holdout)
-        equal = self.challenge(run, store, "flights", 20, holdout)
+        first, worse, better, equal = (
+            self.challenge(run, store, "flights", booster(rounds), holdout) for rounds in (5, 1, 20, 20)
+        )
 
-        assert (first.promoted, first.champion) == (True, None)
-        assert (worse.promoted, worse.champion) == (False, ChampionResult(version="1", value=first.value))
-        assert (better.promoted, better.champion) == (True, ChampionResult(version="1", value=first.value))
-        assert (equal.promoted, equal.champion) == (False, ChampionResult(version="3", value=better.value))
+        assert (first.decision.reason, first.champion) == ("first", None)
+        assert (worse.decision.reason, worse.champion) == ("champion_not_beaten", first.challenger)
+        assert (better.decision.reason, better.champion) == ("better", first.challenger)
+        assert (equal.decision.reason, equal.champion) == ("champion_not_beaten", better.challenger)
         assert run.client.get_model_version_by_alias("flights", "champion").version in (3, "3")
-        tags = run.client.get_model_version("flights", worse.version).tags
+        tags = run.client.get_model_version("flights", worse.challenger.version).tags
         assert tags["shoal.job_id"] == "job"
-        assert float(tags["holdout.rmse"]) == worse.value
+        assert float(tags["holdout.rmse"]) == worse.challenger.value
         assert tags["holdout.rmse.digest"] == holdout.digest()
 
     def test_a_champion_that_changes_meanwhile_is_compared_with_anew(self, run, store, holdout):
-        self.challenge(run, store, "race", 1, holdout)
-        self.challenge(run, store, "race", 20, holdout)
+        self.challenge(run, store, "race", booster(1), holdout)
+        self.challenge(run, store, "race", booster(20), holdout)
         run.client.set_registered_model_alias("race", "champion", "1")
-        register = Register(model="race", metric="rmse", holdout=holdout)
-        model = booster(5)
         scored = []
 
-        def score(uri: str) -> float:
-            scored.append(uri)
-            run.client.set_registered_model_alias(
-                "race", "champion", "2"
-            )  # another is promoted while this one is scored
-            return scoring.score(scoring.load(uri), holdout, "y", "rmse")
+        def meanwhile(version: str) -> None:
+            """Another version is promoted while the champion is evaluated."""
+            scored.append(version)
+            run.client.set_registered_model_alias("race", "champion", "2")
 
-        outcome = promotion.challenge(
-            run.client,
-            store,
-            register,
-            run.log_model("xgboost", model, frame()[COLUMNS]),
-            key=Key("job", 1),
-            value=scoring.score(model, holdout, "y", "rmse"),
-            holdout_digest=holdout.digest(),
-            tags={},
-            score_champion=score,
-        )
+        outcome = self.challenge(run, store, "race", booster(5), holdout, meanwhile=meanwhile)
 
-        assert scored == ["models:/race/1", "models:/race/2"]
-        assert not outcome.promoted
+        assert scored == ["1", "2"]
+        assert not outcome.decision.promote
         assert outcome.champion is not None
         assert outcome.champion.version == "2"
 
     def test_a_challenger_of_another_library(self, run, store, holdout):
         import lightgbm
 
-        self.challenge(run, store, "either", 1, holdout)
+        self.challenge(run, store, "either", booster(1), holdout)
         data = frame()
         model = lightgbm.train({"verbosity": -1}, lightgbm.Dataset(data[COLUMNS], data["y"]), 50)
-        uri = run.log_model("lightgbm", model, data[COLUMNS])
-        outcome = promotion.challenge(
-            run.client,
-            store,
-            Register(model="either", metric="rmse", holdout=holdout),
-            uri,
-            key=Key("job", 1),
-            value=scoring.score(model, holdout, "y", "rmse"),
-            holdout_digest=holdout.digest(),
-            tags={},
-            score_champion=lambda uri: scoring.score(scoring.load(uri), holdout, "y", "rmse"),
-        )
-        assert outcome.promoted
-        assert scoring.score(scoring.load("models:/either/2"), holdout, "y", "rmse") == pytest.approx(outcome.value)
+        outcome = self.challenge(run, store, "either", model, holdout, "lightgbm")
+        assert outcome.decision.promote
+        assert evaluated(scoring.load("models:/either/2"), holdout).value == pytest.approx(outcome.challenger.value)
 
     def test_a_model_of_any_kind_that_user_code_has_logged(self, run, store, holdout):
         import mlflow
@@ -268,7 +243,7 @@ class TestGate:
                 return taken[:, 0] * 3 + taken[:, 1]
 
         assert run.logged_model() is None
-        champion = self.challenge(run, store, "any", 5, holdout)
+        champion = self.challenge(run, store, "any", booster(5), holdout).challenger
         features = frame()[COLUMNS].astype("float32")
         for inputs, columns in ((features, ()), (features.to_numpy(), COLUMNS)):
             signature = infer_signature(inputs, features["a"])
@@ -276,11 +251,11 @@ class TestGate:
             uri = run.logged_model()
             assert uri is not None
             model = scoring.load(uri)
-            assert scoring.score(model, holdout, "y", "rmse", input_cols=columns) < 1e-6 < champion.value
+            assert evaluated(model, holdout, input_cols=columns).value < 1e-6 < champion.value
         with pytest.raises(DataError, match=r"register\.input_cols"):
-            scoring.score(model, holdout, "y", "rmse")
-        with pytest.raises(DataError, match="the model cannot predict the holdout's rows"):
-            scoring.score(model, holdout, "y", "rmse", input_cols=["a"])
+            evaluated(model, holdout)
+        with pytest.raises(DataError, match="the model cannot predict these rows"):
+            evaluated(model, holdout, input_cols=["a"])
 
     def test_a_champion_that_names_no_columns_is_judged_by_its_own(self, run, store, holdout):
         import mlflow
@@ -298,7 +273,7 @@ class TestGate:
         attempts.start(store, Key("job", 1), {}, 0.0)
 
         def entered(times: Times, columns: list[str]) -> Outcome:
-            promotion.check_holdout(register, "y", columns)
+            check_holdout(register, "y", columns)
             inputs = frame()[columns].to_numpy()
             signature = infer_signature(inputs, inputs[:, 0])
             uri = mlflow.pyfunc.log_model(
@@ -316,11 +291,11 @@ class TestGate:
                 input_cols=columns,
             )
 
-        assert entered(Times(3, 1), ["a", "b"]).value < 1e-6
+        assert entered(Times(3, 1), ["a", "b"]).challenger.value < 1e-6
         other = entered(Times(1), ["a"])
         assert other.champion is not None
-        assert (other.promoted, other.champion.version) == (False, "1")
-        assert other.champion.value < 1e-6 < other.value
+        assert (other.decision.promote, other.champion.version) == (False, "1")
+        assert other.champion.value < 1e-6 < other.challenger.value
         with pytest.raises(DataError, match="the holdout lacks columns that the model needs: c"):
             entered(Times(1), ["c"])
 
@@ -334,30 +309,19 @@ class TestGate:
         with pytest.raises(JobError, match="the model models:/nothing/1 cannot be loaded"):
             scoring.load("models:/nothing/1")
 
-    def test_the_outcome_in_words(self):
-        register = Register(model="m", metric="auc", holdout=DatasetSpec(paths=("/x",)))
-        against = ChampionResult(version="1", value=0.5)
-
-        def said(*, promoted: bool, champion: ChampionResult | None) -> str:
-            return promotion.describe(Outcome("2", 0.75, promoted, champion), register)
-
-        assert said(promoted=True, champion=None) == "m version 2 (auc=0.75) is the first champion"
-        assert said(promoted=True, champion=against) == "m version 2 (auc=0.75) replaces champion version 1 (auc=0.5)"
-        assert "does not beat" in said(promoted=False, champion=against)
-
 
 class TestScore:
     def test_a_model_takes_its_own_columns(self, holdout):
         model = booster(20, ["b", "a"])
 
-        assert scoring.score(model, holdout, "y", "rmse") < 0.2
+        assert evaluated(model, holdout).value < 0.2
 
     def test_a_column_that_the_holdout_lacks(self, holdout):
         with pytest.raises(DataError, match="lacks columns that the model needs: target"):
-            scoring.score(booster(1), holdout, "target", "rmse")
+            evaluated(booster(1), holdout, label_col="target")
 
     def test_a_null_label(self, tmp_path):
         frame(10).assign(y=[None] + [1.0] * 9).to_parquet(tmp_path / "null.parquet")
 
         with pytest.raises(DataError, match='null labels in column "y"'):
-            scoring.score(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"), "y", "rmse")
+            evaluated(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"))

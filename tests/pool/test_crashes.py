@@ -65,6 +65,17 @@ def without_capacity() -> None:
     (home() / FAIL_FILE).write_text("out of capacity")
 
 
+def leased() -> None:
+    """Another holder has 3 of the 4 nodes."""
+    ComputePool(URI, holder="test:other").lease(3, exclusive=True, bring_up=True)
+
+
+def with_one_waiting() -> None:
+    """The holder has 3 of the 4 nodes, and another one's lease of 2 waits."""
+    ComputePool(URI, holder=HOLDER).lease(3, exclusive=True, bring_up=True)
+    ComputePool(URI, holder="test:other").lease(2, exclusive=True, is_async=True)
+
+
 def with_leftovers() -> None:
     """A node whose supervisor is dead, and one that has no row."""
     up().scale(2)
@@ -91,6 +102,8 @@ CASES = {
         (REQUEST, INTEND, END, CONFIRM, TIDY),
         (2, 0),
     ),
+    "queueing": Case(leased, (REQUEST, WITHDRAW), (3, 3)),
+    "handing over": Case(with_one_waiting, (REQUEST, INTEND, END, CONFIRM), (3, 2), tried=(REQUEST, INTEND)),
     "taking down": Case(up, (REQUEST, INTEND, END, CONFIRM, TIDY), (1, 0)),
     "sweeping": Case(with_leftovers, (INTEND, START, END, CONFIRM, CLEAR), (2, 2)),
 }

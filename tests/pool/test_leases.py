@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -206,7 +209,7 @@ def test_a_lease_that_has_its_minimum_settles_at_what_it_has(up, tiny):
 def test_a_lease_that_is_taken_back_goes_whatever_others_have_asked_for_since(up):
     asked = {"rollback_after": 60, "block_until_min_cluster_size": None}
     with Store().transaction() as session:
-        failing, _ = commands.lease(session, "tiny", 3, holder="test:a", ttl=900.0, now=1e9, **asked)
+        failing, _ = commands.lease(session, "tiny", 3, exclusive=False, holder="test:a", ttl=900.0, now=1e9, **asked)
     with Store().transaction() as session:
         commands.scale(session, "tiny", 2, holder="test:b", now=1e9 + 1, **asked)
     with Store().transaction() as session:
@@ -214,7 +217,148 @@ def test_a_lease_that_is_taken_back_goes_whatever_others_have_asked_for_since(up
     assert (up.describe().leases, up.describe().target) == ((), 2)
 
 
+def third() -> ComputePool:
+    return ComputePool("tiny", holder="test:c")
+
+
+def queue() -> list[tuple[str, int]]:
+    """Holders of the waiting leases, with their positions."""
+    leases = ComputePool("tiny").describe().leases
+    return [(lease.holder, lease.position) for lease in leases if lease.position is not None]
+
+
+def expire(holder: str) -> None:
+    """Let a lease's time to live end, as if its holder had died."""
+    with Store().transaction() as session:
+        session.query(Lease).filter(Lease.holder == holder).one().expires_at = 1.0
+
+
+def test_exclusive_leases_add_up(up):
+    up.lease(2, exclusive=True)
+    other().lease(1)
+    with third().lease(1, exclusive=True):
+        assert (up.describe().target, len(up.get_nodes()), up.describe().leased) == (4, 4, 4)
+    nodes_are(3)
+    assert up.release() is True
+    nodes_are(1)
+    assert [(lease.holder, lease.exclusive) for lease in other().describe().leases] == [("test:b", False)]
+
+
+def test_a_lease_that_does_not_fit_waits_for_its_turn_and_takes_over_the_nodes(up):
+    """The third, which would fit, waits behind the second, which does not."""
+    up.lease(3, exclusive=True)
+    nodes = {row.id for row in node_rows()}
+    seen: list[str | None] = []
+    with ThreadPoolExecutor(2) as threads:
+        waits = threads.submit(
+            other().lease, 3, exclusive=True, on_progress=lambda status: seen.append(status.queue_note("test:b"))
+        )
+        wait_until(lambda: seen, "the progress")
+        last = threads.submit(third().lease, 1, exclusive=True)
+        wait_until(lambda: queue() == [("test:b", 1), ("test:c", 2)], "the queue")
+        assert up.describe().queue_note("test:c") == "waiting for 1 lease ahead, 3 of 4 nodes are taken"
+        assert up.describe().reason == "leases that wait for nodes: 2; 3 of 4 nodes are taken"
+        assert other().has_nodes(3) is False  # there are 3 nodes, but not for this holder
+        up.release()
+        assert [waits.result(60).epoch, last.result(60).epoch] == [1, 1]
+    assert seen[0] == "waiting as the next in the queue, 3 of 4 nodes are taken"
+    assert other().has_nodes(3) is third().has_nodes(1) is True
+    assert nodes < {row.id for row in node_rows()}
+    assert (queue(), len(up.get_nodes())) == ([], 4)
+
+
+def test_a_lease_whose_turn_does_not_come_is_removed_at_its_deadline(up):
+    up.lease(3, exclusive=True)
+    late = "the lease was still waiting as the next in the queue, 3 of 4 nodes are taken; the lease was removed"
+    with pytest.raises(ScaleError, match=late):
+        other().lease(2, exclusive=True, options={"rollback_after_seconds": 0.5})
+    assert [(lease.holder, lease.size) for lease in up.describe().leases] == [("test:a", 3)]
+    assert len(up.get_nodes()) == 3
+
+
+def wait_for_a_lease() -> None:
+    other().lease(4, exclusive=True)
+
+
+def test_a_waiting_process_that_was_killed_leaves_the_queue(up):
+    up.lease(2, exclusive=True)
+    process = multiprocessing.get_context("fork").Process(target=wait_for_a_lease)
+    process.start()
+    wait_until(lambda: queue() == [("test:b", 1)], "its request")
+    third().lease(2, exclusive=True, is_async=True)
+    assert queue() == [("test:b", 1), ("test:c", 2)]
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    expire("test:b")
+    nodes_are(4)
+    assert queue() == []
+
+
+def test_a_lease_is_renewed_while_it_waits(up, monkeypatch):
+    monkeypatch.setattr("shoal.pool.leases._RENEWALS_PER_TTL", 600)  # ten in a second
+    up.lease(4, exclusive=True)
+
+    def expires_at() -> float:
+        return next(lease.expires_at for lease in up.describe().leases if lease.holder == "test:b")
+
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(other().lease, 1, exclusive=True, ttl=60.0)
+        wait_until(queue, "its request")
+        first = expires_at()
+        wait_until(lambda: expires_at() > first, "its renewal")
+        up.release()
+        assert waits.result(60).epoch == 1
+
+
+def test_asking_again_for_an_exclusive_lease(up):
+    first = up.lease(2, exclusive=True)
+    again = up.lease(2, exclusive=True)
+    assert (again.id, again.epoch) == (first.id, 2)
+    with pytest.raises(InvalidArgumentError, match=r"has an exclusive lease of 2 nodes.* cannot become a shared one"):
+        up.lease(2)
+    other().lease(1, exclusive=True)
+    with pytest.raises(ScaleError, match="cannot grow from 2 to 4 nodes: 3 of 4 nodes are taken, and 0 leases wait"):
+        up.lease(4, exclusive=True)
+    third().lease(3, exclusive=True, is_async=True)
+    waiting = third().lease(2, exclusive=True, is_async=True)
+    assert (waiting.epoch, queue()) == (2, [("test:c", 1)])
+    with pytest.raises(ScaleError, match="and 1 leases wait"):
+        other().lease(2, exclusive=True)
+    up.lease(1, exclusive=True)
+    nodes_are(4)
+    assert [lease.size for lease in up.describe().leases] == [1, 1, 2]
+    assert queue() == []
+
+
+def test_nodes_that_do_not_come_take_back_one_exclusive_lease_and_leave_the_other(up, tiny):
+    up.lease(2, exclusive=True)
+    before = {row.id for row in node_rows()}
+    (tiny / FAIL_FILE).write_text("quota")
+    with pytest.raises(ScaleError, match=r"the lease was removed(.|\n)*quota"):
+        other().lease(2, exclusive=True)
+    nodes_are(2)
+    assert {row.id for row in node_rows()} == before
+    assert [(lease.holder, lease.size) for lease in up.describe().leases] == [("test:a", 2)]
+
+
+def test_the_limit_stays_above_all_leases_together(up):
+    up.lease(2, exclusive=True)
+    other().lease(1, exclusive=True)
+    third().lease(2, exclusive=True, is_async=True)
+    with pytest.raises(InvalidArgumentError, match=r"below its leases together \(3 nodes\)"):
+        up.alter(max_nodes=2)
+    up.alter(max_nodes=5)
+    assert up.scale(3)  # the base demand is no addition
+    nodes_are(5)
+    assert queue() == []
+
+
 def test_what_is_refused(up):
+    with pytest.raises(InvalidArgumentError, match="exclusive='yes'"):
+        up.lease(2, exclusive="yes")
+    with pytest.raises(InvalidArgumentError, match="a lease of 5 is above MAX_NODES=4"):
+        up.lease(5, exclusive=True)
     with pytest.raises(InvalidArgumentError, match="a lease of 5 is above MAX_NODES=4"):
         up.lease(5)
     with pytest.raises(InvalidArgumentError, match="ttl"):

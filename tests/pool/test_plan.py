@@ -6,7 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.pool.plan import NodePlan, Snapshot, Verdict, cooldown, judge, plan_nodes, wanted, why_down
+from shoal.pool.plan import (
+    NodePlan,
+    Snapshot,
+    Verdict,
+    cause_of_starts,
+    cooldown,
+    grantable,
+    judge,
+    may_resize,
+    nodes_for,
+    plan_nodes,
+    wanted,
+    why_down,
+)
 from shoal.pool.tunables import MAX_START_FAILURES, REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST
 from shoal.state.schema import (
     Demand,
@@ -52,8 +65,23 @@ def snapshot(*nodes, size=1, leases=(), operations=(), of=None, set_by="op"):
     return Snapshot(of or pool(), demand, tuple(leases), tuple(operations), tuple(nodes))
 
 
-def lease(size):
-    return Lease(id=f"l{size}", holder="h", size=size, epoch=1, expires_at=NOW - 1)
+def lease(size, *, exclusive=False, waiting=False, number=0):
+    return Lease(
+        id=f"l{number or size}", holder="h", size=size, epoch=1, expires_at=NOW - 1,
+        exclusive=exclusive, waiting=waiting, queue_number=number,
+    )  # fmt: skip
+
+
+def leases(*claims, **fields):
+    """A pool of at most 6 nodes with leases, in the order of their requests.
+
+    `x3` is an exclusive lease of 3 nodes, `s3` a shared one, `x3?` one that waits.
+    """
+    made = [
+        lease(int(claim[1]), exclusive=claim[0] == "x", waiting=claim.endswith("?"), number=number)
+        for number, claim in enumerate(claims, start=1)
+    ]
+    return snapshot(leases=made, **{"of": pool(max_nodes=6)} | fields)
 
 
 def test_the_largest_live_demand_wins_within_the_limits():
@@ -186,3 +214,113 @@ def test_a_smaller_demand_supersedes_and_no_other_does():
         assert judge(snapshot(head(), size=size, operations=[older], set_by="newer"), NOW) == []
     [verdict] = judge(snapshot(head(), operations=[older], of=pool(state=PoolState.STOPPING)), NOW)
     assert verdict.state is OperationState.SUPERSEDED
+
+
+@pytest.mark.parametrize(
+    ("claims", "base", "target"),
+    [
+        ("s3 s3", 1, 3),
+        ("x3 x3", 1, 6),
+        ("s2 s1 x3", 1, 5),
+        ("x2", 4, 4),
+        ("x2 x3?", 1, 2),
+        ("x2?", None, 1),
+        ("s3 x2", None, 5),
+    ],
+)
+def test_exclusive_leases_add_up_beside_the_largest_shared_one(claims, base, target):
+    assert wanted(leases(*claims.split(), size=base)) == target
+
+
+@pytest.mark.parametrize(
+    ("claims", "granted"),
+    [
+        ("x3 x3?", [2]),
+        ("x4 x3?", []),
+        ("x4 x3? x1?", []),  # the small one does not overtake the large one
+        ("x4 x2? x1?", [2]),
+        ("x3 x1? x2?", [2, 3]),
+        ("s4 x3?", []),  # a shared lease is not shrunk for an exclusive one
+        ("s4 x3? s2?", []),  # nor does a shared one overtake
+        ("s2 s3 x3?", [3]),
+        ("x3? x3? x1?", [1, 2]),
+    ],
+)
+def test_waiting_leases_are_granted_in_the_order_of_their_requests(claims, granted):
+    assert [one.queue_number for one in grantable(leases(*claims.split()))] == granted
+
+
+def test_no_lease_is_granted_while_the_pool_goes_down():
+    assert grantable(leases("x1?", of=pool(state=PoolState.STOPPING))) == []
+
+
+@pytest.mark.parametrize(
+    ("claims", "size", "allowed"),
+    [
+        ("x3 x2", 4, True),
+        ("x3 x2", 5, False),
+        ("x3 x2 x2?", 4, False),
+        ("x3 x2 x2?", 2, True),
+        ("s3 s4 x2?", 4, True),  # takes no more nodes than the other shared lease
+        ("s3 s4 x3?", 5, False),
+    ],
+)
+def test_a_granted_lease_grows_only_into_room_for_which_no_lease_waits(claims, size, allowed):
+    state = leases(*claims.split())
+    assert may_resize(state, state.leases[0], size) is allowed
+
+
+@pytest.mark.parametrize(
+    ("claims", "nodes"),
+    [
+        ("x3 x2", [3, 0]),
+        ("s2 x3", [3, 1]),
+        ("x1 s2 s3", [3, 2, 2]),
+        ("x1 x2?", [3, 0]),
+    ],
+)
+def test_nodes_count_for_earlier_leases_first(claims, nodes):
+    state = leases(*claims.split())
+    assert [nodes_for(state, one, 3) for one in state.leases] == nodes
+
+
+def asked(number, size, **fields):
+    return operation(size, id=f"op{number}", kind=OperationKind.LEASE, lease_id=f"l{number}", **fields)
+
+
+def test_a_lease_operation_counts_no_node_of_an_earlier_exclusive_lease():
+    operations = [asked(1, 2), asked(2, 2)]
+
+    def ended(ready):
+        nodes = [head(), *(node(f"n{number}") for number in range(ready - 1))]
+        state = leases("x2", "x2", operations=operations)
+        return [verdict.operation_id for verdict in judge(replace(state, nodes=tuple(nodes)), NOW)]
+
+    assert [ended(ready) for ready in (1, 2, 3, 4)] == [[], ["op1"], ["op1"], ["op1", "op2"]]
+
+
+def test_a_waiting_lease_is_rolled_back_at_its_deadline_with_its_place():
+    nodes = [head(), *(node(f"n{number}") for number in range(5))]
+    operations = [asked(2, 3), asked(3, 1, block_until_min_cluster_size=1)]
+    state = replace(leases("x5", "x3?", "x1?", operations=operations), nodes=tuple(nodes))
+    assert judge(state, NOW) == []
+    said = [(verdict.state, verdict.reason) for verdict in judge(state, NOW + 720)]
+    late = "at the deadline the lease was still waiting"
+    assert said == [
+        (OperationState.ROLLED_BACK, f"{late} as the next in the queue, 5 of 6 nodes are taken"),
+        (OperationState.ROLLED_BACK, f"{late} for 1 lease ahead, 5 of 6 nodes are taken"),
+    ]
+
+
+def test_nodes_are_started_for_the_operation_that_needs_most_and_does_not_wait():
+    operations = [asked(1, 3), asked(2, 2), asked(3, 4)]
+    assert cause_of_starts(leases("x3", "x2", "x4?", operations=operations)).id == "op2"
+    waits = leases("x3", "x4?", operations=[asked(2, 4)], of=pool(max_nodes=6, cooldown_until=NOW + 5))
+    assert cause_of_starts(waits) is None
+    assert plan_nodes(replace(waits, nodes=(head(),)), NOW) == NodePlan()  # a waiting lease ends no cooldown
+
+
+def test_a_draining_node_counts_towards_the_limit():
+    nodes = [head(), node("a"), node("old", NodeState.DRAINING, busy=True, drain_deadline=NOW + 9)]
+    assert plan_nodes(snapshot(*nodes, size=3, of=pool(max_nodes=3)), NOW).start_workers == 0
+    assert plan_nodes(snapshot(*nodes, size=3, of=pool(max_nodes=4)), NOW).start_workers == 1

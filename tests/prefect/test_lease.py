@@ -111,6 +111,19 @@ def test_what_others_lease_is_left_alone(home):
     wait_until(lambda: sweep(Store()) == [] and state()[:2] == ("up", 2), "the other's two nodes")
 
 
+def test_exclusive_leases_add_up(home):
+    other = CorePool(POOL, holder="test:other")
+    other.lease(2, exclusive=True, bring_up=True)
+
+    @flow
+    def exclusively():
+        with pool_lease(2, exclusive=True, pool_name="tiny") as pool:
+            return len(pool.get_nodes())
+
+    assert exclusively() == 4
+    wait_until(lambda: sweep(Store()) == [] and state()[:2] == ("up", 2), "the other's two nodes")
+
+
 def test_a_base_demand_that_was_set_meanwhile_is_left_alone(home):
     leased(3, body=lambda pool: CorePool("tiny").scale(2))
     wait_until(lambda: sweep(Store()) == [] and state() == ("up", 2, ()), "the two nodes that were asked for")

@@ -8,22 +8,28 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.runtime import flow_run
 
+from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError, JobFailedError, ScaleError
 from shoal.pool.api import ComputePool as CorePool
 from shoal.prefect import (
     ComputePool,
     acleanup_pool,
+    adistributed_train,
     aget_nodes,
     ascale_cluster,
     await_for_nodes,
+    batch_predict,
     cleanup_pool,
     distributed_train,
     get_nodes,
     scale_cluster,
     wait_for_nodes,
 )
+from shoal.training.progress import Progress
 from tests.support.tiny_node import FAIL_FILE
 
 pytestmark = pytest.mark.server
@@ -151,6 +157,29 @@ def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
     assert (by_name.train_func, by_name.args) == ("pkg.module:train", (3,))
 
 
+def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
+    asked = []
+
+    def submit(spec, *, holder, key):
+        asked.append(spec)
+        raise JobFailedError("job failed: far enough")
+
+    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    dataset = DataConnector.from_parquet(tmp_path)
+
+    @flow
+    def score():
+        with pytest.raises(JobFailedError, match="far enough"):
+            batch_predict("models:/m@champion", dataset, str(tmp_path / "out"), spec={"overwrite": True})
+        with pytest.raises(InvalidArgumentError, match="names no version"):
+            batch_predict("models:/m", dataset, str(tmp_path / "out"))
+
+    score()
+    (spec,) = asked
+    assert (spec.framework, spec.model, spec.overwrite) == ("predict", "models:/m@champion", True)
+    assert spec.dataset.paths == (str(tmp_path),)
+
+
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):
     asked = []
 
@@ -173,6 +202,42 @@ def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monk
     keys = [key for _, key, _ in asked]
     assert len(keys) == 4 and keys[0] == keys[1] != keys[2] == keys[3]
     assert all("eta is no number" in message for message in messages)
+
+
+class Reporting:
+    """A job that reports its progress, and then fails."""
+
+    job_id, attempt = "reporting", 1
+
+    def wait(self, *, on_log, on_progress):
+        on_progress(Progress(3, None, "steps", {"loss": 0.5}))  # no bar: the end is not known
+        on_progress(Progress(1, 4, "rounds", {"eval-rmse": 2.5}))
+        on_progress(Progress(3, 4, "rounds", {"eval-rmse": 1.5}))
+        raise JobFailedError("job failed: on purpose")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_async):
+    monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: Reporting())
+    spec = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
+
+    @flow
+    def train():
+        return str(flow_run.id), distributed_train(spec, pool_name="tiny", return_state=True).message
+
+    @flow
+    async def atrain():
+        state = await adistributed_train(spec, pool_name="tiny", return_state=True)
+        return str(flow_run.id), state.message
+
+    run_id, message = asyncio.run(atrain()) if is_async else train()
+    assert "on purpose" in message
+    with get_client(sync_client=True) as client:
+        by_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+        [artifact] = client.read_artifacts(artifact_filter=by_run)
+    assert (artifact.type, artifact.key, float(artifact.data)) == ("progress", "shoal-progress", 75.0)
+    assert artifact.description == "round 3 of 4, eval-rmse: 1.5"
+    assert artifact.task_run_id is not None
 
 
 def test_a_wrong_spec_is_refused_before_anything_starts(up):

@@ -47,6 +47,10 @@ OPERATIONS: dict[str, Callable[[ComputePool], object]] = {
     "giving up": lambda pool: pool.scale(3, on_progress=interrupt),
     "leasing": lambda pool: pool.lease(2, bring_up=True),
     "releasing": ComputePool.release,
+    "queueing": lambda pool: pool.lease(
+        3, exclusive=True, options={"rollback_after_seconds": 3 * SHORT}, on_progress=interrupt
+    ),
+    "handing over": ComputePool.release,
     "taking down": ComputePool.down,
     "sweeping": lambda _: sweep(Store()),
 }

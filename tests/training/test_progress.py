@@ -1,7 +1,8 @@
-"""How a training says how far it is."""
+"""Progress of a training: the record, and its display in a terminal and in a log."""
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import subprocess
@@ -9,42 +10,63 @@ import sys
 
 import pytest
 
-from shoal.training.boosting import progress
-from shoal.training.boosting.progress import Rounds
+from shoal.training import progress
+from shoal.training.boosting import progress as boosting
+from shoal.training.boosting.progress import RoundReporter, latest
+from shoal.training.context import TrainingContext
+from shoal.training.progress import Progress, ProgressDisplay
 
 HISTORY = {"eval": {"rmse": [3.0, 2.5], "mae": [1.0, 0.123456]}}
+AT_2 = Progress(2, 9, "rounds", latest(HISTORY))
 
 BAR = """
-from shoal.training.boosting.progress import Rounds
-with Rounds() as rounds:
-    rounds.read("a line of the log")
-    rounds.read("round 3 of 7, eval-rmse: 2.5")
-with Rounds() as rounds:
-    rounds.done(5, 7, {"eval": {"rmse": [2.25]}})
+import math
+import typer
+from shoal.training.context import say
+from shoal.training.progress import Progress, ProgressDisplay
+with ProgressDisplay(first_line_s=math.inf) as display:
+    say("a line of the log")
+    display.show(Progress(3, 7, "rounds", {"eval-rmse": 2.5}))
+    say("a line under a bar")
+    typer.echo("an error under a bar", err=True)
+with ProgressDisplay(first_line_s=math.inf) as display:
+    display.show(Progress(5, 7, "rounds", {"eval-rmse": 2.25}))
+with ProgressDisplay(first_line_s=0.0) as display:
+    display.show(Progress(12, None, "steps", {"loss": 0.5}))
 """
 
 
-def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with Rounds() as rounds:
-        rounds.done(1, 9, HISTORY)
-        assert capsys.readouterr().out == ""
-        monkeypatch.setattr(progress, "_SAY_EVERY_SECONDS", 0.0)
-        rounds.done(2, 9, HISTORY)
-        assert capsys.readouterr().out == "round 2 of 9, eval-rmse: 2.5, eval-mae: 0.12346\n"
-        rounds.read("round 2 of 9, eval-rmse: 2.5")
-        assert capsys.readouterr().out == "round 2 of 9, eval-rmse: 2.5\n"
+def test_a_record_as_text():
+    assert str(AT_2) == "round 2 of 9, eval-rmse: 2.5, eval-mae: 0.12346"
+    assert str(Progress(0, None, "steps", {"loss": math.nan})) == "step 0, loss: nan"
+    assert str(Progress(1, 2, "rounds")) == "round 1 of 2"
 
 
-def test_what_is_printed_anyway_is_not_said_twice(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "_SAY_EVERY_SECONDS", 0.0)
-    with Rounds(quiet=True) as rounds:
-        rounds.done(2, 9, HISTORY)
+def test_a_stored_record_is_bounded_and_comes_back_the_same():
+    assert Progress.of(AT_2.document()) == AT_2
+    many = {f"{number}-\udc80{'m' * 1000}": 1.0 for number in range(100)}
+    stored = Progress.of(Progress(1, None, "steps", many).document())
+    assert len(stored.metrics) == 20
+    assert all(name.encode().startswith(f"{at}-\\udc80m".encode()) for at, name in enumerate(stored.metrics))
+    assert max(map(len, stored.metrics)) <= 110
+
+
+def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    ProgressDisplay(first_line_s=60.0).show(AT_2)
+    ProgressDisplay(first_line_s=math.inf).show(AT_2)
     assert capsys.readouterr().out == ""
+    display = ProgressDisplay(first_line_s=0.0)
+    display.show(AT_2)
+    display.show(AT_2)
+    assert capsys.readouterr().out == f"{AT_2}\n"
+    monkeypatch.setattr(progress, "_SAY_EVERY_SECONDS", 0.0)
+    display = ProgressDisplay(first_line_s=0.0)
+    display.show(AT_2)
+    display.show(AT_2)
+    assert capsys.readouterr().out == f"{AT_2}\n{AT_2}\n"
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_a_terminal_gets_a_bar():
     mine, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen([sys.executable, "-c", BAR], stdout=subprocess.PIPE, stderr=theirs, text=True, env=env)
@@ -58,7 +80,17 @@ def test_a_terminal_gets_a_bar() -> None:
     os.close(mine)
     out, _ = process.communicate()
     assert process.returncode == 0
-    assert out == "a line of the log\n"
-    assert b"3/7" in shown
-    assert b"5/7" in shown
-    assert b"eval-rmse: 2.25" in shown
+    assert out == "a line of the log\na line under a bar\n"
+    for text in (b"3/7", b"an error under a bar\r\n", b"5/7", b"eval-rmse: 2.25", b"12/?", b"loss: 0.5"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(("rank", "reported"), [(0, [1, 3]), (1, [])])
+def test_rank_0_reports_its_rounds_now_and_then(monkeypatch: pytest.MonkeyPatch, rank: int, reported: list[int]):
+    now = [100.0]
+    monkeypatch.setattr(boosting.time, "monotonic", lambda: now[0])
+    notes = []
+    reporter = RoundReporter(TrainingContext(rank=rank, note=notes.append))
+    for rounds, now[0] in enumerate((101.9, 102.0, 103.9, 104.0)):
+        reporter.done(rounds, HISTORY)
+    assert notes == [{"rounds": rounds, "metrics": {"eval-rmse": 2.5, "eval-mae": 0.123456}} for rounds in reported]

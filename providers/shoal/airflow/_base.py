@@ -72,13 +72,16 @@ class PoolOperator(BaseOperator):
                 "worker shut down"
             )
 
-    def look(self, status: PoolStatus) -> None:
+    def look(self, status: PoolStatus, holder: str | None = None) -> None:
         """Log each change of the pool, and end a killed task; used as `on_progress` of the pool's methods.
 
         :param status: Current status of the pool.
+        :param holder: Holder whose lease the task waits for; its place in the queue is logged, too.
         """
         self.end_if_killed()
         text = f"pool {status.name}: {len(status.active)} of {status.target} nodes ready"
+        if note := status.queue_note(holder):
+            text += f"; the lease is {note}"
         if text != self._last_logged:
             self.log.info(text)
         self._last_logged = text

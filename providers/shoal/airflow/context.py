@@ -65,6 +65,7 @@ def pool_for_run(
     pool_name: str | None = None,
     compute_pool_conn_id: str | None = None,
     is_async: bool = False,
+    exclusive: bool = False,
     options: Mapping[str, Any] | None = None,
     prefix: str | None = None,
     **task_kwargs: Any,
@@ -83,6 +84,8 @@ def pool_for_run(
     :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`.
     :param is_async: Let the setup task end before the nodes are ready. A ``NodesSensor`` in the block then waits for
         the nodes.
+    :param exclusive: Add the nodes to those of other leases, instead of sharing them. If the pool has no room for them,
+        the setup task waits for its turn.
     :param options: The same options as for ``ScaleClusterOperator``.
     :param prefix: Prefix of the ids of the two tasks: with ``prefix="score"`` they are ``score_lease_pool`` and
         ``score_clean_up_pool``. By default the ids are ``lease_pool`` and ``clean_up_pool``.
@@ -90,13 +93,24 @@ def pool_for_run(
         ``pool`` (Airflow's pool of slots).
     """
     _check_task_kwargs(task_kwargs)
-    pool = {"pool_name": pool_name, "compute_pool_conn_id": compute_pool_conn_id}
     start = f"{_checked_prefix(prefix)}_" if prefix is not None else ""
     try:
         setup = LeasePoolOperator(
-            task_id=f"{start}{ONLY_LEASE}", size=size, is_async=is_async, options=options, **pool, **task_kwargs
+            task_id=f"{start}{ONLY_LEASE}",
+            size=size,
+            is_async=is_async,
+            exclusive=exclusive,
+            options=options,
+            pool_name=pool_name,
+            compute_pool_conn_id=compute_pool_conn_id,
+            **task_kwargs,
         )
-        teardown = CleanupPoolOperator(task_id=f"{start}{_TEARDOWN_ID}", **pool, **task_kwargs)
+        teardown = CleanupPoolOperator(
+            task_id=f"{start}{_TEARDOWN_ID}",
+            pool_name=pool_name,
+            compute_pool_conn_id=compute_pool_conn_id,
+            **task_kwargs,
+        )
     except DuplicateTaskIdFound as error:
         raise InvalidArgumentError(
             f'{error}: give each pool_for_run of a DAG its own prefix, for example prefix="score"'

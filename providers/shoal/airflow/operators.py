@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
@@ -17,7 +18,7 @@ from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import FunctionJobSpec, JobResult, JobSpec
+    from shoal.jobs import AnyJobSpec, JobResult
 
 
 _ENDED = ("success", "failed")
@@ -71,6 +72,9 @@ class LeasePoolOperator(PoolOperator):
     its last lease is released.
 
     :param size: Number of nodes, including the head node. (templated)
+    :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits
+        for its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
+        lease.
     :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
         the nodes.
     :param options: The same options as for ``ScaleClusterOperator``. (templated)
@@ -81,10 +85,17 @@ class LeasePoolOperator(PoolOperator):
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
 
     def __init__(
-        self, *, size: int, is_async: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        *,
+        size: int,
+        exclusive: bool = False,
+        is_async: bool = False,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.size = size
+        self.exclusive = exclusive
         self.returns_at_once = is_async
         self.options = options
 
@@ -97,15 +108,42 @@ class LeasePoolOperator(PoolOperator):
         pool = hook.pool(self.holder_in(context))
         pool.lease(
             int(self.size),
+            exclusive=self.exclusive,
             bring_up=hook.spec is not None,
             is_async=self.returns_at_once,
             options=self.options,
-            on_progress=self.look,
+            on_progress=partial(self.look, holder=pool.holder),
         )
         return pool.name
 
 
-class DistributedTrainOperator(PoolOperator):
+class _JobOperator(PoolOperator):
+    """Operator that submits a job, streams its log, and waits for its result."""
+
+    def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
+        """Submit the job, or attach to it, wait for its end, and return its result."""
+        from shoal.jobs import submit
+
+        if self.pool_name or self.compute_pool_conn_id:
+            run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
+            spec = spec.model_copy(update={"run_config": run_config})
+        ti = context["ti"]
+        handle = submit(spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}")
+        self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
+        # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
+        # an exception cannot interrupt a transaction.
+        with ThreadPoolExecutor(1) as threads:
+            result = threads.submit(handle.wait, on_log=self.log.info)
+            try:
+                while not wait([result], timeout=_LOOK_S).done:
+                    self.end_if_killed()
+            except BaseException as end:  # The task was killed, or exceeded its execution_timeout.
+                handle.cancel(str(end) or f"task {self.task_id} was ended")
+                raise
+            return result.result()
+
+
+class DistributedTrainOperator(_JobOperator):
     """Operator that trains on a pool: it submits a job, streams the job's log, and returns the job's result as a dict.
 
     The job's holder is the DAG run, and the job belongs to this task. When Airflow retries the task, the new try
@@ -130,7 +168,7 @@ class DistributedTrainOperator(PoolOperator):
     def __init__(
         self,
         *,
-        spec: JobSpec | FunctionJobSpec | Mapping[str, Any] | XComArg | None = None,
+        spec: AnyJobSpec | Mapping[str, Any] | XComArg | None = None,
         framework: str | None = None,
         train_func: TrainFunc | None = None,
         op_args: Collection[Any] | None = None,
@@ -154,29 +192,50 @@ class DistributedTrainOperator(PoolOperator):
 
     def train(self, context: Context) -> JobResult:
         """Submit the job, or attach to it, wait for its end, and return its result."""
-        from shoal.jobs import spec_of, submit
+        from shoal.jobs import spec_of
 
-        given = cast("JobSpec | FunctionJobSpec | Mapping[str, Any] | None", self.spec)
+        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
         spec = spec_of(
             given, framework=self.framework, train_func=self.train_func, args=tuple(self.op_args), kwargs=self.op_kwargs
         )
-        if self.pool_name or self.compute_pool_conn_id:
-            run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
-            spec = spec.model_copy(update={"run_config": run_config})
-        ti = context["ti"]
-        handle = submit(spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}")
-        self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
-        # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
-        # an exception cannot interrupt a transaction.
-        with ThreadPoolExecutor(1) as threads:
-            result = threads.submit(handle.wait, on_log=self.log.info)
-            try:
-                while not wait([result], timeout=_LOOK_S).done:
-                    self.end_if_killed()
-            except BaseException as end:  # The task was killed, or exceeded its execution_timeout.
-                handle.cancel(str(end) or f"task {self.task_id} was ended")
-                raise
-            return result.result()
+        return self.run_job(spec, context)
+
+
+class BatchPredictOperator(_JobOperator):
+    """Operator that predicts the rows of a dataset on a pool, and writes the predictions as Parquet.
+
+    Like a training, the prediction is a job of this task: a retry attaches to it. If the same predictions are in
+    `output_path` already, nothing is done. The operator returns the job's result as a dict: ``rows``, ``output_path``,
+    ``model_uri`` with its version.
+
+    :param model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
+        (templated)
+    :param dataset: A `DataConnector`, or its spec as a dict, such as ``{"paths": ["/data/{{ ds }}"]}``. (templated)
+    :param output_path: Directory or URI for the predictions. (templated)
+    :param spec: Further fields of a `PredictJobSpec`, such as ``keep_cols``, ``overwrite``, ``scaling_config``.
+        (templated)
+    :param pool_name: Name or URI of the pool; by default the pool in `spec`. (templated)
+    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "model", "dataset", "output_path", "spec")
+    template_fields_renderers = {"dataset": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
+
+    def __init__(
+        self, *, model: str, dataset: Any, output_path: str, spec: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model = model
+        self.dataset = dataset
+        self.output_path = output_path
+        self.spec: Mapping[str, Any] = spec or {}
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Submit the job, or attach to it, wait for its end, and return its result as a dict."""
+        from shoal.jobs import PredictJobSpec
+
+        fields = {**self.spec, "model": self.model, "dataset": self.dataset, "output_path": self.output_path}
+        return self.run_job(PredictJobSpec.parse(fields), context).to_dict()
 
 
 class CleanupPoolOperator(PoolOperator):

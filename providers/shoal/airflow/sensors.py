@@ -53,7 +53,10 @@ class NodesSensor(BaseSensorOperator):
         pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context, self.lease))
         pool.renew()
         expected = int(self.expected_nodes)
-        self.log.info("pool %s: %d of %d nodes ready", pool.name, len(pool.get_nodes()), expected)
+        status = pool.describe()
+        self.log.info("pool %s: %d of %d nodes ready", pool.name, len(status.active), expected)
+        if note := status.queue_note(pool.holder):
+            self.log.info("the lease of this DAG run is %s", note)
         try:
             return pool.has_nodes(expected)
         except ScaleError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +13,10 @@ import typer
 from shoal.cli.interrupts import on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.errors import InvalidArgumentError
+from shoal.training.progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from shoal.jobs import FunctionJobSpec, JobResult, JobSpec
+    from shoal.jobs import AnyJobSpec, JobResult
     from shoal.jobs.handle import JobHandle, JobStatus
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
@@ -74,10 +76,19 @@ def list_(
         show("no jobs")
     else:
         rows = [
-            (job.job_id, job.attempt, job.pool, job.state.value, when(job.created_at), _took(job), _brief(job.error))
+            (
+                job.job_id,
+                job.attempt,
+                job.pool,
+                job.state.value,
+                job.progress and job.progress.brief,
+                when(job.created_at),
+                _took(job),
+                _brief(job.error),
+            )
             for job in found
         ]
-        show(table(("JOB", "ATTEMPT", "POOL", "STATE", "CREATED", "TOOK", "ERROR"), rows))
+        show(table(("JOB", "ATTEMPT", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR"), rows))
 
 
 @app.command("show")
@@ -93,6 +104,7 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
                 ("job", status.job_id),
                 ("attempt", status.attempt),
                 ("state", status.state.value),
+                ("progress", status.progress),
                 ("error", status.error),
                 ("pool", status.pool),
                 ("submitted by", status.holder),
@@ -147,7 +159,8 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
 def _follow(handle: JobHandle) -> JobResult:
     try:
         say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
-        return handle.wait(on_log=_log)
+        with ProgressDisplay(first_line_s=math.inf) as display:  # the log has the lines
+            return handle.wait(on_log=_log, on_progress=display.show)
     except KeyboardInterrupt:
         # Ctrl-C may have come before `wait` began, which cancels the job itself.
         handle.cancel("the process that waited for the job was interrupted")
@@ -186,9 +199,7 @@ def _read(source: str) -> dict[str, Any]:
     return document
 
 
-def _parse(
-    fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool
-) -> JobSpec | FunctionJobSpec:
+def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:
     """Build the spec from its fields and the options; resolve datasets' relative paths in the working directory."""
     from shoal.jobs import parse_spec
 

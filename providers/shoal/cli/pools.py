@@ -223,8 +223,17 @@ def _show(status: PoolStatus, as_json: bool) -> None:
         rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", n.error) for n in everyone]
         show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "ERROR"), rows))
     if status.leases:
-        leased = [(lease.holder, lease.size, when(lease.expires_at)) for lease in status.leases]
-        show("", table(("LEASE OF", "NODES", "UNTIL"), leased))
+        leased = [
+            (
+                lease.holder,
+                lease.size,
+                "exclusive" if lease.exclusive else "shared",
+                "granted" if lease.position is None else status.queue_note(lease.holder),
+                when(lease.expires_at),
+            )
+            for lease in status.leases
+        ]
+        show("", table(("LEASE OF", "NODES", "KIND", "STATE", "UNTIL"), leased))
 
 
 def _role(node: NodeStatus) -> str:

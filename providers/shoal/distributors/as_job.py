@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import NoPoolError
+from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
 from shoal.pool.api import ComputePool
 from shoal.pool.resolve import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.training import locations
-from shoal.training.boosting.progress import Rounds
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
+from shoal.training.progress import ProgressDisplay
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
+
+if TYPE_CHECKING:
+    from shoal.jobs import JobHandle, JobResult
 
 _embedded = itertools.count(1)
 
@@ -50,8 +55,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
         along = code_store.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
         spec = JobSpec(**_on_pool(request, pool_name), user_code=along)
         handle = submit(spec)
-        with Rounds() as progress:
-            return load_training(handle.wait(on_log=progress.read), request.run_config.artifact_location)
+        return load_training(_result(handle), request.run_config.artifact_location)
 
 
 def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
@@ -73,7 +77,41 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
     with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
         stored = code_store.store(program, request.run_config.artifact_location)
         spec = FunctionJobSpec(**_on_pool(request, pool_name), program=stored)
-        return load_results(submit(spec).wait(on_log=say), request.run_config.artifact_location)
+        return load_results(_result(submit(spec)), request.run_config.artifact_location)
+
+
+def _result(handle: JobHandle) -> JobResult:
+    """Wait for a job; print its log, and show its progress as a bar in a terminal."""
+    with ProgressDisplay(first_line_s=math.inf) as display:  # the log has the lines
+        return handle.wait(on_log=say, on_progress=display.show)
+
+
+def predict_as_job(spec: PredictJobSpec) -> PredictResult:
+    """Submit a batch prediction as a job, print its log here, and wait for its end.
+
+    Args:
+        spec: The prediction; its pool is filled in.
+
+    Raises:
+        JobFailedError: The prediction failed. The message ends with the cause.
+    """
+    from shoal.jobs import submit
+    from shoal.jobs.files import storage
+
+    with _pool_for(spec.run_config.pool_name) as pool_name:
+        run_config = spec.run_config.model_copy(update={"pool_name": pool_name})
+        result = submit(spec.model_copy(update={"run_config": run_config})).wait(on_log=say)
+    assert result.output_path is not None
+    assert result.rows is not None
+    return PredictResult(
+        storage.as_given(result.output_path, spec.output_path),
+        result.rows,
+        result.model_uri,
+        result.num_workers,
+        result.restarts,
+        result.seconds,
+        result.peak_memory_per_worker,
+    )
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The spec of a job that runs a function, and parsing a spec of either kind."""
+"""The spec of a job that runs a function, and parsing a spec of any kind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
+from shoal.jobs.predict_spec import PREDICT, PredictJobSpec
 from shoal.jobs.spec import AnySpec, JobSpec, Register
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK, is_name
@@ -21,6 +22,15 @@ class FunctionRegister(Register):
     input_cols: tuple[str, ...] = Field(
         default=(), description="Its feature columns, for a model whose signature is a tensor and names none."
     )
+    group_col: str | None = Field(
+        default=None, min_length=1, description="Its column of groups, such as queries, for a ranking metric."
+    )
+
+    @model_validator(mode="after")
+    def _groups_to_rank(self) -> Self:
+        if self.ranks and self.group_col is None:
+            raise ValueError("a ranking metric needs group_col, the column of groups")
+        return self
 
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
@@ -72,10 +82,17 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         )
 
 
-def parse_spec(fields: Mapping[str, Any]) -> JobSpec | FunctionJobSpec:
+AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
+"""Spec of a job of any kind."""
+
+
+def parse_spec(fields: Mapping[str, Any]) -> AnyJobSpec:
     """Build the spec that a file, an operator's arguments or a job's row describe.
 
     Raises:
         InvalidArgumentError: Naming each field that is wrong.
     """
-    return (FunctionJobSpec if fields.get("framework") == FRAMEWORK else JobSpec).parse(fields)
+    kinds: dict[Any, type[FunctionJobSpec | PredictJobSpec]] = {FRAMEWORK: FunctionJobSpec, PREDICT: PredictJobSpec}
+    framework = fields.get("framework")
+    kind = kinds.get(framework, JobSpec) if isinstance(framework, str) else JobSpec
+    return kind.parse(fields)

@@ -31,11 +31,13 @@ from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.liveness import Lost, Missing, Silence, address, judge, look, pool_endpoint
 from shoal.jobs.polling import Asking
 from shoal.jobs.spec import JobResult
+from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
+from shoal.training.progress import OnProgress, Progress
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,8 @@ class JobStatus:
         created_at: Time of the submission.
         started_at: Time when the driver began.
         ended_at: Time when the attempt ended.
+        progress: Last progress of the training that the driver has recorded, at most some seconds old while the attempt
+            runs; None before the first.
     """
 
     job_id: str
@@ -104,6 +108,7 @@ class JobStatus:
     created_at: float
     started_at: float | None
     ended_at: float | None
+    progress: Progress | None = None
 
     @classmethod
     def of(cls, job: Job) -> JobStatus:
@@ -120,6 +125,7 @@ class JobStatus:
             created_at=job.created_at,
             started_at=job.started_at,
             ended_at=job.ended_at,
+            progress=_progress(job),
         )
 
 
@@ -186,7 +192,12 @@ class JobHandle:
         """Return the status; the call counts as polling, so that a job with `orphan_after` goes on."""
         return JobStatus.of(self.settle())
 
-    def wait(self, timeout: float | None = None, on_log: Callable[[str], Any] | None = print) -> JobResult:
+    def wait(
+        self,
+        timeout: float | None = None,
+        on_log: Callable[[str], Any] | None = print,
+        on_progress: OnProgress | None = None,
+    ) -> JobResult:
         """Wait until the job has ended, and return its result.
 
         Ctrl-C cancels the job if plain Python or the CLI submitted it. Any other job goes on.
@@ -194,6 +205,7 @@ class JobHandle:
         Args:
             timeout: Seconds to wait; the job goes on after them. Default: no limit.
             on_log: Called with each new line of the job's log; None: the log is not read.
+            on_progress: Called with the training's progress when it has changed in the job's row.
 
         Raises:
             JobFailedError: The job failed; the message ends with the cause.
@@ -201,7 +213,7 @@ class JobHandle:
             JobTimeoutError: The job has not ended within `timeout` seconds.
         """
         try:
-            for line in self._follow(timeout, with_log=on_log is not None):
+            for line in self._follow(timeout, with_log=on_log is not None, on_progress=on_progress):
                 if on_log is not None:
                     on_log(line)
         except KeyboardInterrupt:
@@ -275,7 +287,8 @@ class JobHandle:
                 with act(JobStep.HAND_OVER):
                     credentials.hand_over(self._key.submission_id, self._secrets)
             endpoint = self._endpoint_of(self._pool)
-            with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.SEND):
+            client = JobClient(endpoint.api, endpoint.token())
+            with act(JobStep.SEND):
                 submitted = client.submit(
                     self._entrypoint(),
                     self._key.submission_id,
@@ -398,11 +411,14 @@ class JobHandle:
         self._tidy(job)
         return verdict
 
-    def _follow(self, timeout: float | None, *, with_log: bool = True) -> Iterator[str]:
+    def _follow(
+        self, timeout: float | None, *, with_log: bool = True, on_progress: OnProgress | None = None
+    ) -> Iterator[str]:
         """Wait until the job has ended, and yield the lines of its log meanwhile."""
         follower = self._log()
         started = self._monotonic()
         head_check = started
+        last_progress = ""
         while True:
             if self._monotonic() >= head_check:
                 job = self.settle()
@@ -412,6 +428,11 @@ class JobHandle:
             ended = job.state in JOB_ENDED
             if with_log and job.state is not JobState.PENDING:  # before the driver runs, only Ray writes into it
                 yield from follower.lines(ended=ended)
+            progress = _progress(job)
+            # Compared as text, because a NaN is not equal to itself.
+            if on_progress is not None and progress is not None and str(progress) != last_progress:
+                on_progress(progress)
+                last_progress = str(progress)
             if ended:
                 return
             waited = self._monotonic() - started
@@ -445,7 +466,8 @@ class JobHandle:
     def _stop(self) -> bool:
         try:
             endpoint = self._endpoint_of(self._pool)
-            with JobClient(endpoint.api, endpoint.token()) as client, act(JobStep.STOP):
+            client = JobClient(endpoint.api, endpoint.token())
+            with act(JobStep.STOP):
                 return client.stop(self._key.submission_id)
         except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
             return False
@@ -459,14 +481,12 @@ class JobHandle:
             endpoint = self._endpoint_of(self._pool)
             if address(endpoint) != job.endpoint:
                 return ""
-            with JobClient(endpoint.api, endpoint.token()) as client:
-                return client.logs(self._key.submission_id)
+            return JobClient(endpoint.api, endpoint.token()).logs(self._key.submission_id)
         except (JobError, PoolDownError, PoolNotFoundError):
             return ""
 
     def _last_words(self) -> str:
-        lines = [line.strip() for line in self._log().lines(ended=True) if line.strip()]
-        return lines[-1] if lines else "(nothing)"
+        return last_line("\n".join(self._log().lines(ended=True)))
 
     def _tidy(self, job: Job) -> None:
         """Remove the files that a dead driver has left; log errors, because the attempt's end is recorded already."""
@@ -479,3 +499,7 @@ class JobHandle:
                 artifacts.discard_unfinished(folder, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:
                 log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
+
+
+def _progress(job: Job) -> Progress | None:
+    return None if job.progress is None else Progress.of(job.progress)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient, RayJob
+from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal.attempts import Key
+from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool, PoolState
@@ -80,7 +81,7 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
             return Lost(JobState.CANCELLED, "the job was stopped through Ray")
         case View(ray_job=RayJob(ended=True, exit_code=code, message=message)):
             if code is None:
-                return Lost(JobState.FAILED, f"the driver could not be started: {_last_line(message or '')}")
+                return Lost(JobState.FAILED, f"the driver could not be started: {last_line(message or '')}")
             if code in _SIGKILLED:
                 return Lost(JobState.FAILED, "the driver was killed, by a person or because its host ran out of memory")
             return Lost(JobState.FAILED, f"the driver ended with exit code {code}; its log ends with: {last_words()}")
@@ -130,12 +131,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     if address(endpoint) != job.endpoint:
         return View(silence=Silence.HEAD_REPLACED)
     try:
-        with JobClient(endpoint.api, endpoint.token()) as client:
-            return View(ray_job=client.status(Key(job.id, job.attempt).submission_id))
+        client = JobClient(endpoint.api, endpoint.token())
+        return View(ray_job=client.status(Key(job.id, job.attempt).submission_id))
     except (HeadBusyError, HeadGoneError, PoolDownError):
         return View(silence=Silence.NO_ANSWER)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "(nothing)"

@@ -1,9 +1,14 @@
-"""Compute the metrics that compare champion and challenger, in the same way for models of every framework."""
+"""Compute the metrics that compare champion and challenger with scikit-learn, in the same way for every framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+import difflib
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -12,20 +17,109 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Numbers: TypeAlias = NDArray[np.floating]
+    Codes: TypeAlias = NDArray[np.intp]
 
 Mode = Literal["min", "max"]
+BaselineKind = Literal["mean", "median", "majority"]
 
-_BEST: dict[str, Mode] = {
-    "rmse": "min",
-    "mae": "min",
-    "logloss": "min",
-    "error": "min",
-    "auc": "max",
-    "accuracy": "max",
+
+class _Takes(StrEnum):
+    """What a metric is computed from, beside the labels."""
+
+    VALUES = "values"
+    CLASSES = "classes"
+    SCORES = "scores of class 1"
+    PROBABILITIES = "one probability per class"
+    RANKS = "scores within groups"
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A metric.
+
+    Args:
+        best: "min" if a lower value is better, "max" if a higher one is.
+        takes: What it is computed from.
+        function: Name of the function in ``sklearn.metrics``.
+        options: Further arguments of the function.
+    """
+
+    best: Mode
+    takes: _Takes
+    function: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _averaged(function: str, **options: Any) -> dict[str, _Metric]:
+    """Return a classifier's metric of two classes, and its averages over many, under scikit-learn's names."""
+    name = function.removesuffix("_score")
+    averages = {name: "binary", **{f"{name}_{average}": average for average in ("micro", "macro", "weighted")}}
+    return {
+        name: _Metric("max", _Takes.CLASSES, function, {"average": average, "zero_division": 0, **options})
+        for name, average in averages.items()
+    }
+
+
+_METRICS: dict[str, _Metric] = {
+    "rmse": _Metric("min", _Takes.VALUES, "root_mean_squared_error"),
+    "mae": _Metric("min", _Takes.VALUES, "mean_absolute_error"),
+    "logloss": _Metric("min", _Takes.PROBABILITIES, "log_loss"),
+    "error": _Metric("min", _Takes.CLASSES, "zero_one_loss"),
+    "auc": _Metric("max", _Takes.SCORES, "roc_auc_score"),
+    "accuracy": _Metric("max", _Takes.CLASSES, "accuracy_score"),
+    # From here on under scikit-learn's names, those of its scorers without "neg_".
+    **{
+        name: _Metric("min", _Takes.VALUES, name)
+        for name in (
+            "max_error",
+            "mean_absolute_error",
+            "mean_absolute_percentage_error",
+            "mean_gamma_deviance",
+            "mean_poisson_deviance",
+            "mean_squared_error",
+            "mean_squared_log_error",
+            "median_absolute_error",
+            "root_mean_squared_error",
+            "root_mean_squared_log_error",
+        )
+    },
+    "r2": _Metric("max", _Takes.VALUES, "r2_score"),
+    "explained_variance": _Metric("max", _Takes.VALUES, "explained_variance_score"),
+    "d2_absolute_error_score": _Metric("max", _Takes.VALUES, "d2_absolute_error_score"),
+    "balanced_accuracy": _Metric("max", _Takes.CLASSES, "balanced_accuracy_score"),
+    "matthews_corrcoef": _Metric("max", _Takes.CLASSES, "matthews_corrcoef"),
+    **_averaged("precision_score"),
+    **_averaged("recall_score"),
+    **_averaged("f1_score"),
+    **_averaged("jaccard_score"),
+    "average_precision": _Metric("max", _Takes.SCORES, "average_precision_score"),
+    "roc_auc": _Metric("max", _Takes.SCORES, "roc_auc_score"),
+    "brier_score": _Metric("min", _Takes.SCORES, "brier_score_loss"),
+    "log_loss": _Metric("min", _Takes.PROBABILITIES, "log_loss"),
+    "roc_auc_ovr": _Metric("max", _Takes.PROBABILITIES, "roc_auc_score", {"multi_class": "ovr"}),
+    "roc_auc_ovo": _Metric("max", _Takes.PROBABILITIES, "roc_auc_score", {"multi_class": "ovo"}),
+    "ndcg": _Metric("max", _Takes.RANKS, "ndcg_score"),
 }
 
-METRICS = frozenset(_BEST)
-"""Legal values of `register.metric`."""
+_NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
+_ABSOLUTE = frozenset({"mae", "mean_absolute_error", "median_absolute_error", "d2_absolute_error_score"})
+"""Metrics of which the best constant prediction is the median."""
+
+_MOST_CLASSES = 100_000
+"""Bound on class numbers, so that a column of ids as label is an error and not a matrix that fills the memory."""
+
+NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
+"""Legal values of `register.metric`, with K for a number of ranks."""
+
+
+def _metric(name: str) -> _Metric:
+    if at := _NDCG_AT.fullmatch(name):
+        return _Metric("max", _Takes.RANKS, "ndcg_score", {"k": int(at[1])})
+    if name not in _METRICS:
+        near = difflib.get_close_matches(name.removeprefix("neg_"), _METRICS, n=1)
+        hint = f'did you mean "{near[0]}"? All metrics' if near else "use one of"
+        raise InvalidArgumentError(f'register.metric "{name}" is unknown; {hint}: {", ".join(NAMES)}')
+    return _METRICS[name]
 
 
 def best_mode(metric: str) -> Mode:
@@ -34,24 +128,44 @@ def best_mode(metric: str) -> Mode:
     Raises:
         InvalidArgumentError: There is no such metric.
     """
-    if metric not in _BEST:
-        raise InvalidArgumentError(f'register.metric "{metric}" is unknown; use one of: {", ".join(sorted(_BEST))}')
-    return _BEST[metric]
+    return _metric(metric).best
 
 
-def evaluate(metric: str, labels: Numbers, predictions: Numbers) -> float:
+def ranks(metric: str) -> bool:
+    """Return whether the metric judges the order of rows within groups, such as the documents of a query."""
+    return _metric(metric).takes is _Takes.RANKS
+
+
+def best_constant(metric: str) -> BaselineKind:
+    """Return which constant prediction is the strongest baseline for a metric.
+
+    Returns:
+        "majority" for the metrics of classifiers, "median" for absolute errors, "mean" for all others.
+    """
+    if _metric(metric).takes in (_Takes.CLASSES, _Takes.SCORES, _Takes.PROBABILITIES):
+        return "majority"
+    return "median" if metric in _ABSOLUTE else "mean"
+
+
+def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes | None = None) -> float:
     """Compute a metric.
 
     Args:
-        metric: One of :data:`METRICS`.
-        labels: True values, ``[rows]``; 0 and 1, or class numbers, for the metrics of classifiers.
+        metric: One of :data:`NAMES`.
+        labels: True values, ``[rows]``; 0 and 1, or class numbers, for the metrics of classifiers; relevances from 0
+            for ranking.
         predictions: Predicted values in the order of the labels. For classifiers: probabilities of class 1, ``[rows]``,
             or one column per class, ``[rows, classes]``.
+        groups: Number of each row's group, ``[rows]``; needed for ranking only.
+
+    Returns:
+        The metric; NaN where it is not defined for these rows, or a prediction is not finite.
 
     Raises:
-        DataError: The predictions do not suit the metric, or there are no rows.
+        DataError: The predictions or labels do not suit the metric, or there are no rows.
     """
     import numpy as np
+    import sklearn.metrics
 
     labels = np.asarray(labels, dtype=np.float64)
     predictions = np.asarray(predictions, dtype=np.float64)
@@ -60,47 +174,88 @@ def evaluate(metric: str, labels: Numbers, predictions: Numbers) -> float:
             f"the holdout has {labels.shape[0]} labels and {predictions.shape[0]} predictions: both numbers must be "
             "equal and above 0"
         )
-    return float(_FUNCTIONS[metric](labels, predictions))
+    if not np.isfinite(predictions).all():
+        return float("nan")
+    how = _metric(metric)
+    function = getattr(sklearn.metrics, how.function)
+    with warnings.catch_warnings():
+        # A metric that is not defined is NaN, and probabilities of float32 do not add up to 1 exactly.
+        warnings.simplefilter("ignore")
+        try:
+            if how.takes is _Takes.RANKS:
+                return _over_groups(metric, labels, _one_column(metric, predictions), groups, function, how.options)
+            true, predicted, options = _suited(metric, how.takes, labels, predictions)
+            return float(function(true, predicted, **how.options, **options))
+        except ValueError as error:
+            raise DataError(f"{metric} cannot be computed on the holdout: {error}") from error
 
 
-def _rmse(labels: Numbers, predictions: Numbers) -> float:
-    return float(((_one_column("rmse", predictions) - labels) ** 2).mean() ** 0.5)
+def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
+    """Return the predictions of a model that has learned nothing but one number per class, or one number.
 
+    Args:
+        kind: "mean" or "median" of the labels; "majority": for a classifier's metric the frequency of each class, of
+            which the most frequent is the guess; else the most frequent label.
+        metric: Metric that the predictions are made for.
+        labels: True values, ``[rows]``.
 
-def _mae(labels: Numbers, predictions: Numbers) -> float:
-    return float(abs(_one_column("mae", predictions) - labels).mean())
-
-
-def _logloss(labels: Numbers, predictions: Numbers) -> float:
+    Returns:
+        The same prediction for each row, ``[rows]`` or ``[rows, classes]``.
+    """
     import numpy as np
 
-    chosen = _probabilities("logloss", predictions)[np.arange(len(labels)), _classes("logloss", labels, predictions)]
-    # Clipped like XGBoost's logloss: one wrong prediction of probability 1 must not make the mean infinite.
-    return float(-np.log(np.clip(chosen, 1e-16, 1.0)).mean())
+    if kind != "majority":
+        return np.full(len(labels), float(np.mean(labels) if kind == "mean" else np.median(labels)))
+    if best_constant(metric) != "majority":
+        values, counts = np.unique(labels, return_counts=True)
+        return np.full(len(labels), float(values[counts.argmax()]))
+    frequencies = np.bincount(_classes(metric, labels, None), minlength=2) / len(labels)
+    if len(frequencies) == 2:
+        return np.full(len(labels), float(frequencies[1]))
+    return np.broadcast_to(frequencies, (len(labels), len(frequencies)))
 
 
-def _error(labels: Numbers, predictions: Numbers) -> float:
-    guesses = _probabilities("error", predictions).argmax(axis=1)
-    return float((guesses != _classes("error", labels, predictions)).mean())
-
-
-def _accuracy(labels: Numbers, predictions: Numbers) -> float:
-    return 1.0 - _error(labels, predictions)
-
-
-def _auc(labels: Numbers, predictions: Numbers) -> float:
+def _suited(
+    metric: str, takes: _Takes, labels: Numbers, predictions: Numbers
+) -> tuple[Numbers | Codes, Numbers | Codes, dict[str, Any]]:
+    """Return labels, predictions and further arguments as scikit-learn's function takes them."""
     import numpy as np
 
-    scores = _one_column("auc", predictions)
-    positive = labels > 0.5
-    n_positive, n_negative = int(positive.sum()), int((~positive).sum())
-    if not n_positive or not n_negative:
-        raise DataError("auc needs both classes in the holdout, but the holdout has rows of one class only")
-    # Mann-Whitney U statistic: based on the mean rank of the positives; equal scores share their mean rank.
-    values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    assert len(ranks) == len(values)
-    return float((ranks[inverse][positive].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative))
+    if takes is _Takes.VALUES:
+        return labels, _one_column(metric, predictions), {}
+    if takes is _Takes.SCORES:
+        scores, positive = _one_column(metric, predictions), labels > 0.5
+        if positive.all() or not positive.any():
+            raise DataError(f"{metric} needs both classes in the holdout, but the holdout has rows of one class only")
+        return positive.astype(np.intp), scores, {}
+    columns = _probabilities(metric, predictions)
+    classes = _classes(metric, labels, columns)
+    if takes is _Takes.CLASSES:
+        return classes, columns.argmax(axis=1), {}
+    return classes, columns, {"labels": np.arange(columns.shape[1])}
+
+
+def _over_groups(
+    metric: str, labels: Numbers, scores: Numbers, groups: Codes | None, function: Any, options: Mapping[str, Any]
+) -> float:
+    """Return the mean of a ranking metric over groups; a group whose labels are all equal has no wrong order."""
+    import numpy as np
+
+    if groups is None:
+        raise DataError(f"{metric} needs the column of groups: set group_col")
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    total, counted = 0.0, 0
+    for size in np.unique(sizes[sizes > 1]):  # groups of one size are a matrix, which takes one call
+        rows = order[starts[sizes == size][:, None] + np.arange(size)]
+        rows = rows[labels[rows].min(axis=1) < labels[rows].max(axis=1)]
+        if len(rows):
+            total += float(function(labels[rows], scores[rows], **options)) * len(rows)
+            counted += len(rows)
+    if not counted:
+        raise DataError(f"{metric} needs groups with different labels, but in each group all labels are equal")
+    return total / counted
 
 
 def _one_column(metric: str, predictions: Numbers) -> Numbers:
@@ -125,21 +280,12 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
     return np.column_stack([1 - predictions, predictions]) if predictions.ndim == 1 else predictions
 
 
-def _classes(metric: str, labels: Numbers, predictions: Numbers) -> NDArray[np.intp]:
+def _classes(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:
+    """Return labels as class numbers; with `columns`, each number has to have a column of probabilities."""
     import numpy as np
 
-    classes = max(2, predictions.shape[1]) if predictions.ndim == 2 else 2
     numbers = labels.astype(np.intp)
-    if (numbers != labels).any() or numbers.min() < 0 or numbers.max() >= classes:
-        raise DataError(f"{metric} needs class numbers 0 to {classes - 1} as labels, but the holdout has other values")
+    most = _MOST_CLASSES if columns is None else columns.shape[1]
+    if (numbers != labels).any() or numbers.min() < 0 or numbers.max() >= most:
+        raise DataError(f"{metric} needs class numbers 0 to {most - 1} as labels, but the holdout has other values")
     return numbers
-
-
-_FUNCTIONS: dict[str, Callable[[Numbers, Numbers], float]] = {
-    "rmse": _rmse,
-    "mae": _mae,
-    "logloss": _logloss,
-    "error": _error,
-    "auc": _auc,
-    "accuracy": _accuracy,
-}

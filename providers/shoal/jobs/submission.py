@@ -11,12 +11,11 @@ from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import credentials, ids
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import staging
-from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
+from shoal.jobs.function_spec import AnyJobSpec, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.liveness import address, pool_endpoint
-from shoal.jobs.spec import JobSpec
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.resolve import which_pool
@@ -30,7 +29,7 @@ _MOST_LISTED = 1_000_000
 
 
 def submit(
-    spec: JobSpec | FunctionJobSpec,
+    spec: AnyJobSpec,
     *,
     holder: str | None = None,
     key: str = "",

@@ -8,21 +8,20 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.files import code_store
-from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
-from shoal.jobs.spec import JobSpec
+from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func, is_name
 
 _NOT_STORED = "not stored yet"
 
 
 def spec_of(
-    given: JobSpec | FunctionJobSpec | Mapping[str, Any] | None,
+    given: AnyJobSpec | Mapping[str, Any] | None,
     *,
     framework: str | None = None,
     train_func: TrainFunc | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-) -> JobSpec | FunctionJobSpec:
+) -> AnyJobSpec:
     """Build the job spec from a task's arguments.
 
     A `train_func` that is a function object or a script is stored by value, together with its arguments.

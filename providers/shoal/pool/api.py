@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from sqlalchemy import select
@@ -14,6 +16,7 @@ from shoal.errors import (
     PoolStoppingError,
     ScaleError,
     StoreError,
+    shown,
 )
 from shoal.pool import reconcile as _reconcile
 from shoal.pool.backends import BACKENDS
@@ -23,7 +26,7 @@ from shoal.pool.journal import commands, rows
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.leases import PoolLease
-from shoal.pool.plan import Snapshot
+from shoal.pool.plan import Snapshot, nodes_for
 from shoal.pool.reconcile import Clock
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.resolve import which_pool
@@ -35,6 +38,8 @@ from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.process import ProcessId
 from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
+
+log = logging.getLogger("shoal.pool")
 
 
 class ComputePool:
@@ -198,6 +203,7 @@ class ComputePool:
         self,
         size: int,
         *,
+        exclusive: bool = False,
         ttl: float = LEASE_TTL,
         bring_up: bool = False,
         is_async: bool = False,
@@ -206,12 +212,20 @@ class ComputePool:
     ) -> PoolLease:
         """Request nodes for this holder until the lease is released.
 
-        The pool gets as many nodes as the largest of its base demand and its leases. Each holder has at most one lease
-        on a pool. A second request renews that lease with the new size. If the nodes are not ready at the deadline,
-        the lease is rolled back, and a pool that was started for the lease goes down again.
+        Shared leases use the same nodes, and the nodes of exclusive leases are added to them. The pool gets as many
+        nodes as the largest shared lease and all exclusive leases need together, or as its base demand if that is
+        larger. No node is reserved: a lease makes the pool large enough, and Ray places the work.
+
+        Leases are granted in the order of their requests. If a lease does not fit into MAX_NODES beside the leases
+        before it, it waits, and takes no nodes until it is granted. While this method waits, it renews the lease.
+
+        Each holder has at most one lease on a pool. A second request renews that lease with the new size. If the nodes
+        are not ready at the deadline, the lease is rolled back, and a pool that was started for the lease goes down
+        again. The deadline includes the time in the queue.
 
         Args:
             size: Number of nodes, including the head.
+            exclusive: Add these nodes to those of all other leases, instead of sharing them.
             ttl: Seconds after which a lease that is not renewed expires.
             bring_up: Start the pool if it is down. It goes down again after its last lease and job, unless a base
                 demand was set in the meantime. No effect on a pool that is up.
@@ -223,9 +237,11 @@ class ComputePool:
             The lease. As a context manager it is renewed inside the block and always released at its end.
 
         Raises:
-            InvalidArgumentError: The size is above MAX_NODES, or an option is invalid.
+            InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder has a lease of the
+                other kind.
             PoolDownError: The pool is not up, and `bring_up` is False.
-            ScaleError: The nodes did not become ready, and the lease was rolled back.
+            ScaleError: The lease's turn did not come or its nodes did not become ready in time, and the lease was
+                rolled back. Or this holder's lease has nodes, and there is no room for the larger size.
 
         Example:
             >>> with pool.lease(3):
@@ -235,8 +251,23 @@ class ComputePool:
         parsed = ScaleOptions.for_size(options, size)
         if not ttl > 0:
             raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
+        if not isinstance(exclusive, bool):
+            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
         self._admit(size, bring_up=bring_up)
         leases: list[Lease] = []
+
+        def handle() -> PoolLease:
+            lease = leases[-1]
+            return PoolLease(self._store, lease.id, lease.epoch, ttl, self.release, clock=self._clock)
+
+        @contextmanager
+        def renewed() -> Iterator[None]:
+            if leases[-1].waiting:
+                with suppress(StoreError):  # the wait itself tries again while the store is unreachable
+                    note = self.describe().queue_note(self.holder)
+                    log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
+            with handle().renewed():
+                yield
 
         def request(session: Session) -> str:
             spec = self._definition(session) if bring_up else None
@@ -245,6 +276,7 @@ class ComputePool:
                 session,
                 self.name,
                 size,
+                exclusive=exclusive,
                 holder=self.holder,
                 ttl=ttl,
                 rollback_after=parsed.rollback_after_seconds,
@@ -261,8 +293,9 @@ class ComputePool:
             block_until_min_cluster_size=parsed.block_until_min_cluster_size,
             is_async=is_async,
             on_progress=on_progress,
+            while_waiting=renewed,
         )
-        return PoolLease(self._store, leases[0].id, leases[0].epoch, ttl, self.release, clock=self._clock)
+        return handle()
 
     def release(self) -> bool:
         """Release this holder's lease. Its nodes are ended unless other demand needs them.
@@ -305,14 +338,23 @@ class ComputePool:
     def has_nodes(self, size: int) -> bool:
         """Check whether at least `size` nodes are active.
 
+        If this holder has a lease, nodes that leases before it take do not count. While its lease waits in the queue,
+        the result is False.
+
         Raises:
             ScaleError: Fewer nodes are active, and no lease or demand requests that many. If this holder's last
                 operation was rolled back, the message contains its error.
         """
-        status = self.describe()
-        if len(status.active) >= size:
+        snapshot = self._snapshot()
+        status = status_of(snapshot, self._clock())
+        lease = next((lease for lease in snapshot.leases if lease.holder == self.holder), None)
+
+        def usable(nodes: int) -> int:
+            return nodes_for(snapshot, lease, nodes) if lease else nodes
+
+        if usable(len(status.active)) >= size:
             return True
-        if status.target >= size:
+        if usable(status.target) >= size or (lease and lease.waiting and lease.size >= size):
             return False
         mine = self._last_rolled_back()
         if mine:
@@ -321,8 +363,10 @@ class ComputePool:
             why = f"the pool is {status.state}"
         else:
             why = status.reason or "request more with a lease or scale_cluster"
+        whose = f" for the lease of {self.holder}" if lease else ""
         raise ScaleError(
-            f'pool "{self.name}" has {len(status.active)} of {size} nodes, and its target is {status.target}: {why}',
+            f'pool "{self.name}" has {usable(len(status.active))} of {size} nodes{whose}, and its target is '
+            f"{status.target}: {why}",
             mine.node_errors if mine else None,
         )
 
@@ -348,8 +392,10 @@ class ComputePool:
             if on_progress:
                 on_progress(status)
             if time.monotonic() > until:
+                note = status.queue_note(self.holder)
                 raise ScaleError(
-                    f'pool "{self.name}" has {len(status.active)} of {size} nodes after {timeout:g} s',
+                    f'pool "{self.name}" has {len(status.active)} of {size} nodes after {timeout:g} s'
+                    + (f", and the lease of {self.holder} is {note}" if note else ""),
                     {node.name: node.error or node.state for node in (*status.pending, *status.failed)},
                 )
             time.sleep(WAIT_PERIOD)
@@ -380,8 +426,16 @@ class ComputePool:
         block_until_min_cluster_size: int | None = None,
         is_async: bool = False,
         on_progress: OnProgress | None = None,
+        while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Journal an operation and wait until it ends. Roll it back if the wait is interrupted.
+
+        Args:
+            request: Function that writes the request in a transaction and returns the operation's id.
+            block_until_min_cluster_size: Return as soon as this many nodes are ready for the operation.
+            is_async: Return when the request is journaled.
+            on_progress: Function called with the pool's status while waiting.
+            while_waiting: Function that opens a context in which the method waits.
 
         Raises:
             ScaleError: The operation failed, or a newer operation replaced it.
@@ -399,12 +453,13 @@ class ComputePool:
             ensure_running()
             if not is_async:
                 patience = operation.deadline - operation.created_at
-                self._waiting.for_operation(
-                    operation_id,
-                    patience,
-                    block_until_min_cluster_size=block_until_min_cluster_size,
-                    on_progress=on_progress,
-                )
+                with while_waiting():
+                    self._waiting.for_operation(
+                        operation_id,
+                        patience,
+                        block_until_min_cluster_size=block_until_min_cluster_size,
+                        on_progress=on_progress,
+                    )
         except BaseException as error:
             if operation_id:
                 try:
@@ -500,7 +555,7 @@ def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:
 
 
 def describe_pool(pool_name: str | None = None) -> PoolStatus:
-    """Return a pool's current status: state, limits, target, nodes, leases and last operation.
+    """Return a pool's current status: state, limits, target, nodes, leases (granted and waiting) and last operation.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -513,7 +568,8 @@ def alter_pool(pool_name: str, *, min_nodes: int | None = None, max_nodes: int |
 
     Raises:
         PoolNotFoundError: No pool has this name.
-        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below a lease or the base demand.
+        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below the base demand, below the nodes that
+            the granted leases take together, or below the size of a waiting lease.
     """
     ComputePool(pool_name).alter(min_nodes=min_nodes, max_nodes=max_nodes)
 

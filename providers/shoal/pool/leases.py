@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from shoal.errors import FencedError, StoreError
@@ -66,8 +67,18 @@ class PoolLease:
         self._released.set()
         self._release()
 
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew the lease in the background inside the block, without releasing it at the end."""
+        ended = threading.Event()
+        self._renew_until(ended)
+        try:
+            yield
+        finally:
+            ended.set()
+
     def __enter__(self) -> PoolLease:
-        threading.Thread(target=self._keep, name=f"lease-{self.id}", daemon=True).start()
+        self._renew_until(self._released)
         return self
 
     def __exit__(
@@ -75,12 +86,15 @@ class PoolLease:
     ) -> None:
         self.release()
 
-    def _keep(self) -> None:
-        while not self._released.wait(self.ttl / _RENEWALS_PER_TTL):
+    def _renew_until(self, ended: threading.Event) -> None:
+        threading.Thread(target=self._keep, args=(ended,), name=f"lease-{self.id}", daemon=True).start()
+
+    def _keep(self, ended: threading.Event) -> None:
+        while not ended.wait(self.ttl / _RENEWALS_PER_TTL):
             try:
                 self.renew()
             except FencedError as error:
-                if not self._released.is_set():
+                if not ended.is_set():
                     self.lost = str(error)
                     log.warning("%s", error)
                 return

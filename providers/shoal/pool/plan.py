@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.pool.spec import PoolSpec
@@ -57,17 +57,81 @@ class NodePlan:
 def wanted(snapshot: Snapshot) -> int:
     """Return how many nodes, including the head, the pool should have.
 
-    This is the largest live demand, limited to MIN_NODES and MAX_NODES. It is 0 for a pool that is not up, and for a
-    pool without base demand, leases and jobs: such a pool was started by a lease and lasts only as long as leases and
-    jobs do.
+    This is the base demand or the nodes of the granted leases, whichever is larger, limited to MIN_NODES and MAX_NODES.
+    It is 0 for a pool that is not up, and for a pool without base demand, leases and jobs: such a pool was started by a
+    lease and lasts only as long as leases and jobs do.
     """
     pool, demand = snapshot.pool, snapshot.demand
-    claims = [lease.size for lease in snapshot.leases]
-    if demand:
-        claims.append(demand.size)
-    if pool.state is not PoolState.UP or not (claims or snapshot.works):
+    if pool.state is not PoolState.UP or not (demand or snapshot.leases or snapshot.works):
         return 0
-    return min(max(pool.min_nodes, *claims, 1), pool.max_nodes)
+    return min(max(pool.min_nodes, demand.size if demand else 0, leased(snapshot), 1), pool.max_nodes)
+
+
+def leased(snapshot: Snapshot) -> int:
+    """Return how many nodes the granted leases take: the largest shared lease plus all exclusive leases."""
+    return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
+
+
+def queue(snapshot: Snapshot) -> list[Lease]:
+    """Return the leases that wait for nodes, in the order in which they are granted."""
+    return sorted((lease for lease in snapshot.leases if lease.waiting), key=lambda lease: lease.queue_number)
+
+
+def grantable(snapshot: Snapshot) -> list[Lease]:
+    """Return the waiting leases that fit into MAX_NODES beside the granted leases.
+
+    The first lease that does not fit holds back all leases behind it. So a large lease is not overtaken by small ones.
+    """
+    if snapshot.pool.state is not PoolState.UP:
+        return []
+    claims = [(lease.size, lease.exclusive) for lease in _granted(snapshot)]
+    fitting = []
+    for lease in queue(snapshot):
+        claims.append((lease.size, lease.exclusive))
+        if _together(claims) > snapshot.pool.max_nodes:
+            break
+        fitting.append(lease)
+    return fitting
+
+
+def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
+    """Return whether a granted lease may have another size now.
+
+    It may if the leases together take no more nodes than before, or if there is room and no lease waits for it.
+    """
+    others = [(one.size, one.exclusive) for one in _granted(snapshot) if one.id != lease.id]
+    total = _together([*others, (size, lease.exclusive)])
+    return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
+
+
+def nodes_for(snapshot: Snapshot, lease: Lease, nodes: int) -> int:
+    """Return how many nodes a lease may use if the pool has `nodes` nodes.
+
+    Leases that were requested earlier count first. A waiting lease may use none.
+    """
+    return 0 if lease.waiting else max(0, nodes - _nodes_before(snapshot, lease))
+
+
+def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
+    """Describe a waiting lease's place in the queue.
+
+    Args:
+        ahead: Number of waiting leases that are granted before this one.
+        taken: Nodes that the granted leases take.
+        max_nodes: Most nodes that the pool may have.
+    """
+    place = f"for {ahead} lease{'s' * (ahead > 1)} ahead" if ahead else "as the next in the queue"
+    return f"waiting {place}, {taken} of {max_nodes} nodes are taken"
+
+
+def cause_of_starts(snapshot: Snapshot) -> Operation | None:
+    """Return the open operation for which nodes are started now: of those that do not wait, the one that needs most."""
+
+    def needed(operation: Operation) -> int:
+        lease = _lease_of(snapshot, operation)
+        return operation.size + (_nodes_before(snapshot, lease) if lease else 0)
+
+    return max(_at_work(snapshot), key=needed, default=None)
 
 
 def judge(snapshot: Snapshot, now: float) -> list[Verdict]:
@@ -81,22 +145,28 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         return None
     if pool.state is not PoolState.UP:
         return Verdict(operation.id, OperationState.SUPERSEDED, f'pool "{pool.name}" went down')
+    lease = _lease_of(snapshot, operation)
+    if operation.kind is OperationKind.LEASE and lease is None:
+        return Verdict(operation.id, OperationState.SUPERSEDED, "its lease was released or has expired")
     ready = sum(node.state is NodeState.READY for node in snapshot.nodes)
+    if lease:
+        ready = nodes_for(snapshot, lease, ready)
     owns_demand = demand is not None and demand.operation_id == operation.id
     target = wanted(snapshot)
     surplus = len(snapshot.nodes) > target
     if ready >= operation.size and not (owns_demand and surplus):
         return Verdict(operation.id, OperationState.SUCCEEDED)
-    if operation.kind is OperationKind.LEASE:
-        if not any(lease.id == operation.lease_id for lease in snapshot.leases):
-            return Verdict(operation.id, OperationState.SUPERSEDED, "its lease was released or has expired")
-    elif not owns_demand and demand is not None and demand.size < operation.size:
+    replaced = operation.kind is not OperationKind.LEASE and not owns_demand
+    if replaced and demand is not None and demand.size < operation.size:
         return Verdict(operation.id, OperationState.SUPERSEDED, f"a newer operation set the demand to {demand.size}")
     late = now >= operation.deadline
     if not late and operation.failures < MAX_START_FAILURES:
         return None
     if not late:
         reason = f"{operation.failures} nodes failed to start"
+    elif lease and lease.waiting:
+        note = queue_note(queue(snapshot).index(lease), leased(snapshot), pool.max_nodes)
+        reason = f"at the deadline the lease was still {note}"
     else:
         reason = f"{ready} of {operation.size} nodes were ready at the deadline"
     if operation.block_until_min_cluster_size is not None and ready >= operation.block_until_min_cluster_size:
@@ -125,8 +195,9 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
             end[node.id] = f"the demand is {target}"
     going = set(end) | set(drain)
     have = [node for node in keep if node.id not in going]
-    may_start = not (pool.cooldown_until and pool.cooldown_until > now) or _has_open(snapshot)
-    missing = target - len(have) if may_start else 0
+    may_start = not (pool.cooldown_until and pool.cooldown_until > now) or bool(_at_work(snapshot))
+    draining = [node for node in snapshot.nodes if node.state is NodeState.DRAINING and node.id not in end]
+    missing = min(target - len(have), pool.max_nodes - len(have) - len(draining)) if may_start else 0
     # A head that is still ending occupies its files and its row. A new head starts only after the old one is gone.
     head_gone = not any(node.is_head for node in snapshot.nodes)
     head_ready = head is not None and head.id not in going and head.state is NodeState.READY
@@ -189,6 +260,7 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
     pool = snapshot.pool
     return (
         bool(judge(snapshot, now))
+        or bool(grantable(snapshot))
         or why_down(snapshot, now) is not None
         or should_touch(snapshot, now)
         or should_forgive(snapshot, now)
@@ -212,8 +284,35 @@ def has_settled(snapshot: Snapshot, now: float) -> bool:
     return len(old) >= wanted(snapshot)
 
 
-def _has_open(snapshot: Snapshot) -> bool:
-    return any(operation.state is OperationState.OPEN for operation in snapshot.operations)
+def _granted(snapshot: Snapshot) -> list[Lease]:
+    return [lease for lease in snapshot.leases if not lease.waiting]
+
+
+def _together(claims: Iterable[tuple[int, bool]]) -> int:
+    """Return how many nodes leases take together. Each claim is a lease's size and whether the lease is exclusive."""
+    shared, exclusive = 0, 0
+    for size, is_exclusive in claims:
+        if is_exclusive:
+            exclusive += size
+        else:
+            shared = max(shared, size)
+    return shared + exclusive
+
+
+def _nodes_before(snapshot: Snapshot, lease: Lease) -> int:
+    """Return how many nodes the leases that were requested earlier take from a lease."""
+    earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
+    return _together((one.size, one.exclusive) for one in earlier if one.exclusive or lease.exclusive)
+
+
+def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:
+    return next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
+
+
+def _at_work(snapshot: Snapshot) -> list[Operation]:
+    """Return the open operations, except those whose lease waits."""
+    waiting = {lease.id for lease in queue(snapshot)}
+    return [row for row in snapshot.operations if row.state is OperationState.OPEN and row.lease_id not in waiting]
 
 
 def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float) -> str | None:

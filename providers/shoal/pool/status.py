@@ -9,7 +9,7 @@ from shoal.errors import PoolDownError
 from shoal.pool.backends import BACKENDS, NodeRef, Seen
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here
-from shoal.pool.plan import Snapshot, wanted
+from shoal.pool.plan import Snapshot, leased, queue, queue_note, wanted
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import Node, NodeState, Operation, OperationState, PoolState
 
@@ -49,12 +49,23 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """One live lease: its holder, its size in nodes, and its expiry in seconds since the epoch."""
+    """One live lease.
+
+    Attributes:
+        id: Id of the lease.
+        holder: Run that holds the lease.
+        size: Number of nodes.
+        expires_at: Expiry in seconds since the epoch.
+        exclusive: Whether the lease's nodes are added to those of other leases.
+        position: Place in the queue of waiting leases, 1 for the next; None once the lease is granted.
+    """
 
     id: str
     holder: str
     size: int
     expires_at: float
+    exclusive: bool = False
+    position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,14 +95,16 @@ class PoolStatus:
         is_here: Whether this machine can act on the pool.
         min_nodes: Fewest nodes that the pool has while it is up.
         max_nodes: Most nodes that the pool may have.
-        target: Nodes that the pool should have now: the largest live demand within the limits, or 0 if it is not up.
+        target: Nodes that the pool should have now: the base demand or `leased`, whichever is larger, within the
+            limits; 0 if the pool is not up.
         active: Ready nodes, the head first.
         pending: Nodes that are planned or starting.
         failed: Nodes that failed and are not yet removed.
         leaving: Nodes that are being drained or ended.
-        leases: Live leases.
+        leases: Live leases, granted and waiting.
         last_operation: The newest operation; None if there is none.
         reason: Reason why the pool is not at its target; None if there is none to report.
+        leased: Nodes that the granted leases take: the largest shared lease plus all exclusive leases.
     """
 
     name: str
@@ -109,6 +122,20 @@ class PoolStatus:
     leases: tuple[LeaseStatus, ...]
     last_operation: OperationStatus | None
     reason: str | None
+    leased: int = 0
+
+    def queue_note(self, holder: str | None) -> str | None:
+        """Return the place of a holder's waiting lease in the queue, as text. None if the holder's lease does not wait.
+
+        The text is, for example, ``waiting for 2 leases ahead, 3 of 6 nodes are taken``.
+
+        Args:
+            holder: Run that requested the lease.
+        """
+        for lease in self.leases:
+            if lease.holder == holder and lease.position is not None:
+                return queue_note(lease.position - 1, self.leased, self.max_nodes)
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain dicts and lists that can be written as JSON."""
@@ -128,6 +155,7 @@ def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
     seen = _look(snapshot)
     nodes = [(node, _state_seen(node, seen)) for node in snapshot.nodes]
     last = snapshot.operations[-1] if snapshot.operations else None
+    positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}
 
     def nodes_in(*states: NodeState) -> tuple[NodeStatus, ...]:
         chosen = [
@@ -148,9 +176,13 @@ def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
         pending=nodes_in(NodeState.PLANNED, NodeState.STARTING),
         failed=nodes_in(NodeState.FAILED),
         leaving=nodes_in(NodeState.DRAINING, NodeState.ENDING),
-        leases=tuple(LeaseStatus(lease.id, lease.holder, lease.size, lease.expires_at) for lease in snapshot.leases),
+        leases=tuple(
+            LeaseStatus(lease.id, lease.holder, lease.size, lease.expires_at, lease.exclusive, positions.get(lease.id))
+            for lease in snapshot.leases
+        ),
         last_operation=_operation_status(last) if last else None,
         reason=seen.silence or _reason(snapshot, now),
+        leased=leased(snapshot),
     )
 
 
@@ -224,4 +256,6 @@ def _reason(snapshot: Snapshot, now: float) -> str | None:
         )
     if last and last.state is OperationState.ROLLED_BACK:
         return f"the last operation was rolled back: {last.error}"
+    if waiting := queue(snapshot):
+        return f"leases that wait for nodes: {len(waiting)}; {leased(snapshot)} of {pool.max_nodes} nodes are taken"
     return None

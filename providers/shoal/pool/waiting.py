@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from shoal.errors import ScaleError, StoreUnreachableError
 from shoal.pool.journal import rows
+from shoal.pool.plan import nodes_for
 from shoal.pool.reconcile import Clock, reconcile
 from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.tunables import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD, WAIT_PERIOD_MOST
@@ -50,7 +51,8 @@ class Waiting:
         Args:
             operation_id: Id of the operation.
             patience: Seconds until the operation's deadline. An unreachable store is retried for this long.
-            block_until_min_cluster_size: Return as soon as this many nodes are ready, while the operation stays open.
+            block_until_min_cluster_size: Return as soon as this many nodes are ready for the operation, which stays
+                open.
             on_progress: Function called with the pool's status while waiting.
 
         Raises:
@@ -88,18 +90,17 @@ class Waiting:
                     operation = self._operation(operation_id)
                     if operation.state is not OperationState.OPEN:
                         return operation
-                    status = self._status() if block_until_min_cluster_size is not None or on_progress else None
+                    if block_until_min_cluster_size is not None or on_progress:
+                        status, ready = self._progress(operation)
+                    else:
+                        status, ready = None, 0
                 except StoreUnreachableError as error:  # the nodes keep starting while the store is unreachable
                     if time.monotonic() - began >= patience:
                         raise
                     log.warning("waiting for the store: %s", error)
                     time.sleep(STORE_PERIOD)
                     continue
-                if (
-                    status
-                    and block_until_min_cluster_size is not None
-                    and len(status.active) >= block_until_min_cluster_size
-                ):
+                if block_until_min_cluster_size is not None and ready >= block_until_min_cluster_size:
                     return None
                 if status and on_progress:
                     on_progress(status)
@@ -152,6 +153,15 @@ class Waiting:
     def _status(self) -> PoolStatus:
         with self._store.reading() as session:
             return status_of(rows.load(session, self._name, lock=False), self._clock())
+
+    def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
+        """Return the pool's status, and how many ready nodes count for an operation."""
+        with self._store.reading() as session:
+            snapshot = rows.load(session, self._name, lock=False)
+        status = status_of(snapshot, self._clock())
+        lease = next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
+        active = len(status.active)
+        return status, nodes_for(snapshot, lease, active) if lease else active
 
     def _operation(self, operation_id: str) -> Operation:
         with self._store.reading(snapshot=False) as session:

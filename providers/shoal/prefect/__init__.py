@@ -19,11 +19,13 @@ from shoal.prefect.blocks import ComputePool
 from shoal.prefect.hooks import clean_up_ended_runs, clean_up_run
 from shoal.prefect.lease import pool_lease
 from shoal.prefect.tasks import (
+    abatch_predict,
     acleanup_pool,
     adistributed_train,
     aget_nodes,
     ascale_cluster,
     await_for_nodes,
+    batch_predict,
     cleanup_pool,
     distributed_train,
     get_nodes,
@@ -33,11 +35,13 @@ from shoal.prefect.tasks import (
 
 __all__ = [
     "ComputePool",
+    "abatch_predict",
     "acleanup_pool",
     "adistributed_train",
     "aget_nodes",
     "ascale_cluster",
     "await_for_nodes",
+    "batch_predict",
     "clean_up_ended_runs",
     "clean_up_run",
     "cleanup_pool",

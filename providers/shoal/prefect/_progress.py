@@ -1,21 +1,36 @@
-"""`NodeLog`: log the number of nodes while a task waits for nodes."""
+"""`NodeLog` and `TrainingProgress`: show how far a pool or a training is while a task waits for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from shoal.errors import ScaleError
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
+    from shoal.training.progress import Progress
+
+PROGRESS_KEY = "shoal-progress"
+
+# Any, because Prefect's types do not show `_sync`. It is needed in the thread that waits for the job of an async task:
+# there Prefect would select the async version, because the task is async.
+_create: Any = create_progress_artifact
+_update: Any = update_progress_artifact
 
 
 class NodeLog:
-    """An `on_progress` callback that logs each change to the run's log, and can interrupt the call that waits."""
+    """An `on_progress` callback that logs each change to the run's log, and can interrupt the call that waits.
 
-    def __init__(self) -> None:
+    Args:
+        holder: Holder whose lease the run waits for; its place in the queue is logged, too.
+    """
+
+    def __init__(self, holder: str | None = None) -> None:
+        self._holder = holder
         self._logger = get_run_logger()
         self._last_logged = ""
         self._interrupted = False
@@ -33,6 +48,34 @@ class NodeLog:
         if self._interrupted:
             raise ScaleError(f'waiting for pool "{status.name}" was cancelled')
         line = f"{status.name}: {len(status.active)} of {status.target} nodes active"
+        if note := status.queue_note(self._holder):
+            line += f"; the lease is {note}"
         if line != self._last_logged:
             self._logger.info(line)
             self._last_logged = line
+
+
+class TrainingProgress:
+    """An `on_progress` callback that shows a job's progress as a progress artifact of the task run.
+
+    A training without a known number of steps, such as a function, gets no artifact.
+    """
+
+    def __init__(self) -> None:
+        self._logger = get_run_logger()
+        self._artifact: UUID | None = None
+        self._failed = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Create or update the artifact; after an error, only log the error and leave the artifact as it is."""
+        if progress.total is None or self._failed:
+            return
+        percent, text = 100.0 * progress.done / progress.total, str(progress)
+        try:
+            if self._artifact is None:
+                self._artifact = _create(percent, PROGRESS_KEY, text, _sync=True)
+            else:
+                _update(self._artifact, percent, text, _sync=True)
+        except Exception as error:  # A missing bar in the UI must not fail a training.
+            self._failed = True
+            self._logger.warning("the Prefect artifact with the progress could not be written: %s", error)

@@ -7,8 +7,9 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
-from shoal.jobs import FunctionJobSpec, JobHandle, JobResult, JobSpec, submit
+from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._holder import current_holder, task_key
+from shoal.prefect._progress import TrainingProgress
 from shoal.prefect.blocks import PoolSource, pool_of
 
 ARTIFACT_KEY = "shoal-training"
@@ -23,7 +24,7 @@ class Training:
         pool_name: Name, URI or block of the pool; None for the pool in `spec`.
     """
 
-    def __init__(self, spec: JobSpec | FunctionJobSpec, pool_name: PoolSource) -> None:
+    def __init__(self, spec: AnyJobSpec, pool_name: PoolSource) -> None:
         self.logger = get_run_logger()
         if pool_name is not None:
             run_config = spec.run_config.model_copy(update={"pool_name": pool_of(pool_name).name})
@@ -32,6 +33,7 @@ class Training:
         self._holder = current_holder()
         self._key = task_key()
         self._handle: JobHandle | None = None
+        self._progress = TrainingProgress()
         self._cancelled = threading.Event()
 
     def run(self) -> JobResult:
@@ -46,7 +48,7 @@ class Training:
         try:
             if self._cancelled.is_set():
                 self._handle.cancel(_CANCELLED)
-            return self._handle.wait(on_log=self.logger.info)
+            return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
             raise  # This includes a timeout of the task. The job is not cancelled, because a retry attaches to it.
         except BaseException:  # Prefect and Ctrl-C cancel a run with a BaseException.
@@ -66,7 +68,8 @@ def artifact(result: JobResult) -> dict[str, Any]:
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],
         ["version", result.model_version or "not registered"],
-        ["promoted", {True: "yes", False: "no, the champion is better", None: "-"}[result.promoted]],
+        ["promoted", {True: "yes", False: "no", None: "-"}[result.promoted]],
+        ["decision", "-" if result.decision is None else result.decision.sentence],
         ["rows", "-" if result.rows is None else f"{result.rows:,}"],
         ["workers", str(result.num_workers)],
         ["seconds", f"{result.seconds:.1f}"],

@@ -20,7 +20,12 @@ from shoal.prefect.blocks import PoolSource, defines, pool_of
 
 
 def pool_lease(
-    size: int, *, pool_name: PoolSource = None, ttl: float = LEASE_TTL, options: Mapping[str, Any] | None = None
+    size: int,
+    *,
+    exclusive: bool = False,
+    pool_name: PoolSource = None,
+    ttl: float = LEASE_TTL,
+    options: Mapping[str, Any] | None = None,
 ) -> PoolForTheDuration:
     """Lease at least `size` nodes of a pool for a ``with`` or ``async with`` block of a flow.
 
@@ -38,6 +43,9 @@ def pool_lease(
 
     Args:
         size: Number of nodes, including the head node.
+        exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the block waits for
+            its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
+            lease.
         pool_name: Name, URI or block of the pool.
         ttl: Seconds after which the lease expires if this process is killed.
         options: ``rollback_after_seconds``, ``block_until_min_cluster_size``.
@@ -46,7 +54,8 @@ def pool_lease(
         A context manager that yields the pool.
 
     Raises:
-        ScaleError: The nodes did not become ready; the pool was rolled back to its previous size.
+        ScaleError: The lease's turn did not come or the nodes did not become ready in time; the pool was rolled back to
+            its previous size.
         PoolDownError: The pool is down, and `pool_name` is only a name.
         InvalidArgumentError: `size` exceeds MAX_NODES, or an option is invalid.
 
@@ -55,14 +64,17 @@ def pool_lease(
         ...     trainings = distributed_train.map(specs, pool_name=pool.name)
         >>> results = trainings.result()
     """
-    return PoolForTheDuration(size, pool_name, ttl, options)
+    return PoolForTheDuration(size, pool_name, ttl, options, exclusive=exclusive)
 
 
 class PoolForTheDuration:
     """Context manager that `pool_lease` returns."""
 
-    def __init__(self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None, *, exclusive: bool
+    ) -> None:
         self._size = size
+        self._exclusive = exclusive
         self._source = source
         self._ttl = ttl
         self._options = options
@@ -71,7 +83,8 @@ class PoolForTheDuration:
         self._submissions = Submissions()
 
     def __enter__(self) -> ComputePool:
-        pool = self._enter(self._holder(), NodeLog())
+        holder = self._holder()
+        pool = self._enter(holder, NodeLog(holder))
         self._submissions.begin()
         return pool
 
@@ -82,7 +95,8 @@ class PoolForTheDuration:
         self._leave(wait=error is None)
 
     async def __aenter__(self) -> ComputePool:
-        holder, log = self._holder(), NodeLog()
+        holder = self._holder()
+        log = NodeLog(holder)
         pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
         self._submissions.begin()
         return pool
@@ -106,7 +120,12 @@ class PoolForTheDuration:
     def _enter(self, holder: str, log: NodeLog) -> ComputePool:
         self._pool = pool_of(self._source, holder=holder)
         self._lease = self._pool.lease(
-            self._size, ttl=self._ttl, bring_up=defines(self._source), options=self._options, on_progress=log
+            self._size,
+            exclusive=self._exclusive,
+            ttl=self._ttl,
+            bring_up=defines(self._source),
+            options=self._options,
+            on_progress=log,
         )
         self._lease.__enter__()  # This starts the renewal of the lease.
         return self._pool

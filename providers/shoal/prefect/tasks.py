@@ -9,7 +9,7 @@ from prefect import task
 from prefect.artifacts import acreate_table_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from shoal.jobs import FunctionJobSpec, JobSpec, clean_up, spec_of
+from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.prefect._holder import current_holder
@@ -142,7 +142,7 @@ async def await_for_nodes(
 
 @task(cache_policy=NO_CACHE)
 def distributed_train(
-    spec: JobSpec | FunctionJobSpec | dict[str, Any] | None = None,
+    spec: AnyJobSpec | dict[str, Any] | None = None,
     *,
     framework: str | None = None,
     train_func: TrainFunc | None = None,
@@ -188,7 +188,7 @@ def distributed_train(
 
 @task(cache_policy=NO_CACHE)
 async def adistributed_train(
-    spec: JobSpec | FunctionJobSpec | dict[str, Any] | None = None,
+    spec: AnyJobSpec | dict[str, Any] | None = None,
     *,
     framework: str | None = None,
     train_func: TrainFunc | None = None,
@@ -205,6 +205,59 @@ async def adistributed_train(
     except Exception as error:
         training.logger.warning("the Prefect artifact could not be created: %s", error)
     return result.model_dump(mode="json")
+
+
+@task(cache_policy=NO_CACHE)
+def batch_predict(
+    model: str,
+    dataset: Any,
+    output_path: str,
+    *,
+    spec: Mapping[str, Any] | None = None,
+    pool_name: PoolSource = None,
+) -> dict[str, Any]:
+    """Predict the rows of a dataset on a pool, and write the predictions as Parquet; see `shoal.distributors.predict`.
+
+    A retry of the task attaches to the job if it still runs. If `output_path` has the same predictions already, nothing
+    is done.
+
+    Args:
+        model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
+        dataset: A `DataConnector`, or its spec as a dict.
+        output_path: Directory or URI for the predictions.
+        spec: Further fields of a `PredictJobSpec`, such as ``keep_cols``, ``overwrite``, ``scaling_config``.
+        pool_name: Name, URI or block of the pool; by default the pool in `spec`.
+
+    Returns:
+        The `JobResult` as a dict of JSON values: ``rows``, ``output_path``, ``model_uri`` with its version.
+
+    Raises:
+        JobFailedError: The job failed. The message ends with the cause.
+        InvalidArgumentError: A field is invalid; no job was started.
+
+    Example:
+        >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
+        ...     batch_predict("models:/delays@champion", DataConnector.from_parquet(today), "/data/predictions/today")
+    """
+    return Training(_prediction(model, dataset, output_path, spec), pool_name).run().model_dump(mode="json")
+
+
+@task(cache_policy=NO_CACHE)
+async def abatch_predict(
+    model: str,
+    dataset: Any,
+    output_path: str,
+    *,
+    spec: Mapping[str, Any] | None = None,
+    pool_name: PoolSource = None,
+) -> dict[str, Any]:
+    """Predict the rows of a dataset on a pool: `batch_predict` for async flows."""
+    training = Training(_prediction(model, dataset, output_path, spec), pool_name)
+    return (await in_thread(training.run, training.cancel)).model_dump(mode="json")
+
+
+def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, Any] | None) -> PredictJobSpec:
+    return PredictJobSpec.parse({**(spec or {}), "model": model, "dataset": dataset, "output_path": output_path})
 
 
 @task(cache_policy=NO_CACHE)

@@ -185,6 +185,12 @@ class Lease(Base):
     expires_at: Mapped[float]
     renewed_clock: Mapped[dict[str, Any] | None]
     """Stamp of `expires_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
+    exclusive: Mapped[bool] = mapped_column(default=False)
+    """Whether the lease's nodes are added to those of other leases. Shared leases use the same nodes."""
+    waiting: Mapped[bool] = mapped_column(default=False)
+    """Whether the lease waits in the pool's queue. It takes no nodes until it is granted."""
+    queue_number: Mapped[int] = mapped_column(default=0)
+    """Order of the pool's leases by their requests. Lower numbers are granted first. 0 in rows of shoal 0.1."""
     created_at: Mapped[float]
 
 
@@ -281,6 +287,8 @@ class Job(Base):
     """SHA-256 of `results.pkl`."""
     error: Mapped[str | None] = mapped_column(_Text)
     mlflow_run_id: Mapped[str | None]
+    progress: Mapped[dict[str, Any] | None]
+    """Last record of the training's progress; None before the first one, and in rows of shoal 0.2 and before."""
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]

@@ -16,7 +16,7 @@ from shoal.state.home import home
 from shoal.state.locks import file_lock
 from shoal.state.signals import uninterrupted
 
-SCHEMA_VERSION = "0004"
+SCHEMA_VERSION = "0006"
 """Newest revision in `migrations/versions`; a store at this version is opened without loading Alembic (0.3 s)."""
 
 

@@ -48,11 +48,12 @@ def local_path(location: str) -> str:
     return url2pathname(urlsplit(location).path) if location.startswith(_FILE) else location
 
 
-def try_out(location: str) -> None:
+def try_out(location: str, option: str = "artifact_location") -> None:
     """Create the folder if it does not exist, then write a small file into it and remove the file.
 
     Args:
         location: Absolute path or URI.
+        option: Name of the option that names the location, for the message.
 
     Raises:
         InvalidArgumentError: The location cannot be written to; the message contains the cause.
@@ -67,7 +68,7 @@ def try_out(location: str) -> None:
                 file.write(b"shoal")
     except Exception as error:  # each fsspec filesystem raises its own exception types
         raise InvalidArgumentError(
-            f'artifact_location "{location}" cannot be written to: {type(error).__name__}: {error}. '
+            f'{option} "{location}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI that this host can write"
         ) from None
 

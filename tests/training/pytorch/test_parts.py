@@ -25,6 +25,7 @@ from shoal.distributors.pytorch import (
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from shoal.training.claims import MARKER, Claim
 from shoal.training.gang.gang import GangShape
+from shoal.training.progress import Progress
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.console import tagged_output
@@ -143,13 +144,18 @@ def test_a_metric_that_is_no_number_is_refused_by_name() -> None:
 
 def test_metrics_are_counted_by_rank_and_rank_0s_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[int, dict[str, float], int]] = []
-    with Metrics(lambda rank, values, step: seen.append((rank, values, step))) as metrics:
+    records: list[Progress] = []
+    with Metrics(lambda rank, values, step: seen.append((rank, values, step)), records.append) as metrics:
         metrics.note(0, {"metrics": {"loss": 1.0}, "step": None})
         metrics.note(1, {"metrics": {"loss": 2.0}, "step": None})
         metrics.note(0, {"metrics": {"loss": 0.5}, "step": None})
         metrics.note(0, {"metrics": {"accuracy": 0.9}, "step": 7})
     assert [(rank, step) for rank, _, step in seen] == [(0, 0), (1, 0), (0, 1), (0, 7)]
     assert metrics.last == {"loss": 0.5, "accuracy": 0.9}
+    assert records[1:] == [
+        Progress(1, None, "steps", {"loss": 0.5}),
+        Progress(7, None, "steps", {"loss": 0.5, "accuracy": 0.9}),
+    ]
     assert capsys.readouterr().out == "step 0, loss: 1\n"  # the others would have come within 10 s of it
 
 

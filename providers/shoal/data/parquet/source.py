@@ -228,15 +228,44 @@ class ParquetSource:
         """
         digest = hashlib.sha256()
         for footer in self.footers():
-            digest.update(repr((footer.size, footer.groups, footer.partitions, str(footer.schema))).encode())
-            metadata = self.metadata(footer.path)
-            for row_group in range(metadata.num_row_groups):
-                group = metadata.row_group(row_group)
-                for column in range(group.num_columns):
-                    digest.update(_chunk_key(group.column(column)).encode())
+            for part in self._content(footer):
+                digest.update(part.encode())
         for split in self.splits:
             digest.update(repr((split.weights, split.index, split.seed)).encode())
         return digest.hexdigest()[:32]
+
+    def file_digest(self, path: str) -> str:
+        """Return a fingerprint of one file, computed from its footer, wherever the file is and whatever its name.
+
+        Args:
+            path: Canonical path of one of the files.
+
+        Returns:
+            32 hex digits.
+        """
+        digest = hashlib.sha256()
+        for part in self._content(self.footer(path)):
+            digest.update(part.encode())
+        return digest.hexdigest()[:32]
+
+    def selection(self, path: str, row_group: int) -> GroupSelection | None:
+        """Return which rows of a row group belong to this part of a random split; None if all rows do.
+
+        Args:
+            path: Canonical path of one of the files.
+            row_group: Index of the row group, from 0.
+        """
+        selections = self._selection()
+        return None if selections is None else selections[path, row_group]
+
+    def _content(self, footer: Footer) -> Iterator[str]:
+        """Yield what the footer says about the rows of a file."""
+        yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
+        metadata = self.metadata(footer.path)
+        for row_group in range(metadata.num_row_groups):
+            group = metadata.row_group(row_group)
+            for column in range(group.num_columns):
+                yield _chunk_key(group.column(column))
 
     def _selection(self) -> dict[tuple[str, int], GroupSelection] | None:
         if not self.splits:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.driver.context import Workplace
 from shoal.jobs.files import artifacts, code_store
-from shoal.jobs.mlflow import promotion, tracking
-from shoal.jobs.spec import ChampionResult, JobResult, JobSpec
+from shoal.jobs.mlflow import promotion, tracking, training_rows
+from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.spec import JobResult, JobSpec
 from shoal.training.boosting.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -29,23 +31,24 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
     from shoal.data.connector import DataConnector
     from shoal.training.boosting.engine import train
 
+    dataset = DataConnector.from_spec(spec.dataset)
+    trained_on = training_rows.of_connectors([dataset]) if spec.register_as else []
     if spec.register_as:
-        promotion.check_holdout(spec.register_as, spec.label_col, spec.input_cols)
+        check_holdout(
+            spec.register_as, spec.label_col, spec.input_cols, group_col=spec.group_col, trained_on=trained_on
+        )
     run, key = place.run, place.key
     claim, folder = place.claim(), artifacts.folder(key, spec.run_config.artifact_location)
     artifacts.check(folder, claim, spec.run_config.artifact_location)
-    dataset = DataConnector.from_spec(spec.dataset)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     if run:
         run.log_params({**_params(spec), **user_code.names()})
         run.log_dataset(spec.label_col, dataset.digest(), spec.dataset.paths, context="training")
-    trained = train(spec, user_code=user_code, env=place.environment)
+    trained = train(spec, user_code=user_code, env=place.environment, on_progress=place.on_progress)
     path = artifacts.save(folder, claim, trained)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     metrics = _final_metrics(trained)
-    version: str | None = None
-    promoted: bool | None = None
-    champion: ChampionResult | None = None
+    outcome: Outcome | None = None
     uri = path
     if run:
         run.log_rounds(trained.eval_results)
@@ -62,9 +65,10 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
                 model_uri=uri,
                 model=trained.booster(),
                 label_col=spec.label_col,
+                group_col=spec.group_col,
+                trained_on=trained_on,
             )
-            version, promoted, champion = outcome.version, outcome.promoted, outcome.champion
-            metrics[f"holdout-{spec.register_as.metric}"] = outcome.value
+            metrics |= outcome.metrics
     return JobResult(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -79,9 +83,7 @@ def work(spec: JobSpec, place: Workplace) -> JobResult:
         restarts=trained.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
         mlflow_run_id=run.run_id if run else None,
-        model_version=version,
-        promoted=promoted,
-        champion=champion,
+        **(outcome.result() if outcome else {}),
     )
 
 

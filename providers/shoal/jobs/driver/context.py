@@ -12,6 +12,7 @@ from shoal.jobs.journal.retries import patiently
 from shoal.jobs.mlflow.tracking import Run
 from shoal.state import Store
 from shoal.training.claims import Claim
+from shoal.training.progress import OnProgress
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Workplace:
         run: MLflow run of the attempt; None if the attempt is not tracked.
         tags: MLflow tags that name the job, attempt, pool and holder.
         environment: Environment variables for the workers, passed to them as actor arguments.
+        on_progress: Keeps the progress of the training for the job's row.
         begun: Start of the attempt, in seconds of the monotonic clock.
     """
 
@@ -32,6 +34,7 @@ class Workplace:
     run: Run | None
     tags: dict[str, str]
     environment: dict[str, str] = field(repr=False)
+    on_progress: OnProgress
     begun: float = field(default_factory=time.monotonic)
 
     def claim(self) -> Claim:

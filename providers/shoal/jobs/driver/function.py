@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from shoal.data.parquet.overlap import RecordedFile
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.driver.context import Workplace
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister
-from shoal.jobs.mlflow import promotion, scoring
+from shoal.jobs.mlflow import promotion, scoring, training_rows
+from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.spec import JobResult
 from shoal.training.pytorch.program import Program
@@ -73,8 +76,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
     """
     from shoal.training.pytorch.engine import run
 
-    if spec.register_as:
-        promotion.check_holdout(spec.register_as, spec.register_as.label_col, spec.register_as.input_cols)
+    trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else []
     tracked, key = place.run, place.key
     location = spec.run_config.artifact_location
     claim, folder = place.claim(), artifacts.folder(key, location)
@@ -90,12 +92,13 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
             location=root,
             env=place.environment,
             on_metrics=sender.log,
+            on_progress=place.on_progress,
             may_publish=place.is_current,
         )
     results, digest = artifacts.save_results(folder, claim, answer)
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
-        uri, outcome = _register(spec.register_as, place, tracked)
+        uri, outcome = _register(spec.register_as, place, tracked, trained_on)
     print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
     result = JobResult(
         job_id=key.job_id,
@@ -103,7 +106,7 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
         model_path=answer.model_dir,
         model_digest=None,
         model_uri=uri,
-        metrics={**answer.metrics, **_judged(spec, outcome)},
+        metrics={**answer.metrics, **(outcome.metrics if outcome else {})},
         best_iteration=None,
         rows=None,
         results_path=results,
@@ -112,14 +115,26 @@ def work(spec: FunctionJobSpec, place: Workplace) -> tuple[JobResult, str]:
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
         mlflow_run_id=tracked.run_id if tracked else None,
-        model_version=outcome.version if outcome else None,
-        promoted=outcome.promoted if outcome else None,
-        champion=outcome.champion if outcome else None,
+        **(outcome.result() if outcome else {}),
     )
     return result, digest
 
 
-def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[str, Outcome]:
+def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> list[RecordedFile]:
+    """Check the holdout before the function runs, and return the rows that count as its training data."""
+    from shoal.data.connector import DataConnector
+
+    inputs = {name: dataset for name, dataset in spec.dataset_map.items() if training_rows.is_training_data(name)}
+    trained_on = training_rows.of_connectors(map(DataConnector.from_spec, inputs.values()))
+    check_holdout(
+        register, register.label_col, register.input_cols, group_col=register.group_col, trained_on=trained_on
+    )
+    return trained_on
+
+
+def _register(
+    register: FunctionRegister, place: Workplace, run: Run, trained_on: Sequence[RecordedFile]
+) -> tuple[str, Outcome]:
     uri = run.logged_model()
     if uri is None:
         raise JobError(
@@ -136,12 +151,10 @@ def _register(register: FunctionRegister, place: Workplace, run: Run) -> tuple[s
         model=scoring.load(uri),
         label_col=register.label_col,
         input_cols=register.input_cols,
+        group_col=register.group_col,
+        trained_on=trained_on,
     )
     return uri, outcome
-
-
-def _judged(spec: FunctionJobSpec, outcome: Outcome | None) -> dict[str, float]:
-    return {f"holdout-{spec.register_as.metric}": outcome.value} if spec.register_as and outcome else {}
 
 
 def _program(spec: FunctionJobSpec) -> bytes:

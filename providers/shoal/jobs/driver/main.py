@@ -20,18 +20,19 @@ from typing import NoReturn
 from shoal.errors import MissingExtraError, ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, function
+from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import Workplace
 from shoal.jobs.driver.watchdog import Reason, Watchdog
 from shoal.jobs.files import staging
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.function_spec import FunctionJobSpec, parse_spec
+from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.retries import patiently
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.predict_spec import PredictJobSpec
 from shoal.jobs.spec import JobResult, JobSpec
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
@@ -68,7 +69,7 @@ class Driver:
         secrets: Credentials, which the workers get and the log must not contain.
     """
 
-    def __init__(self, store: Store, job: Job, spec: JobSpec | FunctionJobSpec, secrets: Secrets) -> None:
+    def __init__(self, store: Store, job: Job, spec: AnyJobSpec, secrets: Secrets) -> None:
         self._store = store
         self._job = job
         self._key = Key(job.id, job.attempt)
@@ -144,6 +145,7 @@ class Driver:
                 error=error,
                 result=result,
                 results_digest=end.results_digest,
+                progress=self._watchdog.progress,
             ):
                 return True
             # An earlier try may have been committed although the reply from the database was lost.
@@ -161,9 +163,12 @@ class Driver:
         return stored
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
-        place = Workplace(self._store, self._key, run, self._tags(), self._worker_environment(run), begun=self._begun)
+        environment, keep = self._worker_environment(run), self._watchdog.keep
+        place = Workplace(self._store, self._key, run, self._tags(), environment, keep, begun=self._begun)
         if isinstance(self._spec, FunctionJobSpec):
             return function.work(self._spec, place)
+        if isinstance(self._spec, PredictJobSpec):
+            return prediction.work(self._spec, place), None
         return boosting.work(self._spec, place), None
 
     def _begin_run(self) -> None:

@@ -1,4 +1,7 @@
-"""End a driver whose job was cancelled, orphaned or timed out; a thread of the driver reads the row every 2 s."""
+"""End a driver whose job was cancelled, orphaned or timed out; a thread of the driver reads the row every 2 s.
+
+The thread also writes the driver's heartbeat, and with it the progress of the training.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.journal.attempts import Key
@@ -16,6 +20,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
+from shoal.training.progress import Progress
 
 _PERIOD_S = 2.0
 """Seconds between two reads of the row; Ray's SIGTERM usually ends a cancelled job sooner."""
@@ -83,11 +88,21 @@ class Watchdog:
         self._last_polled_at: float | None = None
         self._renew_at = self._beat_at = self._begun
         self._thread = threading.Thread(target=self._run, name="shoal-watchdog", daemon=True)
+        self._progress: Progress | None = None
         self.reason: Reason | None = None
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def keep(self, progress: Progress) -> None:
+        """Keep the progress of the training for the next heartbeat; may be called often and from any thread."""
+        self._progress = progress
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """Last progress that was kept, as the row stores it; None before the first."""
+        return None if self._progress is None else self._progress.document()
 
     def stop(self) -> None:
         """Stop the thread; the process is not ended any more."""
@@ -104,7 +119,7 @@ class Watchdog:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
     def look(self) -> tuple[Job | None, Reason | None]:
-        """Read the row, and write a heartbeat if the last one is old.
+        """Read the row, and write a heartbeat and the progress if the last heartbeat is old.
 
         Returns:
             The row, and the reason why the job has to end, or None while it may go on.
@@ -118,6 +133,7 @@ class Watchdog:
             job = session.get(Job, (self._key.job_id, self._key.attempt))
             if beat and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
+                job.progress = self.progress or job.progress
                 self._beat_at = now + _HEARTBEAT_S
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now

@@ -180,6 +180,7 @@ def end(
     error: str | None = None,
     result: dict[str, Any] | None = None,
     results_digest: str | None = None,
+    progress: dict[str, Any] | None = None,
 ) -> bool:
     """Record the end of an attempt if it is in one of the given states.
 
@@ -192,6 +193,7 @@ def end(
         error: Reason why the attempt has no result.
         result: Result of the attempt.
         results_digest: SHA-256 of the file that `result` names as `results_path`.
+        progress: Last progress of the training; None keeps the one in the row.
 
     Returns:
         False if the attempt was in another state; the row is then unchanged.
@@ -207,6 +209,7 @@ def end(
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
         job.results_digest = results_digest
+        job.progress = progress or job.progress
         return True
 
 

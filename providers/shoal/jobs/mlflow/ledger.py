@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, and_, select
 
+from shoal.jobs.credentials import without_credentials
 from shoal.jobs.journal.locks import HeldLock
 from shoal.jobs.journal.steps import JobStep, transaction
+from shoal.jobs.spec import Register
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,11 @@ class Ledger:
     registry: str
     model: str
     alias: str
+
+    @classmethod
+    def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
+        """Return the record of the alias that a model is registered for."""
+        return cls(store, without_credentials(client._registry_uri), register.model, register.alias)
 
     def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
         """Record an intended promotion, right before the alias is set.
@@ -88,6 +99,21 @@ class Ledger:
             select(Promotion.version)
             .where(self._of_this_alias(), Promotion.id >= since, Promotion.state == PromotionState.CONFIRMED)
             .order_by(Promotion.id.desc())
+        )
+        with self.store.reading() as session:
+            return list(session.scalars(query))
+
+    def history(self, limit: int) -> list[Promotion]:
+        """Return the last confirmed promotions, the newest first.
+
+        Args:
+            limit: Greatest number of promotions.
+        """
+        query = (
+            select(Promotion)
+            .where(self._of_this_alias(), Promotion.state == PromotionState.CONFIRMED)
+            .order_by(Promotion.id.desc())
+            .limit(limit)
         )
         with self.store.reading() as session:
             return list(session.scalars(query))

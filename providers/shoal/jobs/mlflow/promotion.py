@@ -10,18 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.parquet.overlap import RecordedFile, shared_rows
 from shoal.errors import DataError, JobError
-from shoal.jobs.credentials import without_credentials
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.retries import patiently
 from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.metrics import Mode
-from shoal.jobs.mlflow import scoring
+from shoal.jobs.mlflow import report, scoring, training_rows
+from shoal.jobs.mlflow.decision import (
+    Baseline,
+    Candidate,
+    Decision,
+    Evaluation,
+    alias_moved,
+    decide,
+    strongest,
+)
+from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.ledger import Ledger
-from shoal.jobs.mlflow.tracking import Run
-from shoal.jobs.spec import ChampionResult, Register
+from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
+from shoal.jobs.spec import ChampionResult, DecisionResult, Register
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 
@@ -32,6 +41,9 @@ _LOCK_TTL_S = 120.0
 """Seconds until the lock expires. Its holder makes two requests to MLflow, each with a default time limit of 120 s. A
 holder that takes longer loses the lock; its next round then compares again and corrects the alias."""
 
+_HISTORY = 10
+"""Number of promotions in a report."""
+
 _COLUMNS = "shoal.input_cols"
 """Tag of a version: JSON list of the input columns, for models whose signature does not name them."""
 
@@ -41,54 +53,29 @@ class Outcome:
     """Outcome of comparing a challenger with the champion.
 
     Attributes:
-        version: The challenger's version in the registry.
-        value: The challenger's metric on the holdout.
-        promoted: Whether the alias points to the challenger now.
+        challenger: The new version in the registry, with its metrics on the holdout.
         champion: Version that the challenger was compared with; None if the alias pointed to no version.
+        decision: Whether the alias points to the challenger now, and why.
     """
 
-    version: str
-    value: float
-    promoted: bool
-    champion: ChampionResult | None
+    challenger: Candidate
+    champion: Candidate | None
+    decision: Decision
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the challenger's metrics as ``holdout-<metric>``."""
+        return _holdout_metrics(self.challenger.evaluation)
 
-def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
-    """Return whether a challenger replaces the champion.
-
-    The challenger must be strictly better: with equal metrics the champion stays. A challenger whose metric is NaN is
-    never better; a champion whose metric is NaN is always worse than a number.
-
-    Args:
-        challenger: The challenger's metric.
-        champion: The champion's metric on the same data; None if there is no champion.
-        mode: "min" if a lower metric is better, "max" if a higher one is.
-    """
-    if math.isnan(challenger):
-        return False
-    if champion is None or math.isnan(champion):
-        return True
-    return challenger < champion if mode == "min" else challenger > champion
-
-
-def check_holdout(register: Register, label_col: str, input_cols: Sequence[str]) -> None:
-    """Check, before hours of training, that a holdout has rows and the needed columns.
-
-    Args:
-        register: Settings that name the holdout.
-        label_col: Label column of the holdout.
-        input_cols: Input columns of the model, as far as they are known.
-
-    Raises:
-        DataError: The holdout does not exist, has no rows, or lacks a column.
-    """
-    from shoal.data.connector import DataConnector
-
-    holdout: DataConnector = DataConnector.from_spec(register.holdout)
-    if missing := sorted({*input_cols, label_col} - set(holdout.schema().names)):
-        raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
-    if not holdout.num_rows():
-        raise DataError("the holdout has no rows")
+    def result(self) -> dict[str, Any]:
+        """Return the fields of a job's result that tell the outcome."""
+        champion = self.champion and ChampionResult(version=self.champion.version, value=self.champion.value)
+        return {
+            "model_version": self.challenger.version,
+            "promoted": self.decision.promote,
+            "champion": champion,
+            "decision": DecisionResult(reason=self.decision.reason, sentence=self.decision.sentence),
+        }
 
 
 def enter(
@@ -102,6 +89,8 @@ def enter(
     model: Any,
     label_col: str,
     input_cols: Sequence[str] = (),
+    group_col: str | None = None,
+    trained_on: Sequence[RecordedFile] = (),
 ) -> Outcome:
     """Evaluate a model on the holdout, register it, and give it the alias if it is better than the champion.
 
@@ -115,89 +104,127 @@ def enter(
         model: The same model, loaded.
         label_col: Label column of the holdout.
         input_cols: Input columns of a model whose signature does not name them.
+        group_col: Column of groups of the holdout, for a ranking metric.
+        trained_on: The rows that the model was trained on; empty if they are not known.
 
     Raises:
         DataError: The holdout lacks a column that a model needs, or has a null label.
         JobError: The champion cannot be loaded, or this attempt has been ended or replaced by a newer one.
     """
-    from shoal.data.connector import DataConnector
-
     if not patiently(store, lambda: attempts.is_current(store, key)):
         raise JobError(
             f'the model of attempt {key.attempt} of job "{key.job_id}" is not registered, '
             "because the attempt has ended or a newer one has replaced it"
         )
-    holdout: DataConnector = DataConnector.from_spec(register.holdout)
+    holdout = Holdout.read(register, label_col, group_col)
 
-    def score_champion(uri: str) -> float:
+    def score_champion(version: str) -> Evaluation:
         # A champion whose signature names no columns has its own list, which may differ from the challenger's.
-        listed = run.client.get_model_version(register.model, uri.rpartition("/")[2]).tags.get(_COLUMNS)
-        columns = json.loads(listed) if listed else input_cols
+        listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
+        uri = f"models:/{register.model}/{version}"
         try:
-            return scoring.score(scoring.load(uri), holdout, label_col, register.metric, input_cols=columns)
+            return scoring.evaluate(
+                scoring.load(uri),
+                holdout,
+                register.all_metrics,
+                input_cols=json.loads(listed) if listed else input_cols,
+                overlap=_overlap(training_rows.load(run, register.model, version), holdout),
+            )
         except DataError as error:
             raise DataError(f"the champion {uri} cannot be evaluated: {error}") from error
 
-    value = scoring.score(model, holdout, label_col, register.metric, input_cols=input_cols)
-    run.log_values({f"holdout-{register.metric}": value})
+    overlap = _overlap(trained_on or None, holdout)
+    evaluation = scoring.evaluate(model, holdout, register.all_metrics, input_cols=input_cols, overlap=overlap)
+    run.log_values(_holdout_metrics(evaluation))
+    baseline = holdout.baseline(register)
+    columns = {_COLUMNS: json.dumps(list(input_cols))} if input_cols else {}
+    ledger = Ledger.of(run.client, store, register)
     outcome = challenge(
         run.client,
-        store,
+        ledger,
         register,
         model_uri,
         key=key,
-        value=value,
-        holdout_digest=holdout.digest(),
-        tags={**tags, **({_COLUMNS: json.dumps(list(input_cols))} if input_cols else {})},
+        evaluation=evaluation,
+        baseline=baseline,
+        holdout_digest=holdout.connector.digest(),
+        tags={**tags, **columns, **training_rows.store(run, trained_on)},
         score_champion=score_champion,
     )
-    print(describe(outcome, register), flush=True)
+    try:
+        built = report.build(
+            register,
+            outcome.decision,
+            outcome.challenger,
+            outcome.champion,
+            baseline,
+            holdout,
+            ledger.history(_HISTORY),
+        )
+        print(report.markdown(built), flush=True)
+        report.store(run, built)
+    except Exception as error:  # the alias may have moved: an error here must not fail the job
+        print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
     return outcome
 
 
 def challenge(
     client: MlflowClient,
-    store: Store,
+    ledger: Ledger,
     register: Register,
     model_uri: str,
     *,
     key: Key,
-    value: float,
+    evaluation: Evaluation,
+    baseline: Baseline | None,
     holdout_digest: str,
-    tags: dict[str, str],
-    score_champion: Callable[[str], float],
+    tags: Mapping[str, str],
+    score_champion: Callable[[str], Evaluation],
 ) -> Outcome:
     """Register a model as a new version, and give it the alias if it is better than the champion.
 
     Args:
         client: MLflow client.
-        store: Store for the lock and the record of promotions, because MLflow's aliases have no compare-and-swap.
+        ledger: Record of the promotions of the alias. Its store has the lock, because MLflow's aliases have no
+            compare-and-swap.
         register: Name to register the model under, and how to compare it.
         model_uri: URI of the logged challenger.
         key: The attempt that trained the challenger.
-        value: The challenger's metric on the holdout.
+        evaluation: The challenger's metrics on the holdout.
+        baseline: Constant prediction that a first champion has to beat; None if the rules name none.
         holdout_digest: Digest of the holdout's rows.
         tags: Tags for the registered version.
-        score_champion: Computes the same metric on the same holdout for the model at a URI.
+        score_champion: Evaluates a version on the same holdout.
     """
     import mlflow
 
-    tagged = {f"holdout.{register.metric}": repr(value), f"holdout.{register.metric}.digest": holdout_digest}
+    measured = {f"holdout.{legal_name(name)}": repr(value) for name, value in evaluation.metrics.items()}
+    tagged = {**measured, f"holdout.{legal_name(register.metric)}.digest": holdout_digest}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
-    registry = without_credentials(client._registry_uri)
     contest = _Contest(
         client=client,
-        ledger=Ledger(store, registry, register.model, register.alias),
+        ledger=ledger,
         register=register,
-        version=str(version.version),
-        value=value,
+        challenger=Candidate(str(version.version), evaluation),
+        baseline=baseline,
         holdout_digest=holdout_digest,
         key=key,
         score_champion=score_champion,
     )
-    while (outcome := patiently(store, contest.round)) is None:
+    while (outcome := patiently(ledger.store, contest.round)) is None:
         pass
     return outcome
+
+
+def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
+    return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
+
+
+def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int | None:
+    """Return how many rows of the holdout are among the training rows; None if those are not known."""
+    if trained_on is None:
+        return None
+    return sum(file.rows for file in shared_rows(trained_on, holdout.connector.source))
 
 
 @dataclass(frozen=True)
@@ -228,13 +255,14 @@ class _Contest:
     client: MlflowClient
     ledger: Ledger
     register: Register
-    version: str
-    value: float
+    challenger: Candidate
+    baseline: Baseline | None
     holdout_digest: str
     key: Key
-    score_champion: Callable[[str], float]
-    scores: dict[str, float] = field(default_factory=dict)
-    against: str | None = None  # the best rival
+    score_champion: Callable[[str], Evaluation]
+    rivals: dict[str, Candidate] = field(default_factory=dict)  # every version that was evaluated
+    against: Candidate | None = None  # the rival of the last decision
+    decision: Decision | None = None  # the last decision
     written: set[str] = field(default_factory=set)  # versions that this process gave the alias to
     since: int | None = None  # id of this process's first promotion
 
@@ -242,49 +270,51 @@ class _Contest:
         """Compare and promote; return None if alias or lock changed meanwhile, so that another round is needed."""
         standing = self._standing(_champion(self.client, self.register))
         # Models are scored before the lock is taken, because scoring a big holdout takes longer than the lock lasts.
-        for rival in standing.rivals:
-            if rival not in self.scores:
-                self.scores[rival] = self.score_champion(f"models:/{self.register.model}/{rival}")
+        for version in standing.rivals:
+            if version not in self.rivals:
+                self.rivals[version] = Candidate(version, self.score_champion(version))
         with store_lock(self.ledger.store, self._lock_name(), _LOCK_TTL_S) as lock:
             alias = _champion(self.client, self.register)
             if not self.ledger.settle(lock, alias) or self._standing(alias) != standing:
                 return None
-            winner = self._winner(standing.rivals)
+            self.decision = self._decide(standing.rivals)
             if self._moved_by_others(standing):
-                winner = standing.alias
-            elif winner not in (None, standing.alias) or (self.written and winner != standing.recorded):
-                assert winner is not None
-                if not self._set(lock, winner, standing.alias):
-                    return None
-        champion = (
-            None if self.against is None else ChampionResult(version=self.against, value=self.scores[self.against])
-        )
-        return Outcome(self.version, self.value, winner == self.version, champion)
+                return Outcome(
+                    self.challenger, self.against, alias_moved(self.register, self.challenger, standing.alias)
+                )
+            winner = self._winner(self.decision)
+            wrong = winner != standing.alias or (self.written and winner != standing.recorded)
+            if winner is not None and wrong and not self._set(lock, winner, standing.alias):
+                return None
+        return Outcome(self.challenger, self.against, self.decision)
 
     def _standing(self, alias: str | None) -> _Standing:
         if self.since is None:
             return _Standing(alias, () if alias is None else (alias,))
         promoted = self.ledger.confirmed(self.since)
-        rivals = tuple(sorted(set(promoted) - {self.version}))
+        rivals = tuple(sorted(set(promoted) - {self.challenger.version}))
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 
     def _moved_by_others(self, standing: _Standing) -> bool:
         """Return whether neither this process nor a recorded promotion gave the alias to its present version."""
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
-    def _winner(self, rivals: Sequence[str]) -> str | None:
-        mode = self.register.best
-        best: str | None = None
-        for rival in rivals:
-            if best is None or is_better(self.scores[rival], self.scores[best], mode):
-                best = rival
-        if best is not None or self.since is None:
-            self.against = best
-        return self.version if is_better(self.value, None if best is None else self.scores[best], mode) else best
+    def _decide(self, rivals: Sequence[str]) -> Decision:
+        """Compare with the strongest rival; if no other version was promoted since, the last decision stands."""
+        if self.decision is not None and self.since is not None and not rivals:
+            return self.decision
+        candidates = [self.rivals[version] for version in rivals]
+        self.against = strongest(candidates, self.challenger, self.register.best)
+        return decide(self.register, self.challenger, self.against, self.baseline)
+
+    def _winner(self, decision: Decision) -> str | None:
+        if decision.promote:
+            return self.challenger.version
+        return None if self.against is None else self.against.version
 
     def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
         """Give the alias to a version; return False if the lock was lost before or meanwhile."""
-        value = self.value if winner == self.version else self.scores[winner]
+        value = (self.challenger if winner == self.challenger.version else self.rivals[winner]).value
         intended = self.ledger.intend(
             lock,
             Promotion(
@@ -320,13 +350,3 @@ def _champion(client: MlflowClient, register: Register) -> str | None:
     aliases: dict[str, Any] = client.get_registered_model(register.model).aliases
     version = aliases.get(register.alias)
     return None if version is None else str(version)
-
-
-def describe(outcome: Outcome, register: Register) -> str:
-    """Describe an outcome in one line."""
-    name = f"{register.model} version {outcome.version}"
-    value = f"{register.metric}={outcome.value:.6g}"
-    if outcome.champion is None:
-        return f"{name} ({value}) is the first {register.alias}"
-    against = f"version {outcome.champion.version} ({register.metric}={outcome.champion.value:.6g})"
-    return f"{name} ({value}) {'replaces' if outcome.promoted else 'does not beat'} {register.alias} {against}"

@@ -55,15 +55,24 @@ def predict(model: Any, connector: DataConnector, columns: Sequence[str]) -> np.
     """
     import numpy as np
 
+    parts = [predict_table(model, table, columns) for table in connector.iter_batches(columns)]
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def predict_table(model: Any, table: pa.Table, columns: Sequence[str]) -> np.ndarray:
+    """Predict the rows of a table; see :func:`predict` for the arguments.
+
+    Raises:
+        DataError: The model cannot predict the rows.
+    """
+    import numpy as np
+
     schema = model.metadata.get_input_schema()
     suited = _as_tensor if schema.is_tensor_spec() else _as_frame
-    parts = []
-    for table in connector.iter_batches(columns):
-        try:
-            parts.append(np.asarray(model.predict(suited(table.select(columns), schema))))
-        except Exception as error:
-            raise DataError(f"the model cannot predict the holdout's rows: {error}") from error
-    return np.concatenate(parts) if parts else np.empty(0)
+    try:
+        return np.asarray(model.predict(suited(table.select(columns), schema)))
+    except Exception as error:
+        raise DataError(f"the model cannot predict these rows: {error}") from error
 
 
 def _as_frame(table: pa.Table, schema: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compute the metric of a model on held-out data, for boosters and for any other model that MLflow can load."""
+"""Evaluate a model on held-out data, for boosters and for any other model that MLflow can load."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, get_args
 from shoal.errors import DataError, JobError
 from shoal.jobs import metrics
 from shoal.jobs.mlflow import pyfunc
+from shoal.jobs.mlflow.decision import Evaluation, Slice
+from shoal.jobs.mlflow.holdout import Holdout, check_columns
 from shoal.training.boosting.request import Framework
 
 if TYPE_CHECKING:
-    from shoal.data.connector import DataConnector
+    import numpy as np
 
 
 def load(model_uri: str) -> Any:
@@ -36,31 +38,45 @@ def load(model_uri: str) -> Any:
         ) from error
 
 
-def score(model: Any, holdout: DataConnector, label_col: str, metric: str, *, input_cols: Sequence[str] = ()) -> float:
-    """Compute the metric of a model on held-out data.
+def evaluate(
+    model: Any,
+    holdout: Holdout,
+    names: Sequence[str],
+    *,
+    input_cols: Sequence[str] = (),
+    overlap: int | None = None,
+) -> Evaluation:
+    """Compute the metrics of a model on held-out data.
 
     Args:
         model: Model that :func:`load` returned.
         holdout: The held-out rows.
-        label_col: Label column of the holdout.
-        metric: One of :data:`metrics.METRICS`.
+        names: Metrics; the first one decides and is computed for each slice too.
         input_cols: Input columns of a model that takes a tensor and does not name its columns.
+        overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
 
     Raises:
-        DataError: The holdout lacks a column that the model needs, or has a null label.
+        DataError: The holdout lacks a column that the model needs, or the predictions do not suit a metric.
     """
-    import numpy as np
+    predicted = _predict(model, holdout, input_cols)
+    values = {name: metrics.evaluate(name, holdout.labels, predicted, holdout.groups) for name in names}
+    slices = {}
+    for name, rows in holdout.slices.items():
+        groups = None if holdout.groups is None else holdout.groups[rows]
+        try:
+            value = metrics.evaluate(names[0], holdout.labels[rows], predicted[rows], groups)
+        except DataError:  # such as the AUC of rows of one class
+            value = float("nan")
+        slices[name] = Slice(len(rows), value)
+    return Evaluation(values[names[0]], values, slices, overlap)
 
-    from shoal.data.matrix import to_vector
 
+def _predict(model: Any, holdout: Holdout, input_cols: Sequence[str]) -> np.ndarray:
+    """Predict all rows of the holdout, in their order."""
     # Decided for each model, because challenger and champion may come from different libraries.
     library = type(model).__module__.partition(".")[0]
     own = importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
     columns = own.features_of(model) if own else pyfunc.features_of(model, input_cols)
-    if missing := sorted({*columns, label_col} - set(holdout.schema().names)):
-        raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
-    labels = np.concatenate([to_vector(table, label_col) for table in holdout.iter_batches([label_col])])
-    if np.isnan(labels).any():
-        raise DataError(f'the holdout has null labels in column "{label_col}": remove those rows')
-    predicted = own.predict_booster(model, holdout, columns) if own else pyfunc.predict(model, holdout, columns)
-    return metrics.evaluate(metric, labels, predicted)
+    check_columns(holdout.connector, columns)
+    predicted: np.ndarray = (own.predict_booster if own else pyfunc.predict)(model, holdout.connector, columns)
+    return predicted

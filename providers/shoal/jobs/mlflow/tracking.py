@@ -139,7 +139,7 @@ class Run:
         """
         from mlflow.entities import Metric
 
-        entities = [Metric(_legal(name), value, int(when * 1000), step) for name, value, step, when in metrics]
+        entities = [Metric(legal_name(name), value, int(when * 1000), step) for name, value, step, when in metrics]
         for part in _parts(entities, _METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=part)
 
@@ -204,10 +204,11 @@ class Run:
 
 def metric_name(evaluated: str, metric: str) -> str:
     """Build the name ``<set>-<metric>``, with "_" for characters that MLflow refuses, as in XGBoost's ``ndcg@10``."""
-    return _legal(f"{evaluated}-{metric}")
+    return legal_name(f"{evaluated}-{metric}")
 
 
-def _legal(name: str) -> str:
+def legal_name(name: str) -> str:
+    """Replace the characters by "_" that MLflow refuses in the names of metrics and tags."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 

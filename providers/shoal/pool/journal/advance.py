@@ -1,4 +1,4 @@
-"""Take a pool's rows one step forward: expire leases, end operations, plan nodes, claim starts."""
+"""Take a pool's rows one step forward: expire and grant leases, end operations, plan nodes, claim starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from shoal.pool.journal import clock, rows
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.plan import (
     Snapshot,
+    cause_of_starts,
     cooldown,
+    grantable,
     judge,
     plan_nodes,
     should_forgive,
@@ -74,13 +76,13 @@ class Intents:
     start: list[NodeRef]
     end: list[NodeRef]
     decided: list[str]
-    """One sentence for each operation that ended, each lease that expired, and for the pool going down."""
+    """One sentence for each operation that ended, each lease that expired or was granted, and the pool going down."""
     size: int
     """Number of nodes that the pool should have from now on."""
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
-    """End operations and leases that are due, then write which nodes to start and end so that they match the demand.
+    """End operations and leases that are due, grant waiting leases, then write which nodes to start and end.
 
     Args:
         session: The caller's transaction.
@@ -92,6 +94,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     """
     snapshot, expired = _expire_leases(session, snapshot, now)
     snapshot, ended = _end_operations(session, snapshot, now, reload=bool(expired))
+    granted = _grant_leases(session, snapshot)
     snapshot, gone_down = _stop_or_touch(session, snapshot, now)
     if should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
@@ -102,7 +105,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     if pool.state is PoolState.STOPPING and not nodes:
         pool.state = PoolState.DOWN
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
-    return Intents(_claim_starts(nodes, now), ending, [*expired, *ended, *gone_down], wanted(snapshot))
+    return Intents(_claim_starts(nodes, now), ending, [*expired, *ended, *granted, *gone_down], wanted(snapshot))
 
 
 def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
@@ -123,6 +126,15 @@ def _end_operations(session: Session, snapshot: Snapshot, now: float, *, reload:
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
     return snapshot, ended
+
+
+def _grant_leases(session: Session, snapshot: Snapshot) -> list[str]:
+    """Grant the waiting leases for which there is room. The nodes that ended leases leave behind go to them."""
+    granted = grantable(snapshot)
+    for lease in granted:
+        lease.waiting = False
+    session.flush()
+    return [f"the lease of {lease.holder} was granted, {lease.size} nodes" for lease in granted]
 
 
 def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
@@ -176,11 +188,7 @@ def _intend_start(
 ) -> Node:
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
-    cause = max(
-        (row for row in snapshot.operations if row.state is OperationState.OPEN),
-        key=lambda row: row.size,
-        default=None,
-    )
+    cause = cause_of_starts(snapshot)
     backend = BACKENDS[spec.backend]()
     deadline = now + backend.start_timeout + queue * backend.start_timeout_per_node
     node = Node(

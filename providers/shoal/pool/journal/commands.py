@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolStoppingError
+from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
 from shoal.pool.journal import clock, rows
+from shoal.pool.plan import Snapshot, grantable, leased, may_resize, queue
 from shoal.pool.spec import PoolSpec
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
@@ -133,6 +135,7 @@ def lease(
     name: str,
     size: int,
     *,
+    exclusive: bool,
     holder: str,
     ttl: float,
     rollback_after: float,
@@ -141,24 +144,45 @@ def lease(
 ) -> tuple[str, Lease]:
     """Create a holder's lease, or renew the lease that it has with the new size and a new epoch.
 
+    A new lease waits in the pool's queue if it does not fit into MAX_NODES beside the other leases, or if a lease waits
+    already. A lease that waits keeps its place when it is requested again, unless the new size is larger.
+
     Returns:
         The id of the new operation, and the lease.
 
     Raises:
         PoolNotFoundError: No pool has this name.
         PoolDownError: The pool is not up, or is bound to another machine.
-        InvalidArgumentError: The size is above MAX_NODES.
+        InvalidArgumentError: The size is above MAX_NODES, or the holder's lease is exclusive and the new one is not, or
+            the other way round.
+        ScaleError: The holder's lease has nodes, and there is no room for the larger size.
     """
     snapshot = rows.load(session, name)
     pool = snapshot.pool
     rows.require_up(pool)
     _require_below_max(pool, size, "a lease")
     lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
-    replaced = lease.size if lease else None
+    replaced = None
     if lease is None:
         lease = Lease(id=uuid.uuid4().hex[:12], pool=name, holder=holder, epoch=0, created_at=now)
+        lease.exclusive, lease.waiting, lease.queue_number = exclusive, True, _next_number(snapshot)
         session.add(lease)
+        snapshot = replace(snapshot, leases=(*snapshot.leases, lease))
+    elif lease.exclusive is not exclusive:
+        raise InvalidArgumentError(
+            f'{holder} already has {_kind(lease.exclusive)} lease of {lease.size} nodes on pool "{name}", which cannot '
+            f"become {_kind(exclusive)} one: release it first"
+        )
+    elif lease.waiting:
+        _supersede_requests(snapshot, lease, now)
+        if size > lease.size:
+            lease.queue_number = _next_number(snapshot)
+    else:
+        _require_room(snapshot, lease, size)
+        replaced = lease.size
     lease.size, lease.ttl = size, ttl
+    for granted in grantable(snapshot):
+        granted.waiting = False
     _prolong(session, lease, now)
     lease.epoch += 1
     operation = _open(session, pool, OperationKind.LEASE, size, holder, now + rollback_after, now)
@@ -284,7 +308,8 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
 
     Raises:
         PoolNotFoundError: No pool has this name.
-        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below a lease or the base demand.
+        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below the base demand, below the nodes that
+            the granted leases take together, or below the size of a waiting lease.
         PoolDownError: The pool is bound to another machine.
     """
     snapshot = rows.load(session, name)
@@ -295,12 +320,14 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
     spec = PoolSpec.parse(fields)
     claims = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
+    claims["its leases together"] = leased(snapshot)
     if snapshot.demand:
         claims["its base demand"] = snapshot.demand.size
     for what, size in claims.items():
         if size > high:
             raise InvalidArgumentError(
-                f'max_nodes={high} of pool "{name}" is below {what} ({size} nodes): scale down first'
+                f'max_nodes={high} of pool "{name}" is below {what} ({size} nodes): scale down first, or wait until '
+                "leases are released"
             )
     pool.spec = json.loads(spec.model_dump_json())
     pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
@@ -310,6 +337,32 @@ def _prolong(session: Session, lease: Lease, now: float) -> None:
     """Set a lease's expiry to now plus its time to live."""
     lease.expires_at = stamps.shared_now(session, now) + lease.ttl
     lease.renewed_clock = stamps.stamp(lease.expires_at)
+
+
+def _next_number(snapshot: Snapshot) -> int:
+    return 1 + max((lease.queue_number for lease in snapshot.leases), default=0)
+
+
+def _kind(exclusive: bool) -> str:
+    return "an exclusive" if exclusive else "a shared"
+
+
+def _supersede_requests(snapshot: Snapshot, lease: Lease, now: float) -> None:
+    """End the open operations of a lease that waits and is requested again. The new operation has its own deadline."""
+    for operation in snapshot.operations:
+        if operation.lease_id == lease.id and operation.state is OperationState.OPEN:
+            operation.state, operation.ended_at = OperationState.SUPERSEDED, now
+            operation.error = "the same holder requested the lease again"
+
+
+def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
+    if size > lease.size and not may_resize(snapshot, lease, size):
+        raise ScaleError(
+            f'the lease of {lease.holder} on pool "{lease.pool}" cannot grow from {lease.size} to {size} nodes: '
+            f"{leased(snapshot)} of {snapshot.pool.max_nodes} nodes are taken, and {len(queue(snapshot))} leases wait. "
+            "A lease that has nodes does not wait for more, because two such leases could wait for each other: release "
+            "it and request a new one, or try again later"
+        )
 
 
 def _try_at_once(pool: Pool) -> None:

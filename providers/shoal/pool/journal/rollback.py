@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from shoal.pool.journal import rows
-from shoal.pool.plan import Snapshot, Verdict
+from shoal.pool.plan import Snapshot, Verdict, may_resize
 from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
@@ -61,13 +61,25 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
 
 
 def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease: Lease) -> None:
-    """Restore the size that a lease had before an operation. Delete the lease if the operation created it."""
+    """Restore the size that a lease had before an operation. Delete the lease if the operation created it.
+
+    A larger size is restored only if its nodes were not granted to another lease in the meantime.
+    """
     later = next(
-        (row for row in snapshot.operations if row.lease_id == lease.id and row.created_at > operation.created_at), None
+        (
+            row
+            for row in snapshot.operations
+            if row.lease_id == lease.id
+            and row.created_at > operation.created_at
+            and row.state in (OperationState.OPEN, OperationState.SUCCEEDED)
+        ),
+        None,
     )
     if later is not None:  # the lease was requested again since; that request's rollback restores the older size
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:
         session.delete(lease)
-    else:
+    elif may_resize(snapshot, lease, operation.replaced_size):
         lease.size = operation.replaced_size
+    else:
+        operation.replaced_size = lease.size

@@ -8,6 +8,7 @@ the same, byte for byte, as without the loss.
 from __future__ import annotations
 
 import importlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +20,13 @@ from shoal.data.categories import find_categories
 from shoal.errors import InvalidArgumentError, MissingExtraError, TrainingError
 from shoal.training import cluster
 from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, shard_datasets
-from shoal.training.boosting.progress import Rounds
+from shoal.training.boosting.progress import latest
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.task import Boosted, Checkpoint, Prepared, Segment, Task
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.gang.gang import WAIT_SECONDS, GangShape
+from shoal.training.gang.gang import WAIT_SECONDS, GangShape, OnNote
 from shoal.training.gang.shared import shared_gang
+from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Resilience
 from shoal.training.scaling import GangSize, resolve_size
 
@@ -42,6 +44,8 @@ _SEGMENTS = 4
 """Default number of segments of a longer training. With sampling each segment begins with a prediction of all rows,
 which costs about a tenth of a round for each round before the segment."""
 
+_FIRST_LINE_S = 10.0
+"""Seconds until the first line about the progress: a training of a few seconds prints none."""
 
 OnAll = Callable[[str, Sequence[Any]], list[Any]]
 """Function that calls a function of the workers' module on all ranks at once. Its arguments are the function's name and
@@ -72,7 +76,11 @@ class Library(Protocol):
 
 
 def train(
-    request: TrainRequest, *, user_code: UserCode | None = None, env: Mapping[str, str] | None = None
+    request: TrainRequest,
+    *,
+    user_code: UserCode | None = None,
+    env: Mapping[str, str] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> TrainResult:
     """Train a model on the Ray cluster that this process is connected to.
 
@@ -83,6 +91,7 @@ def train(
         user_code: The user's callbacks, objective and metrics; every worker gets a copy.
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
+        on_progress: Function to call with the finished rounds, at most every 2 s and at the end of each segment.
 
     Returns:
         The model, its metrics and the training statistics.
@@ -100,7 +109,7 @@ def train(
     library = _library(request.framework)
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
-    training = _Training(request, library, user_code or UserCode(), dict(env or {}), began)
+    training = _Training(request, library, user_code or UserCode(), dict(env or {}), on_progress, began)
     return training.run()
 
 
@@ -140,12 +149,19 @@ class _Worker:
 
 class _Training:
     def __init__(
-        self, request: TrainRequest, library: Library, user_code: UserCode, env: dict[str, str], began: float
+        self,
+        request: TrainRequest,
+        library: Library,
+        user_code: UserCode,
+        env: dict[str, str],
+        on_progress: OnProgress | None,
+        began: float,
     ) -> None:
         self._request = request
         self._library = library
         self._user_code = user_code
         self._env = env
+        self._on_progress = on_progress
         self._began = began
         self._resilience = Resilience(request.run_config, began)
         self._train, self._eval_sets = checked_data(request)
@@ -247,26 +263,38 @@ class _Training:
         rounds = self._request.n_estimators
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
-        with Rounds(quiet=bool(self._request.verbose_eval)) as progress:
+        # With verbose_eval the workers print the metrics themselves.
+        with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else _FIRST_LINE_S) as display:
             while True:
                 index = self._checkpoint.rounds // length
                 stop = min(rounds, (index + 1) * length)
                 segment = Segment(index, stop, stop == rounds, resume)
-                answers: list[Boosted] = self._on_all(gang, "boost", [segment] * len(workers))
+                answers: list[Boosted] = self._on_all(
+                    gang,
+                    "boost",
+                    [segment] * len(workers),
+                    on_note=lambda _, note: self._report(display, note["rounds"], note["metrics"]),
+                )
                 for worker, answer in zip(workers, answers, strict=True):
                     worker.add(answer)
                 first = answers[0]
                 if first.checkpoint is None:
                     raise TrainingError("rank 0 returned no model")
                 self._checkpoint, resume = first.checkpoint, None
-                progress.done(self._checkpoint.rounds, rounds, self._checkpoint.history)
+                self._report(display, self._checkpoint.rounds, latest(self._checkpoint.history))
                 if segment.last or first.stopped:
                     return first
 
-    def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = ()) -> list[Any]:
+    def _report(self, display: ProgressDisplay, rounds: int, metrics: dict[str, float]) -> None:
+        progress = Progress(rounds, self._request.n_estimators, "rounds", metrics)
+        display.show(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = (), on_note: OnNote | None = None) -> list[Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
         each: list[tuple[Any, ...]] = [(arg,) for arg in args] or [()] * len(gang.workers)
-        return gang.run(function, each, timeout=self._resilience.timeout)
+        return gang.run(function, each, timeout=self._resilience.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
         """Return the number and size of the workers.

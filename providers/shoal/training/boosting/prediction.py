@@ -1,53 +1,75 @@
-"""Predict a dataset in row order, one row group at a time, with a model of any library."""
+"""Predict rows with a booster of any library, one table at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import Categories, encoded
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
     from shoal.data.connector import DataConnector
+    from shoal.data.parquet.source import ParquetSource
 
 
-def predict_rows(
-    predict: Callable[[np.ndarray, np.ndarray | None], np.ndarray],
-    connector: DataConnector,
-    input_cols: Sequence[str],
-    base_margin_col: str | None,
-    categories: Categories,
-) -> np.ndarray:
-    """Predict every row of a dataset.
+@dataclass(frozen=True)
+class BoosterPredictor:
+    """Prediction of tables with one booster.
 
     Args:
         predict: Function that predicts a batch. Its arguments are the features (float32 ``[rows, columns]``) and the
             margins (float32 ``[rows]`` or None); it returns predictions (``[rows]`` or ``[rows, classes]``).
-        connector: Dataset to predict.
         input_cols: Feature columns, in the order of the training.
-        base_margin_col: Column of margins, if the model was trained with one.
         categories: Categories of the training set, by column; any other value counts as missing.
-
-    Returns:
-        Predictions in row order, ``[rows]`` or ``[rows, classes]``.
-
-    Raises:
-        DataError: A column is missing, or is neither numeric nor categorical.
+        base_margin_col: Column of margins, if the model was trained with one.
     """
-    import numpy as np
 
-    from shoal.data.checks import check_categories, validate_columns
-    from shoal.data.matrix import to_matrix, to_vector
+    predict: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+    input_cols: tuple[str, ...]
+    categories: Categories
+    base_margin_col: str | None = None
 
-    extra = () if base_margin_col is None else (base_margin_col,)
-    validate_columns(
-        connector.source, input_cols, extra_cols=extra, categorical_cols=tuple(categories), allow_all_null=True
-    )
-    check_categories(connector.source, {name: values.type for name, values in categories.items()})
-    parts = []
-    for table in connector.iter_batches(tuple(dict.fromkeys((*input_cols, *extra)))):
-        margin = None if base_margin_col is None else to_vector(table, base_margin_col, "float32")
-        parts.append(predict(to_matrix(encoded(table, categories), input_cols), margin))
-    return np.concatenate(parts)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that :meth:`predict_table` needs."""
+        margin = () if self.base_margin_col is None else (self.base_margin_col,)
+        return tuple(dict.fromkeys((*self.input_cols, *margin)))
+
+    def check(self, source: ParquetSource) -> None:
+        """Check, by the footers, that the model can predict the rows of a dataset.
+
+        Raises:
+            DataError: A column is missing, or is neither numeric nor categorical.
+        """
+        from shoal.data.checks import check_categories, validate_columns
+
+        validate_columns(
+            source,
+            self.input_cols,
+            extra_cols=() if self.base_margin_col is None else (self.base_margin_col,),
+            categorical_cols=tuple(self.categories),
+            allow_all_null=True,
+        )
+        check_categories(source, {name: values.type for name, values in self.categories.items()})
+
+    def predict_table(self, table: pa.Table) -> np.ndarray:
+        """Return the predictions of a table's rows, ``[rows]`` or ``[rows, classes]``."""
+        from shoal.data.matrix import to_matrix, to_vector
+
+        margin = None if self.base_margin_col is None else to_vector(table, self.base_margin_col, "float32")
+        return self.predict(to_matrix(encoded(table, self.categories), self.input_cols), margin)
+
+    def predict_dataset(self, connector: DataConnector) -> np.ndarray:
+        """Return the predictions of a whole dataset, in row order.
+
+        Raises:
+            DataError: A column is missing, or is neither numeric nor categorical.
+        """
+        import numpy as np
+
+        self.check(connector.source)
+        return np.concatenate([self.predict_table(table) for table in connector.iter_batches(self.columns)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.training.boosting.prediction import predict_rows
+from shoal.training.boosting.prediction import BoosterPredictor
 from shoal.training.lightgbm.categories import categories_of
 from shoal.training.lightgbm.params import objective_of
 
@@ -39,6 +39,13 @@ def predict_booster(
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.
     """
+    return predictor(booster, input_cols, base_margin_col=base_margin_col).predict_dataset(connector)
+
+
+def predictor(
+    booster: lightgbm.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
+) -> BoosterPredictor:
+    """Return the predictor of tables for a booster; see :func:`predict_booster` for the arguments."""
 
     def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:
@@ -47,7 +54,7 @@ def predict_booster(
         score = booster.predict(features, raw_score=True)
         return _linked(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
 
-    return predict_rows(predict, connector, input_cols, base_margin_col, categories_of(booster))
+    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
 
 
 def _linked(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:

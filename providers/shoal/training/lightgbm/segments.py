@@ -10,6 +10,7 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
+from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.task import Boosted, Checkpoint, History, Segment, Task
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import TrainingContext
@@ -53,6 +54,7 @@ class Trainer:
         # round later, unless this is the last segment.
         end = segment.stop if segment.last else segment.stop + 1
         unsaid = ""
+        reporter = RoundReporter(self._context)
         asked: EarlyStopException | None = None
         while rounds < segment.stop and not stopped:
             place = (booster, self._params, rounds, self._first_round, end)
@@ -69,6 +71,7 @@ class Trainer:
             asked = self._call_back(CallbackEnv(*place, results), before=False)
             stopped = asked is not None or (stopping is not None and stopping.stopped)
             rounds += 1
+            reporter.done(rounds, history)
         if unsaid and (stopped or segment.last):
             self._context.log(unsaid)
         if rounds > self._state.rounds:

@@ -20,6 +20,7 @@ from shoal.training import cluster, locations
 from shoal.training.claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import WAIT_SECONDS, Gang, GangShape
+from shoal.training.progress import OnProgress
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
@@ -37,6 +38,7 @@ def run(
     location: str,
     env: Mapping[str, str] | None = None,
     on_metrics: OnMetrics | None = None,
+    on_progress: OnProgress | None = None,
     may_publish: Callable[[], bool] = lambda: True,
 ) -> FunctionResult:
     """Call a function in every worker, wait for all workers and publish the model folder.
@@ -50,6 +52,7 @@ def run(
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
         on_metrics: Function to call with the metrics that workers log during the run.
+        on_progress: Function to call with the step and the last metrics of rank 0 whenever it logs metrics.
         may_publish: Function that returns whether this run may still publish its model; called right before
             publishing.
 
@@ -75,7 +78,8 @@ def run(
     destination.check()
     key = secrets.token_bytes(32)
     checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
-    attempts = _Run(request, program, claim, checkpoints, key, destination, dict(env or {}), on_metrics, began)
+    metrics = Metrics(on_metrics, on_progress)
+    attempts = _Run(request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, began)
     return attempts.result()
 
 
@@ -96,7 +100,7 @@ class _Run:
         key: bytes,
         destination: Destination,
         env: dict[str, str],
-        on_metrics: OnMetrics | None,
+        metrics: Metrics,
         began: float,
     ) -> None:
         self._request = request
@@ -111,7 +115,7 @@ class _Run:
         self._checkpoints = checkpoints
         self._key = key
         self._destination = destination
-        self._metrics = Metrics(on_metrics)
+        self._metrics = metrics
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shoal.training.boosting.prediction import predict_rows
+from shoal.training.boosting.prediction import BoosterPredictor
 from shoal.training.xgboost.categories import categories_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ def predict_booster(
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.
     """
+    return predictor(booster, input_cols, base_margin_col=base_margin_col).predict_dataset(connector)
+
+
+def predictor(
+    booster: xgboost.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
+) -> BoosterPredictor:
+    """Return the predictor of tables for a booster; see :func:`predict_booster` for the arguments."""
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
 
@@ -44,7 +51,7 @@ def predict_booster(
         predicted: np.ndarray = booster.inplace_predict(features, iteration_range=rounds, base_margin=margin)
         return predicted
 
-    return predict_rows(predict, connector, input_cols, base_margin_col, categories_of(booster))
+    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
 
 
 def features_of(booster: xgboost.Booster) -> list[str]:

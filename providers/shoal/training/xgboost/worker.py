@@ -24,6 +24,7 @@ from xgboost.core import XGBoostError
 
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
+from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
 from shoal.training.boosting.task import Boosted, Checkpoint, History, Prepared, Segment, Task
 from shoal.training.boosting.user_code import refuse_namesakes
@@ -78,6 +79,7 @@ class _Session:
         assert booster is not None
         assert callbacks is not None
         stopped = False
+        reporter = RoundReporter(self.context)
         # This is the loop of `xgboost.train`. Calling `xgboost.train` for each segment would show the callbacks a new
         # training each time.
         for iteration in range(start, segment.stop):
@@ -88,6 +90,7 @@ class _Session:
             stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
             if self.task.user_code.metrics:
                 refuse_namesakes(callbacks.history, iteration + 1)
+            reporter.done(iteration + 1, callbacks.history)
             if stopped:
                 break
         if stopped or segment.last:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.demand import ASKING, READ_ONLY
+from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
@@ -23,11 +24,13 @@ _MOST_NODES = 10_000
 _RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
 """The cluster's own Python, or the one that whoever set it up named."""
 
-_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
     """Nothing listens at the address: the head is gone, and with it the demand that it was told."""
+
+
+class _BusyClusterError(PoolUnreachableError):
+    """The head failed to answer the request."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,23 @@ class Cluster:
         assert spec.address
         self._spec = spec
         self._address = spec.address.rstrip("/")
+        token, self._unread = _token(spec)
+        # A head that has just come up answers submissions with 500 at first.
+        retrying = Retrying(
+            retry=retry_if_exception_type(_BusyClusterError),
+            stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
+            wait=wait_fixed(0.5),
+            reraise=True,
+        )
+        self._head = RayHead(
+            self._address, token, timeout_s=CLUSTER_PATIENCE, retrying=retrying, error=self._pool_error
+        )
 
     def nodes(self) -> list[ClusterNode]:
         """Return the nodes that are alive, the head first, then by name."""
-        answer = self._ask(
-            "GET",
+        found = self._head.get(
             "/api/v0/nodes",
+            lambda answer: [_node(row) for row in answer["data"]["result"]["result"]],
             params={
                 "detail": "true",
                 "limit": str(_MOST_NODES),
@@ -70,10 +84,6 @@ class Cluster:
                 "filter_values": "ALIVE",
             },
         )
-        try:
-            found = [_node(row) for row in answer["data"]["result"]["result"]]
-        except (KeyError, TypeError) as error:
-            raise self._no_ray() from error
         return sorted(found, key=lambda node: (not node.is_head, node.name, node.id))
 
     def autoscaling(self) -> bool | None:
@@ -81,8 +91,7 @@ class Cluster:
 
         A monitor that only reports, as `ray start --head` brings one, gives each node a type of its own, ``node_<id>``.
         """
-        status = self._ask("GET", "/api/cluster_status")["data"].get("clusterStatus") or {}
-        types = ((status.get("autoscalerReport") or {}).get("nodeTypeMapping") or {}).values()
+        types = self._head.get("/api/cluster_status", _node_types)
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
 
     def has_autoscaler(self) -> bool:
@@ -99,31 +108,17 @@ class Cluster:
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
         """Run `demand` on the cluster, unless a job of this id is there already."""
         script = Path(__file__).with_name("demand.py").read_text()
-        body = {
-            "entrypoint": shlex.join(["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]),
-            "submission_id": job_id,
-            "metadata": {"shoal_pool": self._spec.name},
-        }
-        until = time.monotonic() + CLUSTER_JOB_PATIENCE
-        while True:
-            response = self._send("POST", "/api/jobs/", json=body)
-            if response.is_success or "already exists" in response.text:
-                return
-            # A head that has just come up says 500 at first.
-            if not response.is_server_error or time.monotonic() > until:
-                raise PoolUnreachableError(
-                    f"the Ray cluster at {self._address} takes no job: {_last_line(response.text)}"
-                )
-            time.sleep(0.5)
+        argv = ["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]
+        self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})
 
     def answer(self, job_id: str) -> dict[str, Any]:
         """Wait for what a submitted `demand` has to say."""
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(
-                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {_last_line(log)}"
+                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {last_line(log)}"
             )
-        answer: dict[str, Any] = json.loads(_last_line(log))
+        answer: dict[str, Any] = json.loads(last_line(log))
         return answer
 
     def asked(self, job_id: str) -> bool:
@@ -132,89 +127,74 @@ class Cluster:
 
     def _outcome(self, job_id: str) -> tuple[str, str]:
         until = time.monotonic() + CLUSTER_JOB_PATIENCE
-        while (status := self._ask("GET", f"/api/jobs/{job_id}")["status"]) not in _ENDED:
+        while (job := self._head.status(job_id)) is not None and not job.ended:
             if time.monotonic() > until:
                 raise PoolUnreachableError(
                     f"the Ray cluster at {self._address} has not run a small job within {CLUSTER_JOB_PATIENCE:.0f} s"
                 )
             time.sleep(0.2)
-        return str(status), str(self._ask("GET", f"/api/jobs/{job_id}/logs")["logs"])
+        if job is None:
+            raise PoolUnreachableError(
+                f"the Ray cluster at {self._address} does not know shoal's job {job_id} any more"
+            )
+        return job.status, self._head.logs(job_id)
 
     def jobs(self) -> list[str]:
         """Ids of the jobs submitted here for this pool that the cluster remembers."""
+        return self._head.get("/api/jobs/", self._own_jobs)
+
+    def forget(self, job_id: str) -> None:
+        """Have the cluster forget a job that has ended; a job that still runs stays."""
+        with suppress(_BusyClusterError):
+            self._head.delete(job_id)
+
+    def _own_jobs(self, rows: Any) -> list[str]:
         return [
             str(row["submission_id"])
-            for row in self._ask("GET", "/api/jobs/")
+            for row in rows
             if row.get("submission_id") and (row.get("metadata") or {}).get("shoal_pool") == self._spec.name
         ]
 
-    def forget(self, job_id: str) -> None:
-        """Have the cluster forget a job that has ended."""
-        self._send("DELETE", f"/api/jobs/{job_id}")
-
-    def _ask(self, method: str, path: str, **options: Any) -> Any:
-        response = self._send(method, path, **options)
-        if response.is_server_error:
-            why = f"{response.status_code}: {_last_line(response.text)}"
-            raise PoolUnreachableError(f"the Ray cluster at {self._address} cannot answer now ({why})")
-        try:
-            response.raise_for_status()
-            return response.json()
-        except (httpx.HTTPStatusError, ValueError) as error:
-            raise self._no_ray() from error
-
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        token, unread = self._token()
-        try:
-            response = httpx.request(
-                method,
-                self._address + path,
-                headers={"Authorization": f"Bearer {token}"} if token else {},
-                timeout=CLUSTER_PATIENCE,
-                verify=not self._address.lower().startswith("http:"),  # loading certificates takes 40 ms of CPU
-                trust_env=False,  # straight to the head, as the Job API's client does
-                **options,
-            )
-        except httpx.ConnectError as error:
-            # An address that cannot be reached now says nothing of the head: its autoscaler may hold nodes for us.
-            refused = ConnectionRefusedByClusterError if _refused(error) else PoolUnreachableError
-            raise refused(
-                f"no Ray cluster answers at {self._address} ({error}): is it up, and is this the address of its "
-                "dashboard (port 8265 by default)?"
-            ) from error
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise PoolUnreachableError(
-                f"the Ray cluster at {self._address} does not answer ({error or type(error).__name__})"
-            ) from error
-        if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            if unread:
-                raise PoolUnreachableError(unread)
-            given = f"the token in {self._spec.token_file}" if self._spec.token_file else "a request without a token"
-            hint = "is it this cluster's?" if self._spec.token_file else "give token_file= in the pool's URI"
-            raise PoolUnreachableError(f"the Ray cluster at {self._address} refused {given}: {hint}")
-        return response
-
-    def _token(self) -> tuple[str, str | None]:
-        """Return the token, and why it cannot be read. The reason is only reported if the cluster asks for a token."""
-        if self._spec.token_file is None:
-            return "", None
-        try:
-            return Path(self._spec.token_file).expanduser().read_text().strip(), None
-        except OSError as error:
-            why = f'token_file={self._spec.token_file} of pool "{self._spec.name}" cannot be read: {error.strerror}'
-            return "", why
-
-    def _no_ray(self) -> PoolUnreachableError:
+    def _pool_error(self, failure: Failure) -> PoolUnreachableError:
+        cluster, reason = f"the Ray cluster at {self._address}", failure.reason
+        match failure:
+            case Failure(problem=Problem.NOTHING_LISTENS | Problem.NO_CONNECTION):
+                # An address that cannot be reached now says nothing of the head: its autoscaler may hold nodes for us.
+                is_gone = failure.problem is Problem.NOTHING_LISTENS
+                return (ConnectionRefusedByClusterError if is_gone else PoolUnreachableError)(
+                    f"no Ray cluster answers at {self._address} ({reason}): is it up, and is this the address of its "
+                    "dashboard (port 8265 by default)?"
+                )
+            case Failure(problem=Problem.SLOW | Problem.NO_ANSWER):
+                return PoolUnreachableError(f"{cluster} does not answer ({reason})")
+            case Failure(problem=Problem.TOKEN_REFUSED):
+                file = self._spec.token_file
+                given = f"the token in {file}" if file else "a request without a token"
+                hint = "is it this cluster's?" if file else "give token_file= in the pool's URI"
+                return PoolUnreachableError(self._unread or f"{cluster} refused {given}: {hint}")
+            case Failure(problem=Problem.BUSY | Problem.REFUSED, method="POST"):
+                is_busy = failure.problem is Problem.BUSY
+                return (_BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} takes no job: {reason}")
+            case Failure(problem=Problem.BUSY):
+                return _BusyClusterError(f"{cluster} cannot answer now ({failure.status}: {reason})")
         return PoolUnreachableError(
             f"{self._address} answers, but not as the head of a Ray cluster does: address= is the URL of its dashboard"
         )
 
 
-def _refused(error: BaseException | None) -> bool:
-    """Whether the cause is that nothing listens there."""
-    if error is None or isinstance(error, ConnectionRefusedError):
-        return error is not None
-    return _refused(error.__cause__ or error.__context__)
+def _token(spec: PoolSpec) -> tuple[str, str | None]:
+    """Return the token, and why it cannot be read. The reason is only reported if the cluster asks for a token."""
+    if spec.token_file is None:
+        return "", None
+    try:
+        return Path(spec.token_file).expanduser().read_text().strip(), None
+    except OSError as error:
+        return "", f'token_file={spec.token_file} of pool "{spec.name}" cannot be read: {error.strerror}'
+
+
+def _node_types(answer: Any) -> list[str]:
+    status = answer["data"].get("clusterStatus") or {}
+    return list(((status.get("autoscalerReport") or {}).get("nodeTypeMapping") or {}).values())
 
 
 def _node(row: Mapping[str, Any]) -> ClusterNode:
@@ -227,8 +207,3 @@ def _node(row: Mapping[str, Any]) -> ClusterNode:
         cpus=int(resources.get("CPU", 0)),
         gpus=int(resources.get("GPU", 0)),
     )
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "(nothing)"

@@ -1,0 +1,52 @@
+"""Run a batch prediction in its driver: predict the dataset, and log where the predictions are."""
+
+from __future__ import annotations
+
+import time
+
+from shoal.data.connector import DataConnector
+from shoal.jobs.driver.context import Workplace
+from shoal.jobs.predict_spec import PredictJobSpec
+from shoal.jobs.spec import JobResult
+
+
+def work(spec: PredictJobSpec, place: Workplace) -> JobResult:
+    """Run the prediction that a spec describes, and return its result.
+
+    Args:
+        spec: Spec of the job.
+        place: Context of the attempt.
+
+    Raises:
+        ShoalError: The job failed; the message has the cause.
+    """
+    from shoal.jobs.prediction.engine import run
+
+    tracked, key = place.run, place.key
+    if tracked:
+        tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
+        digest = DataConnector.from_spec(spec.dataset).digest()
+        tracked.log_dataset(spec.prediction_col, digest, spec.dataset.paths, context="prediction")
+    answer = run(spec, claim=place.claim(), env=place.environment, may_publish=place.is_current)
+    if tracked:
+        tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
+    print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)
+    return JobResult(
+        job_id=key.job_id,
+        attempt=key.attempt,
+        model_path=answer.model_uri,
+        model_digest=None,
+        model_uri=answer.model_uri,
+        metrics={},
+        best_iteration=None,
+        rows=answer.rows,
+        output_path=answer.output_path,
+        num_workers=answer.num_workers,
+        seconds=time.monotonic() - place.begun,
+        restarts=answer.restarts,
+        peak_memory_per_worker=answer.peak_memory_per_worker,
+        mlflow_run_id=tracked.run_id if tracked else None,
+        model_version=None,
+        promoted=None,
+        champion=None,
+    )

@@ -1,0 +1,225 @@
+"""Decide whether a challenger replaces the champion, and say so in one sentence. Pure: values in, decision out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.jobs.metrics import Mode
+from shoal.jobs.spec import Reason, Register
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of the holdout: the rows with one value in the column `by`.
+
+    Attributes:
+        rows: Number of rows.
+        value: Metric of the model on these rows; NaN where it is not defined.
+    """
+
+    rows: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of one model on the holdout.
+
+    Attributes:
+        value: The metric that decides.
+        metrics: All metrics that are reported, by name, the deciding one among them.
+        slices: The deciding metric of each slice.
+        overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
+    """
+
+    value: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    slices: Mapping[str, Slice] = field(default_factory=dict)
+    overlap: int | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A version of the model with its evaluation."""
+
+    version: str
+    evaluation: Evaluation
+
+    @property
+    def value(self) -> float:
+        """The metric that decides."""
+        return self.evaluation.value
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A constant prediction.
+
+    Attributes:
+        kind: "mean", "median" or "majority".
+        value: Its metric on the holdout.
+    """
+
+    kind: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Decision about a challenger.
+
+    Attributes:
+        promote: Whether the challenger replaces the champion.
+        reason: The rule that decided.
+        sentence: The decision in one sentence.
+    """
+
+    promote: bool
+    reason: Reason
+    sentence: str
+
+
+def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
+    """Return whether a metric is strictly better than another.
+
+    NaN is never better; any number is better than NaN.
+
+    Args:
+        challenger: The challenger's metric.
+        champion: The champion's metric on the same data; None if there is no champion.
+        mode: "min" if a lower metric is better, "max" if a higher one is.
+    """
+    if math.isnan(challenger):
+        return False
+    if champion is None or math.isnan(champion):
+        return True
+    return challenger < champion if mode == "min" else challenger > champion
+
+
+def improvement(challenger: float, champion: float, mode: Mode) -> float:
+    """Return by how much a metric is better than another; negative if it is worse."""
+    return champion - challenger if mode == "min" else challenger - champion
+
+
+def comparable(champion: Candidate, challenger: Candidate) -> bool:
+    """Return whether the champion's metric may decide.
+
+    It may not if it is not finite, or if the champion was trained on rows of the holdout and the challenger was not:
+    such a champion is better than it will be on new rows.
+    """
+    if not math.isfinite(champion.value):
+        return False
+    return not champion.evaluation.overlap or bool(challenger.evaluation.overlap)
+
+
+def strongest(rivals: Iterable[Candidate], challenger: Candidate, mode: Mode) -> Candidate | None:
+    """Return the best of the versions that a challenger is to be compared with; None if there are none."""
+    best: Candidate | None = None
+    for rival in rivals:
+        if best is None:
+            best = rival
+        elif comparable(rival, challenger) != comparable(best, challenger):
+            best = rival if comparable(rival, challenger) else best
+        elif is_better(rival.value, best.value, mode):
+            best = rival
+    return best
+
+
+def decide(
+    register: Register, challenger: Candidate, champion: Candidate | None, baseline: Baseline | None
+) -> Decision:
+    """Decide whether a challenger replaces the champion.
+
+    A challenger needs a finite metric that reaches `must_reach`. If the champion's metric may decide, the challenger
+    has to be strictly better, by `min_improvement` or more, and no slice may be worse by more than `slice_tolerance`.
+    Otherwise, and if there is no champion, the challenger has to beat the baseline.
+
+    Args:
+        register: The rules.
+        challenger: The new version.
+        champion: Version that has the alias; None if there is none.
+        baseline: Constant prediction; None if the rules name none.
+    """
+    name, metric, mode = f"{register.model} version {challenger.version}", register.metric, register.best
+    mine = f"{metric}={_figure(challenger.value)}"
+    flagged = _seen(challenger, "it was trained on")
+
+    def refused(reason: Reason, why: str) -> Decision:
+        return Decision(False, reason, f"{name} ({mine}) {why}{flagged}")
+
+    def promoted(reason: Reason, why: str) -> Decision:
+        return Decision(True, reason, f"{name} ({mine}) {why}{flagged}")
+
+    if not math.isfinite(challenger.value):
+        return refused("metric_not_finite", f"is not promoted: its {metric} is not a finite number")
+    if register.must_reach is not None and is_better(register.must_reach, challenger.value, mode):
+        bound = f"at {'most' if mode == 'min' else 'least'} must_reach={register.must_reach:.6g}"
+        return refused("bound_missed", f"is not promoted: its {metric} has to be {bound}")
+    if champion is None or not comparable(champion, challenger):
+        if baseline is not None and not is_better(challenger.value, baseline.value, mode):
+            constant = f"always predicts {_CONSTANTS[baseline.kind]} ({metric}={_figure(baseline.value)})"
+            return refused("baseline_not_beaten", f"is not promoted: it does not beat the baseline, which {constant}")
+        beats = "" if baseline is None else f", better than the baseline ({metric}={_figure(baseline.value)})"
+        if champion is None:
+            return promoted("first", f"is the first {register.alias}{beats}")
+        against = f"version {champion.version} ({metric}={_figure(champion.value)})"
+        why = "whose metric is not a finite number"
+        if math.isfinite(champion.value):
+            why = f"which was trained on {_rows(champion.evaluation.overlap)} of the holdout and is not compared"
+        return promoted("champion_not_comparable", f"replaces {register.alias} {against}, {why}{beats}")
+    against = f"{register.alias} version {champion.version} ({metric}={_figure(champion.value)})"
+    gain = improvement(challenger.value, champion.value, mode)
+    if gain <= 0:
+        why = ": both are equal" if gain == 0 else ""
+        return refused("champion_not_beaten", f"does not beat {against}{why}")
+    if gain < register.min_improvement:
+        least = f"{gain:.6g} is less than min_improvement={register.min_improvement:.6g}"
+        return refused("champion_not_beaten", f"does not replace {against}: an improvement of {least}")
+    if fallen := worse_slices(register, challenger.evaluation, champion.evaluation):
+        first, *others = fallen
+        before, after = (_figure(each.evaluation.slices[first].value) for each in (champion, challenger))
+        more = f", and in {len(others)} other slice{'s' if len(others) > 1 else ''}" if others else ""
+        allowed = f"more than slice_tolerance={register.slice_tolerance:.6g} allows"
+        worse = f"{metric} is {after} instead of {before} where {register.by} is {first}{more}"
+        return refused("slice_worse", f"does not replace {against}: {worse}, {allowed}")
+    return promoted("better", f"replaces {against}{_seen(champion, 'which was trained on')}")
+
+
+def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
+    """Return the decision for an alias that a person moved while the challenger was being promoted."""
+    name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
+    moved = f"was given to version {version}" if version is not None else "was removed"
+    return Decision(
+        False, "alias_moved", f"{name} is not promoted: the alias {register.alias} {moved} by a person meanwhile"
+    )
+
+
+def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:
+    """Return the slices that are worse than the champion's by more than is allowed, the worst first."""
+    if register.slice_tolerance is None:
+        return []
+    losses = {
+        name: -improvement(mine.value, champion.slices[name].value, register.best)
+        for name, mine in challenger.slices.items()
+        if name in champion.slices and mine.rows >= register.min_slice_rows
+    }
+    fallen = [name for name, loss in losses.items() if loss > register.slice_tolerance]
+    return sorted(fallen, key=lambda name: -losses[name])
+
+
+_CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
+
+
+def _figure(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _rows(count: int | None) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
+def _seen(candidate: Candidate, begin: str) -> str:
+    overlap = candidate.evaluation.overlap
+    return f", although {begin} {_rows(overlap)} of the holdout" if overlap else ""

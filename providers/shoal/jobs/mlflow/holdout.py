@@ -1,0 +1,158 @@
+"""Read the held-out rows' labels, groups and slices, and check them before hours of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.data.parquet.overlap import RecordedFile, shared_rows
+from shoal.errors import DataError
+from shoal.jobs import metrics
+from shoal.jobs.mlflow.decision import Baseline
+from shoal.jobs.spec import Register
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shoal.data.connector import DataConnector
+
+_MOST_SLICES = 1_000
+"""Bound on the values of `by`, so that a column of ids or times is an error and not a report of a million lines."""
+
+_NAMED_FILES = 3
+"""Number of files that an error names."""
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """The held-out rows, without their features.
+
+    Attributes:
+        connector: The rows.
+        labels: Labels, float64 ``[rows]``.
+        groups: Number of each row's group, for a ranking metric; else None.
+        slices: Positions of the rows of each slice, by the value in the column `by`; empty if there is no `by`.
+    """
+
+    connector: DataConnector
+    labels: NDArray[np.floating]
+    groups: NDArray[np.intp] | None
+    slices: Mapping[str, NDArray[np.intp]]
+
+    @classmethod
+    def read(cls, register: Register, label_col: str, group_col: str | None = None) -> Holdout:
+        """Read labels, groups and slices.
+
+        Args:
+            register: Settings that name the holdout, the metrics and the slices.
+            label_col: Label column.
+            group_col: Column of groups; read only if a metric ranks.
+
+        Raises:
+            DataError: The holdout does not exist, has no rows, lacks a column, or has a null label.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        from shoal.data.connector import DataConnector
+        from shoal.data.matrix import to_vector
+
+        connector: DataConnector = DataConnector.from_spec(register.holdout)
+        group_col = group_col if register.ranks else None
+        columns = list(dict.fromkeys(name for name in (label_col, group_col, register.by) if name is not None))
+        check_columns(connector, columns)
+        tables = list(connector.iter_batches(columns))
+        if not tables:
+            raise DataError("the holdout has no rows")
+        table = pa.concat_tables(tables, promote_options="permissive")
+        try:
+            labels = to_vector(table, label_col)
+        except (pa.ArrowException, ValueError) as error:
+            type_ = table.schema.field(label_col).type
+            raise DataError(f'the holdout\'s label column "{label_col}" must be numeric, but is {type_}') from error
+        if np.isnan(labels).any():
+            raise DataError(f'the holdout has null labels in column "{label_col}": remove those rows')
+
+        def codes(column: str) -> tuple[NDArray[np.intp], list[object]]:
+            values = table.column(column)
+            if pa.types.is_dictionary(values.type):
+                values = values.cast(values.type.value_type)
+            encoded = values.dictionary_encode(null_encoding="encode").combine_chunks()
+            return encoded.indices.to_numpy().astype(np.intp), encoded.dictionary.to_pylist()
+
+        groups = None if group_col is None else codes(group_col)[0]
+        slices: dict[str, NDArray[np.intp]] = {}
+        if register.by is not None:
+            numbers, values = codes(register.by)
+            if len(values) > _MOST_SLICES:
+                raise DataError(
+                    f'register.by names column "{register.by}", which has {len(values)} values in the holdout: name a '
+                    f"column with at most {_MOST_SLICES} values"
+                )
+            order = np.argsort(numbers, kind="stable")
+            parts = np.split(order, np.cumsum(np.bincount(numbers, minlength=len(values)))[:-1])
+            names = ["null" if value is None else str(value) for value in values]
+            slices = {name: parts[index] for name, index in sorted((name, index) for index, name in enumerate(names))}
+        return cls(connector, labels, groups, slices)
+
+    def baseline(self, register: Register) -> Baseline | None:
+        """Compute the metric of the constant prediction that the rules name; None if they name none.
+
+        The constant is computed from the holdout's own labels: no other constant of its kind does better on these
+        rows, so a model that beats it has learned something from its features.
+        """
+        if register.baseline is None:
+            return None
+        kind = metrics.best_constant(register.metric) if register.baseline == "auto" else register.baseline
+        predictions = metrics.constant(kind, register.metric, self.labels)
+        return Baseline(kind, metrics.evaluate(register.metric, self.labels, predictions, self.groups))
+
+
+def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:
+    """Check that a holdout has columns.
+
+    Raises:
+        DataError: A column is missing.
+    """
+    if missing := sorted(set(columns) - set(holdout.schema().names)):
+        raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
+
+
+def check_holdout(
+    register: Register,
+    label_col: str,
+    input_cols: Sequence[str],
+    *,
+    group_col: str | None = None,
+    trained_on: Sequence[RecordedFile] = (),
+) -> None:
+    """Check, before hours of training, that a holdout has the needed rows and columns and suits the metrics.
+
+    Args:
+        register: Settings that name the holdout and the rules.
+        label_col: Label column of the holdout.
+        input_cols: Input columns of the model, as far as they are known.
+        group_col: Column of groups, for a ranking metric.
+        trained_on: The rows that the model will be trained on, as far as they are known.
+
+    Raises:
+        DataError: The holdout does not exist, has no rows, lacks a column, has labels that do not suit a metric, or has
+            rows that the model is trained on.
+    """
+    holdout = Holdout.read(register, label_col, group_col)
+    check_columns(holdout.connector, input_cols)
+    holdout.baseline(register)
+    shared = shared_rows(trained_on, holdout.connector.source)
+    if not shared or register.overlap == "flag":
+        return
+    named = ", ".join(
+        f"{each.rows} rows of {each.path}" + ("" if each.recorded == each.path else f" (in training: {each.recorded})")
+        for each in shared[:_NAMED_FILES]
+    )
+    more = f" and {len(shared) - _NAMED_FILES} other files" if len(shared) > _NAMED_FILES else ""
+    raise DataError(
+        f"the holdout has rows that the model is trained on, so its metric would be better than on new rows: {named}"
+        f'{more}. Name rows that are not in the training data, or set register.overlap="flag" to go on nevertheless'
+    )

@@ -1,0 +1,166 @@
+"""Report a decision: a table for the log, and the same as Markdown and JSON in the MLflow run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from shoal.jobs.mlflow.decision import Baseline, Candidate, Decision, worse_slices
+from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.spec import Register
+from shoal.state.schema import Promotion
+
+FOLDER = "shoal"
+"""Folder of the run's artifacts that has ``promotion.json`` and ``promotion.md``."""
+
+
+def build(
+    register: Register,
+    decision: Decision,
+    challenger: Candidate,
+    champion: Candidate | None,
+    baseline: Baseline | None,
+    holdout: Holdout,
+    promotions: Sequence[Promotion],
+) -> dict[str, Any]:
+    """Build the report as plain data.
+
+    Args:
+        register: The rules.
+        decision: The decision.
+        challenger: The new version.
+        champion: Version that it was compared with; None if there was none.
+        baseline: Constant prediction; None if the rules name none.
+        holdout: The held-out rows.
+        promotions: The last promotions, the newest first.
+    """
+    rules = ("metric", "must_reach", "min_improvement", "by", "slice_tolerance", "min_slice_rows", "overlap")
+    return {
+        "model": register.model,
+        "alias": register.alias,
+        "decision": {"promoted": decision.promote, "reason": decision.reason, "sentence": decision.sentence},
+        "rules": {name: getattr(register, name) for name in rules},
+        "holdout": {"rows": len(holdout.labels), "digest": holdout.connector.digest()},
+        "challenger": _candidate(challenger),
+        "champion": None if champion is None else _candidate(champion),
+        "baseline": None if baseline is None else {"kind": baseline.kind, register.metric: baseline.value},
+        "slices": _slices(register, challenger, champion),
+        "promotions": [
+            {
+                "version": each.version,
+                "previous": each.previous,
+                "metric": each.metric,
+                "value": each.value,
+                "job_id": each.job_id,
+                "at": datetime.fromtimestamp(each.created_at, UTC).isoformat(timespec="seconds"),
+            }
+            for each in promotions
+        ],
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Render a report as Markdown tables, which are readable as plain text too."""
+    challenger, champion, metric = report["challenger"], report["champion"], report["rules"]["metric"]
+    versions = [("challenger", challenger), *([("champion", champion)] if champion else [])]
+    header = ["", "version", *challenger["metrics"], "holdout rows trained on"]
+    rows = [
+        [
+            role,
+            each["version"],
+            *(_figure(each["metrics"].get(name)) for name in challenger["metrics"]),
+            each["overlap"],
+        ]
+        for role, each in versions
+    ]
+    if report["baseline"]:
+        others = ["-"] * (len(challenger["metrics"]) - 1)
+        rows.append(
+            [f"baseline ({report['baseline']['kind']})", "-", _figure(report["baseline"][metric]), *others, "-"]
+        )
+    parts = [report["decision"]["sentence"], _table(header, rows)]
+    if report["slices"]:
+        parts.append(
+            _table(
+                [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", ""],
+                [
+                    [each["slice"], each["rows"], _figure(each["challenger"]), _figure(each["champion"]), each["note"]]
+                    for each in report["slices"]
+                ],
+            )
+        )
+    if report["promotions"]:
+        parts.append(
+            _table(
+                ["promoted at", "version", "instead of", "metric", "value", "job"],
+                [
+                    [
+                        each["at"],
+                        each["version"],
+                        each["previous"],
+                        each["metric"],
+                        _figure(each["value"]),
+                        each["job_id"],
+                    ]
+                    for each in report["promotions"]
+                ],
+            )
+        )
+    return "\n\n".join(parts)
+
+
+def store(run: Run, report: dict[str, Any]) -> None:
+    """Store a report in the run as ``shoal/promotion.json`` and ``shoal/promotion.md``."""
+    run.client.log_text(run.run_id, json.dumps(_plain(report), indent=2), f"{FOLDER}/promotion.json")
+    run.client.log_text(run.run_id, markdown(report) + "\n", f"{FOLDER}/promotion.md")
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    overlap = candidate.evaluation.overlap
+    return {
+        "version": candidate.version,
+        "metrics": dict(candidate.evaluation.metrics),
+        "overlap": "unknown" if overlap is None else overlap,
+    }
+
+
+def _slices(register: Register, challenger: Candidate, champion: Candidate | None) -> list[dict[str, Any]]:
+    theirs = {} if champion is None else champion.evaluation.slices
+    fallen = () if champion is None else worse_slices(register, challenger.evaluation, champion.evaluation)
+    found = []
+    for name, mine in challenger.evaluation.slices.items():
+        few = register.slice_tolerance is not None and mine.rows < register.min_slice_rows
+        note = "worse" if name in fallen else "too few rows to decide" if few else ""
+        value = theirs[name].value if name in theirs else None
+        found.append({"slice": name, "rows": mine.rows, "challenger": mine.value, "champion": value, "note": note})
+    return found
+
+
+def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    cells = [[_cell(value) for value in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else " ".join(str(value).replace("|", "\\|").split())
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _plain(value: Any) -> Any:
+    """Replace numbers that are not finite by text, because JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

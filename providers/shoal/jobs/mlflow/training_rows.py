@@ -1,0 +1,70 @@
+"""Store with a run which rows its model is trained on, so that a later holdout is checked for the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shoal.data.parquet.overlap import RecordedFile, record
+from shoal.jobs.mlflow.tracking import Run
+
+if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
+
+TAG = "shoal.training_rows"
+"""Tag of a version: URI of the record of its training rows."""
+
+_FOLDER = "shoal/training_rows"
+_EVALUATION_NAMES = ("eval", "holdout", "test", "val")
+
+
+def of_connectors(connectors: Iterable[DataConnector]) -> list[RecordedFile]:
+    """Record which rows datasets have; only footers are read."""
+    return [file for connector in connectors for file in record(connector.source)]
+
+
+def is_training_data(name: str) -> bool:
+    """Return whether a function's dataset of this name is training data.
+
+    What a function does with its datasets is not known. A dataset counts as training data unless its name begins with
+    "eval", "holdout", "test" or "val".
+    """
+    return not name.lower().startswith(_EVALUATION_NAMES)
+
+
+def store(run: Run, rows: Sequence[RecordedFile]) -> dict[str, str]:
+    """Store a record in the run, and return the tags with which a version refers to it."""
+    if not rows:
+        return {}
+    text = json.dumps({"files": [file.to_json() for file in rows]}, separators=(",", ":"))
+    path = f"{_FOLDER}/{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    run.client.log_text(run.run_id, text, path)
+    return {TAG: f"runs:/{run.run_id}/{path}"}
+
+
+def load(run: Run, model: str, version: str) -> list[RecordedFile] | None:
+    """Load the record of a version's training rows.
+
+    Args:
+        run: Run that has a client of the registry.
+        model: Name of the registered model.
+        version: Version.
+
+    Returns:
+        The record; None if shoal did not train the version, its training data was not known, or the record is gone.
+    """
+    import mlflow
+
+    uri = run.client.get_model_version(model, version).tags.get(TAG)
+    if uri is None:
+        return None
+    try:
+        document = json.loads(mlflow.artifacts.load_text(uri))
+    except (mlflow.MlflowException, OSError) as error:
+        print(
+            f"the training rows of {model} version {version} are not known: {uri} cannot be read: {error}", flush=True
+        )
+        return None
+    return [RecordedFile.from_json(file) for file in document["files"]]

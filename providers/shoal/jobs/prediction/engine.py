@@ -1,0 +1,144 @@
+"""Predict a dataset with a gang of workers on the Ray cluster that this process is connected to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.data.connector import DataConnector
+from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
+from shoal.jobs.prediction import model, worker
+from shoal.jobs.prediction.output import Output
+from shoal.jobs.prediction.planning import plan_files
+from shoal.training import cluster, locations
+from shoal.training.claims import Claim
+from shoal.training.context import say
+from shoal.training.gang.gang import WAIT_SECONDS, GangShape
+from shoal.training.gang.shared import shared_gang
+from shoal.training.restarts import Resilience
+from shoal.training.scaling import resolve_size
+
+_SAY_EVERY_SECONDS = 10.0
+"""Seconds between two lines about the progress."""
+
+
+def run(
+    spec: PredictJobSpec,
+    *,
+    claim: Claim,
+    env: Mapping[str, str] | None = None,
+    may_publish: Callable[[], bool] = lambda: True,
+) -> PredictResult:
+    """Predict every row of a dataset, and publish the predictions when all are written.
+
+    Each worker reads, predicts and writes a contiguous share of the rows. After a lost worker the next gang keeps the
+    files that are complete. If the output has the predictions of the same rows by the same model already, nothing is
+    done.
+
+    Args:
+        spec: Model, dataset, output and limits of the run.
+        claim: Job and attempt of the run.
+        env: Environment variables for the workers; may contain credentials.
+        may_publish: Function that returns whether this run may still publish; called right before publishing.
+
+    Raises:
+        InvalidArgumentError: This process is not connected to Ray, or the output cannot be written or replaced.
+        JobError: The model does not exist, or cannot be loaded.
+        DataError: The dataset has no rows, or lacks a column that the model needs.
+        CapacityError: The active nodes are too small for the workers, or had no free room in time.
+        WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
+    """
+    began = time.monotonic()
+    if not cluster.is_connected():
+        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    connector = DataConnector.from_spec(spec.dataset)
+    if not (rows := connector.num_rows()):
+        raise DataError("the dataset has no rows to predict")
+    uri = model.pinned(spec.model)
+    output = Output(spec.output_path, claim, may_publish)
+    key = _key(spec, uri, connector)
+    if output.finished(key, overwrite=spec.overwrite):
+        say(f"{spec.output_path} has the predictions of {uri} for these rows already")
+        return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
+    keep = _keep(spec, connector)
+    model.load(uri, spec.input_cols).check(connector.source)
+    locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
+    output.prepare()
+    try:
+        work = worker.Assignment(uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging)
+        restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), began).run()
+        output.publish(names, {"key": key, "model": uri, "rows": rows})
+    finally:
+        output.discard()
+    return PredictResult(spec.output_path, rows, uri, len(peaks), restarts, time.monotonic() - began, tuple(peaks))
+
+
+def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
+    names = connector.schema().names
+    if spec.keep_cols is None:
+        keep = tuple(names)
+    elif missing := sorted(set(spec.keep_cols) - set(names)):
+        raise DataError(f"keep_cols names columns that the dataset does not have: {', '.join(missing)}")
+    else:
+        keep = spec.keep_cols
+    if spec.prediction_col in keep:
+        raise InvalidArgumentError(
+            f'the dataset has a column "{spec.prediction_col}": name another prediction_col, or leave the column '
+            "out of keep_cols"
+        )
+    return keep
+
+
+def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
+    """Return a digest of what decides the predictions: rows, model and columns."""
+    decides: list[Any] = [uri, connector.digest(), spec.keep_cols, spec.prediction_col, spec.input_cols]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+
+
+class _Run:
+    def __init__(
+        self, spec: PredictJobSpec, work: worker.Assignment, rows: int, env: dict[str, str], began: float
+    ) -> None:
+        self._spec = spec
+        self._work = work
+        self._rows = rows
+        self._env = env
+        self._done = 0
+        self._said = began
+        self._restarts = Resilience(spec.run_config, began)
+        self._size = resolve_size(
+            spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
+        )
+        # The plan is made once. A restart with other files could not keep the complete ones.
+        self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
+
+    def run(self) -> tuple[int, list[int], list[str]]:
+        """Return the number of restarts, the highest memory of each rank, and the names of the files."""
+        peaks = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=lambda: None)
+        return self._restarts.restarts, peaks, [file.name for files in self._files for file in files]
+
+    def _attempt(self) -> list[int]:
+        self._done = 0
+        shape = GangShape(len(self._files), self._size.cpus_per_worker, trim_memory=True)
+        timeout = min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS))
+        with shared_gang(shape, timeout=timeout, env=self._env) as gang:
+            peaks: list[int] = gang.run(
+                worker.predict,
+                [(self._work, files) for files in self._files],
+                timeout=self._restarts.timeout,
+                on_note=self._note,
+            )
+        return peaks
+
+    def _note(self, _rank: int, note: Mapping[str, Any]) -> None:
+        self._done += int(note["rows"])
+        if time.monotonic() - self._said >= _SAY_EVERY_SECONDS:
+            self._said = time.monotonic()
+            say(f"predicted {self._done:,} of {self._rows:,} rows")
+
+    def _resume_point(self) -> str:
+        return "the files that are complete"

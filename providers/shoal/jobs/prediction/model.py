@@ -1,0 +1,85 @@
+"""Load a model from MLflow, and predict tables with it: a booster by itself, any other model through pyfunc."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from shoal.errors import DataError, JobError
+from shoal.jobs.mlflow import pyfunc, scoring
+from shoal.training.boosting.request import Framework
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from shoal.data.parquet.source import ParquetSource
+
+_ALIAS = re.compile(r"models:/(?P<name>[^/@]+)@(?P<alias>[^/@]+)")
+
+
+class Predictor(Protocol):
+    """Prediction of tables with one model."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Columns that :meth:`predict_table` needs."""
+
+    def check(self, source: ParquetSource) -> None:
+        """Raise a DataError if the footers show that the model cannot predict the rows of a dataset."""
+
+    def predict_table(self, table: pa.Table) -> np.ndarray:
+        """Return the predictions of a table's rows, ``[rows]`` or ``[rows, outputs]``."""
+
+
+class _PyfuncPredictor:
+    def __init__(self, model: Any, input_cols: Sequence[str]) -> None:
+        self._model = model
+        self.columns = pyfunc.features_of(model, input_cols)
+
+    def check(self, source: ParquetSource) -> None:
+        if missing := sorted(set(self.columns) - set(source.schema().names)):
+            raise DataError(f"the dataset lacks columns that the model needs: {', '.join(missing)}")
+
+    def predict_table(self, table: pa.Table) -> np.ndarray:
+        return pyfunc.predict_table(self._model, table, self.columns)
+
+
+def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
+    """Load a model.
+
+    Args:
+        uri: MLflow URI of the model.
+        input_cols: Input columns of a model whose signature is a tensor, which names no columns.
+
+    Raises:
+        JobError: The model does not exist, or MLflow cannot load it.
+        DataError: The names of the model's input columns are not known.
+    """
+    model = scoring.load(uri)
+    library = type(model).__module__.partition(".")[0]
+    if library not in get_args(Framework):
+        return _PyfuncPredictor(model, input_cols)
+    module = importlib.import_module(f"shoal.training.{library}.prediction")
+    predictor: Predictor = module.predictor(model, module.features_of(model))
+    return predictor
+
+
+def pinned(uri: str) -> str:
+    """Return the URI of the version that an alias points to now, so that all workers load the same model.
+
+    Raises:
+        JobError: There is no such model or alias.
+    """
+    named = _ALIAS.fullmatch(uri)
+    if named is None:
+        return uri
+    import mlflow
+
+    try:
+        version = mlflow.MlflowClient().get_model_version_by_alias(named["name"], named["alias"]).version
+    except mlflow.MlflowException as error:
+        raise JobError(f"the model {uri} does not exist in the registry: {error.message}") from error
+    return f"models:/{named['name']}/{version}"

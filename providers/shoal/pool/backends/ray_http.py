@@ -1,0 +1,190 @@
+"""Client for the HTTP API of a Ray head: the jobs of all pools, and the nodes of `ray://` pools. It needs no Ray."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, TypeVar
+
+import httpx
+from tenacity import Retrying
+
+T = TypeVar("T")
+
+
+class Problem(Enum):
+    """Kind of a failed request."""
+
+    NOTHING_LISTENS = auto()
+    """The head's machine refused the connection, because nothing listens at the address."""
+    NO_CONNECTION = auto()
+    """No connection to the head could be made, for another reason."""
+    SLOW = auto()
+    """The connection was made, but no answer came within the time limit."""
+    NO_ANSWER = auto()
+    """No answer came, for another reason."""
+    TOKEN_REFUSED = auto()
+    """The head accepts no request with this token, or none without a token."""
+    BUSY = auto()
+    """The head failed to answer this request (5xx); another try may succeed."""
+    REFUSED = auto()
+    """The head refused the request for another reason."""
+    NOT_RAY = auto()
+    """The answer is not that of a Ray head."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed request.
+
+    Attributes:
+        problem: Kind of the failure.
+        reason: Message of the connection, or the last line of the answer, which may be a whole traceback.
+        method: HTTP method of the request.
+        status: HTTP status of the answer; None without an answer.
+    """
+
+    problem: Problem
+    reason: str
+    method: str
+    status: int | None = None
+
+
+@dataclass(frozen=True)
+class RayJob:
+    """Status of a submission, as the head reports it."""
+
+    status: str
+    """PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
+    message: str | None = None
+    exit_code: int | None = None
+    """Exit code of the driver; None while it runs, and if it was never started."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its driver has ended."""
+        return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
+
+
+class RayHead:
+    """Client of one head. Its methods raise the exceptions that `error` returns.
+
+    Args:
+        api: URL of the head's HTTP API, ``http://host:port``.
+        token: Bearer token; empty where the head asks for none.
+        timeout_s: Seconds to wait for the connection, and for the answer to one request.
+        retrying: When to try a submission again, by the exception of the last try.
+        error: Returns the exception to raise for a failed request.
+    """
+
+    def __init__(
+        self, api: str, token: str, *, timeout_s: float, retrying: Retrying, error: Callable[[Failure], Exception]
+    ) -> None:
+        self._api = api
+        self._retrying = retrying
+        self._error = error
+        self._options: dict[str, Any] = {
+            "headers": {"Authorization": f"Bearer {token}"} if token else {},
+            "timeout": timeout_s,
+            # Straight to the head: a proxy set for the internet knows no loopback address.
+            "trust_env": False,
+            # Loading certificates takes 40 ms of CPU, which plain HTTP does not need.
+            "verify": not api.lower().startswith("http:"),
+        }
+
+    def get(self, path: str, read: Callable[[Any], T], params: Mapping[str, str] | None = None) -> T:
+        """Return what `read` takes from the JSON document at a path."""
+        return self._read(self._send("GET", path, params=params), read)
+
+    def submit(self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str]) -> bool:
+        """Start a job unless one with this id exists.
+
+        Args:
+            argv: The command, run on the head.
+            submission_id: Id of the submission; Ray accepts each id only once.
+            metadata: Shown in Ray's dashboard, so it must not contain secrets.
+
+        Returns:
+            False if a submission with this id existed.
+        """
+        body = {"entrypoint": shlex.join(argv), "submission_id": submission_id, "metadata": dict(metadata)}
+        return self._retrying(self._submit_once, body)
+
+    def status(self, submission_id: str) -> RayJob | None:
+        """Return the status of a submission; None if the head does not know its id."""
+        return self._about("GET", submission_id, "", _ray_job)
+
+    def logs(self, submission_id: str) -> str:
+        """Return everything a submission has printed so far; empty if the head does not know its id."""
+        return self._about("GET", submission_id, "/logs", lambda answer: str(answer["logs"])) or ""
+
+    def stop(self, submission_id: str) -> bool:
+        """Stop a submission (SIGTERM, after 3 s SIGKILL); return False if it does not run."""
+        return self._about("POST", submission_id, "/stop", lambda answer: bool(answer["stopped"])) or False
+
+    def delete(self, submission_id: str) -> bool:
+        """Delete a submission that has ended; return False if the head does not know its id."""
+        return self._about("DELETE", submission_id, "", lambda answer: True) or False
+
+    def _submit_once(self, body: Mapping[str, Any]) -> bool:
+        response = self._send("POST", "/api/jobs/", json=body)
+        # Ray wraps its own 400 for a duplicate into a 500, so the text decides.
+        # Two submissions at the same moment can both be refused (ray#31356): it counts only if it is there.
+        duplicate = response.is_error and "already exists" in response.text
+        if duplicate and self.status(str(body["submission_id"])) is not None:
+            return False
+        self._check(response)
+        return True
+
+    def _about(self, method: str, submission_id: str, what: str, read: Callable[[Any], T]) -> T | None:
+        """Send a request about a submission; return None if the head does not know its id."""
+        response = self._send(method, f"/api/jobs/{submission_id}{what}")
+        return None if response.status_code == httpx.codes.NOT_FOUND else self._read(response, read)
+
+    def _read(self, response: httpx.Response, read: Callable[[Any], T]) -> T:
+        self._check(response)
+        try:
+            return read(response.json())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._failure(Problem.NOT_RAY, repr(error), response) from error
+
+    def _check(self, response: httpx.Response) -> None:
+        if response.is_success:
+            return
+        is_token = response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+        problem = Problem.TOKEN_REFUSED if is_token else Problem.BUSY if response.is_server_error else Problem.REFUSED
+        raise self._failure(problem, last_line(response.text, empty="without a reason"), response)
+
+    def _failure(self, problem: Problem, reason: str, response: httpx.Response) -> Exception:
+        return self._error(Failure(problem, reason, response.request.method, response.status_code))
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return httpx.request(method, self._api + path, **self._options, **options)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._error(Failure(_problem(error), str(error) or type(error).__name__, method)) from error
+
+
+def _problem(error: Exception) -> Problem:
+    if isinstance(error, httpx.ConnectError):
+        return Problem.NOTHING_LISTENS if _is_refusal(error) else Problem.NO_CONNECTION
+    return Problem.SLOW if isinstance(error, httpx.ReadTimeout) else Problem.NO_ANSWER
+
+
+def _ray_job(answer: Mapping[str, Any]) -> RayJob:
+    return RayJob(str(answer["status"]), answer.get("message"), answer.get("driver_exit_code"))
+
+
+def last_line(text: str, *, empty: str = "(nothing)") -> str:
+    """Return the last line of a text that is not blank; `empty` if there is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else empty
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Return whether the cause of an error is that nothing listens at the address."""
+    if error is None or isinstance(error, ConnectionRefusedError):
+        return error is not None
+    return _is_refusal(error.__cause__ or error.__context__)

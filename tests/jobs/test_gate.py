@@ -1,0 +1,376 @@
+"""The gate's table: models that enter one after the other, and the decision and sentence that the last one gets.
+
+The registry is a real MLflow database, the models are real pyfunc models and one real ranker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+from mlflow.models import infer_signature
+
+from shoal.data import DataConnector
+from shoal.errors import DataError
+from shoal.jobs import Register, Tracking
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.mlflow import promotion, scoring, training_rows
+from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.tracking import Run
+from shoal.state import Store
+from tests.support.job_store import POOL
+
+KEY = Key("job", 1)
+INPUTS = ["a", "late"]
+
+
+class Linear(mlflow.pyfunc.PythonModel):
+    """Predicts ``slope * a + offset``, and something else where `late` is set."""
+
+    def __init__(self, slope: float, offset: float = 0.0, late: float = 0.0) -> None:
+        self.weights = (slope, offset, late)
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+        slope, offset, late = self.weights
+        return (slope * model_input["a"] + offset + late * model_input["late"]).to_numpy()
+
+
+MODELS: dict[str, Linear] = {
+    "constant": Linear(0.0, 1.5),
+    "worse than the mean": Linear(-3.0),
+    "fair": Linear(2.0, 0.5),
+    "good": Linear(2.9, 0.05),
+    "good but for those who are late": Linear(3.0, 0.0, 0.4),
+    "exact": Linear(3.0),
+    "not a number": Linear(float("nan")),
+}
+
+
+def frame(seed: int, rows: int = 200) -> pd.DataFrame:
+    """Rows whose label is three times `a`; every tenth one is late."""
+    a = np.random.default_rng(seed).random(rows)
+    late = np.arange(rows) % 10 == 0
+    return pd.DataFrame(
+        {"a": a, "late": late.astype(float), "when": np.where(late, "late", "on time"), "query": np.arange(rows) // 8}
+    ).assign(y=3 * a, relevance=(4 * a).astype(int))
+
+
+@dataclasses.dataclass
+class Gate:
+    """One registered model: models enter, and the run says what was decided."""
+
+    store: Store
+    run: Run
+    data: Path
+    uris: dict[str, str]
+    name: str
+
+    def register(self, **options: Any) -> Register:
+        holdout = DataConnector.from_parquet(self.data / "holdout.parquet")
+        return Register(**{"model": self.name, "metric": "rmse", "holdout": holdout, **options})
+
+    def enter(
+        self, model: str, *, trained_on: str = "train", run: Run | None = None, label_col: str = "y", **options: Any
+    ) -> Outcome:
+        rows = training_rows.of_connectors([DataConnector.from_parquet(self.data / f"{trained_on}.parquet")])
+        return promotion.enter(
+            self.store,
+            KEY,
+            run or self.run,
+            self.register(**options),
+            tags={},
+            model_uri=self.uris[model],
+            model=scoring.load(self.uris[model]),
+            label_col=label_col,
+            group_col="query",
+            trained_on=rows,
+        )
+
+    def champion(self) -> str | None:
+        version = self.run.client.get_registered_model(self.name).aliases.get("champion")
+        return None if version is None else str(version)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gate")
+    for seed, name in enumerate(("train", "holdout")):
+        frame(seed).to_parquet(folder / f"{name}.parquet", row_group_size=80)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uris(mlflow_uri: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The models, each logged once: a version is made of one in each test."""
+    import xgboost
+
+    mlflow.set_tracking_uri(mlflow_uri)
+    artifacts = tmp_path_factory.mktemp("artifacts").as_uri()
+    experiment = mlflow.MlflowClient(mlflow_uri).create_experiment("the gate's table", artifact_location=artifacts)
+    rows = frame(0)
+    signature = infer_signature(rows[INPUTS], rows["y"])
+    matrix = xgboost.DMatrix(rows[INPUTS], rows["relevance"], qid=rows["query"])
+    ranker = xgboost.train({"objective": "rank:ndcg", "nthread": 1}, matrix, 10)
+    with mlflow.start_run(experiment_id=experiment):
+        uris = {
+            name: mlflow.pyfunc.log_model(
+                name="linear", python_model=model, signature=signature, pip_requirements=[]
+            ).model_uri
+            for name, model in MODELS.items()
+        }
+        logged = mlflow.xgboost.log_model(ranker, name="ranker", signature=signature, pip_requirements=[])
+        return {**uris, "ranker": logged.model_uri}
+
+
+@pytest.fixture
+def gate(
+    store: Store, mlflow_uri: str, data: Path, uris: dict[str, str], request: pytest.FixtureRequest
+) -> Iterator[Gate]:
+    attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
+    attempts.start(store, KEY, {}, 0.0)
+    run = Run.begin(Tracking(uri=mlflow_uri, experiment="gate"), name="job-1", tags={})
+    yield Gate(store, run, data, uris, re.sub(r"\W+", "-", request.node.name))
+    mlflow.end_run()
+
+
+def one_after_the_other(*models: str, **last: Any) -> Callable[[Gate], Outcome]:
+    """Models enter in turn; the options are those of the last one."""
+
+    def play(gate: Gate) -> Outcome:
+        for model in models[:-1]:
+            gate.enter(model)
+        return gate.enter(models[-1], **last)
+
+    return play
+
+
+def champion_trained_on_the_holdout(challenger: str) -> Callable[[Gate], Outcome]:
+    def play(gate: Gate) -> Outcome:
+        gate.enter("exact", trained_on="holdout")
+        return gate.enter(challenger)
+
+    return play
+
+
+def two_at_once(gate: Gate) -> Outcome:
+    """When the first one is about to set the alias, it is paused beyond its lock, and a better one is promoted."""
+
+    class Client(mlflow.MlflowClient):
+        others: int = 0
+
+        def set_registered_model_alias(self, name: str, alias: str, version: str) -> None:
+            if not self.others:
+                self.others += 1
+                assert gate.enter("exact").decision.promote
+            super().set_registered_model_alias(name, alias, version)
+
+    gate.enter("fair")
+    return gate.enter("good", run=dataclasses.replace(gate.run, client=Client(gate.run.uri)))
+
+
+BY_WHEN = {"by": "when", "slice_tolerance": 0.05, "min_slice_rows": 10}
+RANKING = {"metric": "ndcg@4", "metrics": ["ndcg"], "label_col": "relevance"}
+
+
+@pytest.mark.parametrize(
+    ("play", "reason", "champion", "sentence"),
+    [
+        pytest.param(
+            one_after_the_other("constant"),
+            "baseline_not_beaten",
+            None,
+            r"is not promoted: it does not beat the baseline, which always predicts the mean \(rmse=0\.\d+\)",
+            id="a constant model",
+        ),
+        pytest.param(
+            one_after_the_other("worse than the mean"),
+            "baseline_not_beaten",
+            None,
+            r"is not promoted: it does not beat the baseline, .*",
+            id="worse than the baseline",
+        ),
+        pytest.param(
+            one_after_the_other("good", "good"),
+            "champion_not_beaten",
+            "1",
+            r"does not beat champion version 1 \(rmse=\S+\): both are equal",
+            id="a tie",
+        ),
+        pytest.param(
+            one_after_the_other("fair", "not a number"),
+            "metric_not_finite",
+            "1",
+            "is not promoted: its rmse is not a finite number",
+            id="NaN",
+        ),
+        pytest.param(
+            champion_trained_on_the_holdout("fair"),
+            "champion_not_comparable",
+            "2",
+            r"replaces champion version 1 \(rmse=0\), which was trained on 200 rows of the holdout and is not "
+            r"compared, better than the baseline \(rmse=0\.\d+\)",
+            id="the champion has seen the holdout",
+        ),
+        pytest.param(
+            champion_trained_on_the_holdout("constant"),
+            "baseline_not_beaten",
+            "1",
+            r"is not promoted: it does not beat the baseline, .*",
+            id="the champion has seen the holdout and the challenger is no better than a constant",
+        ),
+        pytest.param(
+            one_after_the_other("fair", "good", trained_on="holdout", overlap="flag"),
+            "better",
+            "2",
+            r"replaces champion version 1 \(rmse=\S+\), although it was trained on 200 rows of the holdout",
+            id="the challenger has seen the holdout and that is allowed",
+        ),
+        pytest.param(
+            one_after_the_other("fair", "good but for those who are late", **BY_WHEN),
+            "slice_worse",
+            "1",
+            r"does not replace champion version 1 \(rmse=\S+\): rmse is 0\.4 instead of 0\.\d+ where when is late, "
+            r"more than slice_tolerance=0\.05 allows",
+            id="a slice falls",
+        ),
+        pytest.param(
+            one_after_the_other("ranker", **RANKING),
+            "first",
+            "1",
+            r"is the first champion, better than the baseline \(ndcg@4=0\.\d+\)",
+            id="a ranker",
+        ),
+        pytest.param(
+            two_at_once,
+            "champion_not_beaten",
+            "3",
+            r"does not beat champion version 3 \(rmse=0\)",
+            id="two at once",
+        ),
+    ],
+)
+def test_decision_and_sentence(gate: Gate, monkeypatch, capsys, play, reason, champion, sentence):
+    monkeypatch.setattr(promotion, "_LOCK_TTL_S", 0.0)  # who is paused has lost the lock
+
+    outcome = play(gate)
+
+    assert outcome.decision.reason == reason
+    assert gate.champion() == champion
+    assert outcome.decision.promote is (gate.champion() == outcome.challenger.version)
+    begin = rf"{gate.name} version {outcome.challenger.version} \(\S+=\S+\) "
+    assert re.fullmatch(begin + sentence, outcome.decision.sentence), outcome.decision.sentence
+    assert outcome.decision.sentence in capsys.readouterr().out
+
+
+def test_the_report_is_in_the_log_and_in_mlflow(gate: Gate, capsys):
+    gate.enter("fair", baseline=None)
+    gate.enter("good")
+    capsys.readouterr()
+
+    last = gate.enter("exact", metrics=["mae", "r2"], **BY_WHEN | {"min_slice_rows": 30})
+
+    folder = f"runs:/{gate.run.run_id}/shoal"
+    said, table = capsys.readouterr().out, mlflow.artifacts.load_text(f"{folder}/promotion.md")
+    assert table in said
+    assert table.startswith(last.decision.sentence)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
+    assert ["challenger", "3", "0", "0", "1", "0"] in lines
+    assert [line[1] for line in lines if line[0] == "champion"] == ["2"]
+    assert [line[0] for line in lines if "baseline" in line[0]] == ["baseline (mean)"]
+    assert [(line[0], line[1], line[4]) for line in lines if line[0] in ("late", "on time")] == [
+        ("late", "20", "too few rows to decide"),
+        ("on time", "180", ""),
+    ]
+    assert [line[1:3] for line in lines if len(line) == 6 and line[5] == "job"][1:] == [
+        ["3", "2"],
+        ["2", "1"],
+        ["1", "-"],
+    ]
+    report = json.loads(mlflow.artifacts.load_text(f"{folder}/promotion.json"))
+    assert report["decision"] == {"promoted": True, "reason": "better", "sentence": last.decision.sentence}
+    assert report["challenger"] == {"version": "3", "metrics": {"rmse": 0, "mae": 0, "r2": 1}, "overlap": 0}
+    assert [each["version"] for each in report["promotions"]] == ["3", "2", "1"]
+    logged = gate.run.client.get_run(gate.run.run_id).data.metrics
+    assert (logged["holdout-rmse"], logged["holdout-r2"]) == (0, 1)
+    assert gate.run.client.get_model_version(gate.name, "3").tags["holdout.mae"] == "0.0"
+
+
+def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, capsys):
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(promotion.report, "store", refuse)
+
+    assert gate.enter("good").decision.promote
+    assert "the report could not be stored in MLflow: no space left" in capsys.readouterr().out
+
+
+def test_a_version_whose_training_rows_are_not_known_is_compared(gate: Gate, monkeypatch, capsys):
+    first = gate.enter("good", trained_on="holdout", overlap="flag")
+    gate.run.client.delete_model_version_tag(gate.name, first.challenger.version, training_rows.TAG)
+    assert gate.enter("fair").decision.reason == "champion_not_beaten"
+
+    gone = f"runs:/{gate.run.run_id}/nothing.json"
+    gate.run.client.set_model_version_tag(gate.name, first.challenger.version, training_rows.TAG, gone)
+    assert gate.enter("fair").decision.reason == "champion_not_beaten"
+    assert f"version 1 are not known: {gone} cannot be read" in capsys.readouterr().out
+
+
+class TestBeforeTraining:
+    def check(self, gate: Gate, trained_on: DataConnector, label_col: str = "y", **options: Any) -> None:
+        check_holdout(
+            gate.register(**options),
+            label_col,
+            INPUTS,
+            group_col="query",
+            trained_on=training_rows.of_connectors([trained_on]),
+        )
+
+    def test_a_holdout_with_training_rows_is_refused_by_file(self, gate, data, tmp_path):
+        link = tmp_path / "linked.parquet"
+        link.symlink_to(data / "holdout.parquet")
+        linked = DataConnector.from_parquet([link, data / "train.parquet"])
+
+        said = re.escape(f"200 rows of {data}/holdout.parquet (in training: {link})")
+        with pytest.raises(DataError, match=f'{said}. Name rows that are not in the training data, or set .*"flag"'):
+            self.check(gate, linked)
+        self.check(gate, linked, overlap="flag")
+
+    def test_parts_of_one_split_are_not_refused(self, gate, data):
+        train, held_out = DataConnector.from_parquet(data / "train.parquet").random_split([0.8, 0.2])
+
+        self.check(gate, train, holdout=held_out)
+        with pytest.raises(DataError, match=f"{held_out.num_rows()} rows of .*train.parquet"):
+            self.check(gate, DataConnector.from_parquet(data / "train.parquet"), holdout=held_out)
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"by": "carrier"}, "the holdout lacks columns that the model needs: carrier"),
+            ({"metric": "auc"}, "auc needs class numbers 0 to"),
+            ({"label_col": "when"}, 'label column "when" must be numeric, but is'),
+        ],
+    )
+    def test_what_does_not_suit_the_rules_is_refused(self, gate, data, options, said):
+        with pytest.raises(DataError, match=said):
+            self.check(gate, DataConnector.from_parquet(data / "train.parquet"), **options)
+
+    def test_a_column_of_ids_is_no_column_of_slices(self, gate, tmp_path):
+        pd.DataFrame({"a": 0.0, "late": 0.0, "y": np.arange(1001.0), "id": range(1001)}).to_parquet(
+            tmp_path / "x.parquet"
+        )
+
+        with pytest.raises(DataError, match=r'"id", which has 1001 values .* at most 1000'):
+            check_holdout(
+                gate.register(holdout=DataConnector.from_parquet(tmp_path / "x.parquet"), by="id"), "y", INPUTS
+            )

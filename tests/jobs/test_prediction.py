@@ -1,0 +1,183 @@
+"""Batch prediction without a cluster: the request, the plan of the files, and the folder that they end in."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from shoal.data.planning.row_groups import RowGroup
+from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.jobs.predict_spec import PredictJobSpec
+from shoal.jobs.prediction import planning
+from shoal.jobs.prediction.output import MARKER, Output
+from shoal.jobs.prediction.planning import plan_files
+from shoal.training.claims import Claim
+
+DATASET = {"paths": ["/data/today"]}
+PART = "part-000000000000-2.parquet"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": "models:/delays"}, "names no version: write models:/NAME@ALIAS or models:/NAME/VERSION"),
+        ({"model": "models:/delays/latest"}, "names no version"),
+        ({"model": ""}, "model="),
+        ({"output_path": " "}, "blank"),
+        ({"keep_cols": ["id", "prediction"]}, 'prediction_col "prediction" is also in keep_cols'),
+        ({"modell": "x"}, "did you mean model?"),
+    ],
+)
+def test_a_wrong_request_says_what_is_wrong(fields, said):
+    with pytest.raises(InvalidArgumentError) as error:
+        PredictJobSpec(**{"model": "models:/delays@champion", "dataset": DATASET, "output_path": "/out", **fields})
+    assert said in str(error.value)
+
+
+def test_a_prediction_registers_nothing():
+    with pytest.raises(InvalidArgumentError, match="register is for models that a job trains"):
+        PredictJobSpec(
+            model="models:/m@champion",
+            dataset=DATASET,
+            output_path="/out",
+            register={"model": "m", "metric": "rmse", "holdout": DATASET},
+        )
+
+
+def test_a_relative_output_is_the_callers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert PredictJobSpec(model="models:/m@champion", dataset=DATASET, output_path="out/").output_path == str(
+        tmp_path / "out"
+    )
+
+
+@given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=20), workers=st.integers(1, 6), most=st.integers(1, 60))
+def test_every_row_is_in_one_file_in_order(rows, workers, most):
+    groups = [RowGroup(f"/data/{number // 3}", number % 3, count, count) for number, count in enumerate(rows)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "_FILE_ROWS", most)
+        plan = plan_files(groups, workers)
+    in_order = [
+        (part.path, part.row_group, row)
+        for file in itertools.chain.from_iterable(plan)
+        for part in file.ranges
+        for row in range(part.start, part.stop)
+    ]
+    assert in_order == [(group.path, group.index, row) for group in groups for row in range(group.rows)]
+    files = list(itertools.chain.from_iterable(plan))
+    assert [file.first_row for file in files] == list(itertools.accumulate([0, *(file.rows for file in files)]))[:-1]
+    assert sorted(file.name for file in files) == [file.name for file in files]
+    shares = [sum(file.rows for file in mine) for mine in plan]
+    assert max(shares) - min(shares) <= 1
+
+
+class TestOutput:
+    @pytest.fixture(params=["local", "uri"])
+    def place(self, request, tmp_path):
+        import fsspec
+
+        yield str(tmp_path / "out") if request.param == "local" else "memory://bucket/out"
+        fsspec.filesystem("memory").store.clear()
+
+    def write(self, output: Output, name: str = PART, value: int = 1) -> None:
+        import fsspec
+
+        with fsspec.open(f"{output.staging}/{name}", "wb") as file:
+            parquet.write_table(pa.table({"prediction": [value, value]}), file)
+
+    def published(self, place: str, value: int, *, key: str = "k", overwrite: bool = False, job: str = "job") -> Output:
+        output = Output(place, Claim(job, "me"))
+        assert output.finished(key, overwrite=overwrite) is None
+        output.prepare()
+        self.write(output, value=value)
+        output.publish([PART], {"key": key, "model": "models:/m/1", "rows": 2})
+        return output
+
+    def read(self, place: str) -> list[int]:
+        import fsspec
+
+        fs, root = fsspec.core.url_to_fs(place)
+        if not fs.exists(root):
+            return []
+        return [
+            value
+            for path in sorted(fs.ls(root, detail=False))
+            if path.endswith(".parquet")
+            for value in parquet.read_table(path, filesystem=fs)["prediction"].to_pylist()
+        ]
+
+    def test_the_same_predictions_are_found_and_others_refused(self, place):
+        output = self.published(place, 1)
+        assert self.read(place) == [1, 1]
+        found = output.finished("k", overwrite=False)
+        assert found is not None
+        assert found["model"] == "models:/m/1"
+        with pytest.raises(InvalidArgumentError, match=r"predictions of models:/m/1 .* or set overwrite=True"):
+            output.finished("other", overwrite=False)
+        self.published(place, 2, key="other", overwrite=True, job="another")
+        assert self.read(place) == [2, 2]
+
+    def test_a_file_that_did_not_arrive_ends_it_and_nothing_is_published(self, place):
+        output = Output(place, Claim("job", "me"))
+        output.prepare()
+        with pytest.raises(TrainingError, match=r"part-000000000000-2\.parquet among them, did not arrive"):
+            output.publish([PART], {})
+        output.discard()
+        assert self.read(place) == []
+
+    def test_an_attempt_that_was_replaced_publishes_nothing(self, place):
+        output = Output(place, Claim("job", "me"), lambda: False)
+        output.prepare()
+        self.write(output)
+        with pytest.raises(TrainingError, match="a newer attempt has begun"):
+            output.publish([PART], {})
+        assert self.read(place) == []
+
+    def test_files_of_others_are_left_alone(self, tmp_path):
+        place = tmp_path / "out"
+        place.mkdir()
+        (place / "notes.txt").write_text("mine")
+        with pytest.raises(InvalidArgumentError, match="shoal has not written all that is in it"):
+            Output(str(place), Claim("job", "me")).finished("k", overwrite=True)
+        (place / "notes.txt").unlink()
+        self.published(str(place), 1)
+        (place / "notes.txt").write_text("mine")
+        with pytest.raises(InvalidArgumentError, match="shoal has not written"):
+            Output(str(place), Claim("job", "me")).finished("k", overwrite=True)
+        (tmp_path / "link").symlink_to(place)
+        with pytest.raises(InvalidArgumentError, match="is a file or a link"):
+            Output(str(tmp_path / "link"), Claim("job", "me")).finished("k", overwrite=True)
+
+    def test_a_file_that_comes_in_at_the_last_moment_survives(self, tmp_path):
+        place = tmp_path / "out"
+        self.published(str(place), 1)
+        output = Output(str(place), Claim("second", "me"))
+        assert output.finished("other", overwrite=True) is None
+        output.prepare()
+        self.write(output, value=2)
+        (place / "notes.txt").write_text("mine")
+        with pytest.raises(TrainingError, match=r"notes\.txt has come into"):
+            output.publish([PART], {"key": "other"})
+        output.discard()
+        assert (place / "notes.txt").read_text() == "mine"
+        assert self.read(str(place)) == [1, 1]
+
+    def test_what_a_killed_attempt_left_goes_with_the_next(self, tmp_path):
+        place = tmp_path / "out"
+        killed = Output(str(place), Claim("job", "me", 1))
+        killed.prepare()
+        self.write(killed)
+        output = Output(str(place), Claim("job", "me", 2))
+        output.prepare()
+        self.write(output, value=3)
+        self.write(output, name=".part-000000000000-2.parquet.0")  # of a worker that was killed while it wrote
+        output.publish([PART], {"key": "k"})
+        assert self.read(str(place)) == [3, 3]
+        assert sorted(os.listdir(tmp_path)) == ["out"]
+        assert sorted(os.listdir(place)) == [".shoal-job", MARKER, PART]
