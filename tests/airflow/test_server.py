@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from shoal import ComputePool, jobs
 from shoal.errors import ShoalError
 from shoal.examples.airflow_run import DAG_ID, DAGS
 from shoal.examples.flights import retraining_spec
+from shoal.examples.flights_data import months_before
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobResult, JobStatus
 from shoal.state.schema import JobState
@@ -103,7 +105,10 @@ def test_two_months_at_once_train_evaluate_and_give_the_pool_back(airflow: Local
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion(airflow: LocalAirflow):
-    months = {"from_date": "2026-04-01T00:00:00Z", "to_date": "2026-06-30T00:00:00Z"}
+    # The last three that are due: after a backfill of older ones, Airflow would also start the last run that is due.
+    now = datetime.now(UTC)
+    due = [*months_before(now, 2), f"{now:%Y-%m}"]
+    months = {"from_date": f"{due[0]}-01T00:00:00Z", "to_date": f"{due[-1]}-01T00:00:00Z"}
     asked = {"dag_id": DAG_ID, "max_active_runs": 1, "dag_run_conf": {"rounds": 5, "month": None}, **months}
 
     def created() -> int | None:
@@ -122,9 +127,7 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
     wait_until(lambda: airflow.call("GET", f"/backfills/{backfill}")["completed_at"], "the backfill's end", 600)
 
     runs = airflow.call("GET", f"/dags/{DAG_ID}/dagRuns?run_type=backfill&order_by=logical_date")["dag_runs"]
-    assert [(run["logical_date"][:7], run["state"]) for run in runs] == [
-        (month, "success") for month in ("2026-04", "2026-05", "2026-06")
-    ]
+    assert [(run["logical_date"][:7], run["state"]) for run in runs] == [(month, "success") for month in due]
     results = [airflow.returned(DAG_ID, run["dag_run_id"], "train") for run in runs]
     versions = [int(result["model_version"]) for result in results]
     assert versions == list(range(versions[0], versions[0] + 3))
