@@ -581,7 +581,8 @@ class TestWindows:
         import mlflow
 
         dataset = window.dataset.model_copy(update={"time_col": "month"})
-        register = Register(model="windowed", metric="rmse", holdout=dataset)
+        before = DataConnector.from_parquet(dataset.paths, filters=[("month", "<", 4)])
+        register = Register(model="windowed", metric="rmse", holdout=before)
 
         code, job = drive(store, window.model_copy(update={"dataset": dataset, "register_as": register}))
 
@@ -609,10 +610,11 @@ class TestWindows:
         frame.to_sql("flights", engine, index=False, if_exists="replace")
         sql, params = WINDOW
         dataset = DatasetSpec(sql=sql, params=params, connection="ware-house")
-        register = Register(model="queried", metric="rmse", holdout=dataset)
         secrets = Secrets({"SHOAL_CONNECTION_WARE_HOUSE": url})
 
-        code, job = drive(store, window.model_copy(update={"dataset": dataset, "register_as": register}), secrets)
+        changes = {"dataset": dataset, "eval_set": {"same": dataset}}
+
+        code, job = drive(store, window.model_copy(update=changes), secrets)
         with engine.begin() as connection:
             connection.execute(sa.text("DROP TABLE flights"))
         engine.dispose()
