@@ -122,11 +122,11 @@ def test_a_loss_after_the_last_round_changes_nothing(
     whole = train(asked)
     on_all, killed = engine._Training._on_all, []
 
-    def lose(training: Any, gang: Any, name: str, *args: Any) -> Any:
+    def lose(training: Any, gang: Any, name: str, *args: Any, **how: Any) -> Any:
         if name == "finish" and not killed:
             killed.append(gang.workers[1].pid)
             os.kill(killed[0], signal.SIGKILL)
-        return on_all(training, gang, name, *args)
+        return on_all(training, gang, name, *args, **how)
 
     monkeypatch.setattr(engine._Training, "_on_all", lose)
     resumed = train(asked)
