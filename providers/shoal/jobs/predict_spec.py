@@ -18,8 +18,8 @@ from shoal.training.scaling import ScalingConfig
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
 
-_LATEST = re.compile(r"models:/[^/@]+(/latest)?", re.IGNORECASE)
-_LOGGED_MODEL = re.compile(r"models:/m-[0-9a-f]{32}")
+_REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
+"""URIs that name one version, or an alias. A stage or "latest" may name several versions during one run."""
 
 
 class PredictJobSpec(AnySpec):
@@ -71,7 +71,7 @@ class PredictJobSpec(AnySpec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if _LATEST.fullmatch(self.model) and not _LOGGED_MODEL.fullmatch(self.model):
+        if self.model.startswith("models:/") and not _REGISTERED.fullmatch(self.model):
             raise InvalidArgumentError(
                 f'model "{self.model}" names no version: write models:/NAME@ALIAS or models:/NAME/VERSION'
             )

@@ -67,6 +67,22 @@ def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
     return predictor
 
 
+def identity(uri: str) -> str:
+    """Return a text that differs for two models: the URI of a version or run, or the id of a model in a folder.
+
+    Raises:
+        JobError: There is no model.
+    """
+    if uri.startswith(("models:/", "runs:/")):
+        return uri
+    import mlflow
+
+    try:
+        return f"{uri} {mlflow.models.get_model_info(uri).model_uuid}"
+    except (mlflow.MlflowException, OSError) as error:
+        raise JobError(f"there is no MLflow model at {uri}: {error}") from error
+
+
 def pinned(uri: str) -> str:
     """Return the URI of the version that an alias points to now, so that all workers load the same model.
 
