@@ -258,8 +258,8 @@ class BatchPredictOperator(_JobOperator):
 class CleanupPoolOperator(PoolOperator):
     """Operator that cleans up after a DAG run on a pool: the teardown task of ``pool_for_run``.
 
-    The operator cancels the run's jobs, releases the run's lease, and ends nodes and jobs on this host that belong to
-    no holder any more.
+    The operator cancels the run's jobs and releases the run's lease. Then it sweeps this host: it ends nodes that no
+    demand needs, and records the end of lost jobs.
 
     :param holder: Name of the holder whose jobs and lease are ended: ``airflow:<dag_id>/<run_id>``. By default, the
         holder of this DAG run. (templated)
@@ -287,9 +287,9 @@ class CleanupPoolOperator(PoolOperator):
 class SweepPoolsOperator(BaseOperator):
     """Operator that cleans up after ended DAG runs, on every pool of this host. Use it in a DAG that runs periodically.
 
-    The operator cancels the jobs and releases the leases of DAG runs that have ended, and ends nodes and jobs that
-    belong to no holder any more. A run that this Airflow does not know may belong to another Airflow. So its jobs and
-    leases are not changed; the leases expire when they are no longer renewed.
+    The operator cancels the jobs and releases the leases of DAG runs that have ended. Then it sweeps this host: it ends
+    nodes that no demand needs, and records the end of lost jobs. A run that this Airflow does not know may belong to
+    another Airflow. So its jobs and leases are not changed; the leases expire when they are no longer renewed.
     """
 
     def execute(self, context: Context) -> list[str]:
