@@ -278,8 +278,8 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
 
     Returns:
         A dict with four entries: ``cancelled`` (ids of the cancelled jobs), ``released`` (whether a lease was
-        released), ``swept`` (the actions of the sweep), and ``left`` (drivers and nodes that only another host can
-        end).
+        released), ``swept`` (the actions of the sweep), and ``left`` (actions that another host takes
+        by itself).
 
     Example:
         >>> cleanup_pool("retrain")
