@@ -164,7 +164,9 @@ def redacted_errors(uri: str) -> Iterator[None]:
     def shown(part: object) -> object:
         if not isinstance(part, str):
             return part
-        for secret in secrets_in(uri):  # the error may show a part of the URI in which `redact_value` finds no URI
+        # A filesystem's error may contain the path of the URI without the scheme. `redact_value` would not recognize
+        # this path as a URI, so the known secrets are replaced first.
+        for secret in secrets_in(uri):
             part = part.replace(secret, HIDDEN)
         return redact_value(part)
 
@@ -207,7 +209,7 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        if span.start < at:  # the span overlaps the previous one
+        if span.start < at:  # the span overlaps the previous one, whose start is already replaced
             at = max(at, span.end)
             continue
         parts += [text[at : span.start], span.replacement]

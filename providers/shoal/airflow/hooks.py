@@ -14,11 +14,11 @@ from shoal.pool.spec import PoolSpec, is_uri
 
 try:
     from airflow.sdk.exceptions import AirflowNotFoundException
-except ImportError:  # Airflow 3.0
+except ImportError:  # In Airflow 3.0, the class is in another module.
     from airflow.exceptions import AirflowNotFoundException  # type: ignore[attr-defined]
 try:
     from airflow.sdk import BaseHook
-except ImportError:  # Airflow 3.0
+except ImportError:  # In Airflow 3.0, the class is in another module.
     from airflow.hooks.base import BaseHook  # type: ignore[attr-defined,no-redef]
 
 if TYPE_CHECKING:

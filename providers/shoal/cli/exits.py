@@ -36,7 +36,7 @@ class InterruptedCommandError(Exception):
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code with which the command ends after an error. It is FAILED unless the error has its own code."""
+    """Return the exit code with which the command ends after an error: FAILED for errors without an own code."""
     match error:
         case InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT

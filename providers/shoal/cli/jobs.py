@@ -1,4 +1,4 @@
-"""Commands `shoal train` and `shoal jobs …`."""
+"""Commands `shoal train` (submit a job) and `shoal jobs …` (list, show, follow and cancel jobs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Commands `shoal pool …` and `shoal sweep`."""
+"""Commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes and jobs without an
+owner)."""
 
 from __future__ import annotations
 

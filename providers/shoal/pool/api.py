@@ -295,7 +295,7 @@ class ComputePool:
         return handle()
 
     def release(self) -> bool:
-        """Release this holder's lease. Its nodes are ended unless other demand needs them.
+        """Release this holder's lease. Its nodes are ended, unless another lease or the base demand needs them.
 
         A pool that was started by a lease goes down with its last lease and job. If the pool is bound to another host,
         that host's reconciler ends the nodes later, and this method does not wait for it.
@@ -329,7 +329,7 @@ class ComputePool:
         ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the active nodes with the head first, or an empty list while the pool is down."""
+        """Return the nodes that are ready to work, the head first. The list is empty while the pool is down."""
         return [NodeInfo(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in self.describe().active]
 
     def has_nodes(self, size: int) -> bool:
@@ -562,7 +562,7 @@ def scale_cluster(
 
 
 def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:
-    """Return the active nodes of a pool, the head first: ``[{"name": …, "cpus": …, "gpus": …}, …]``.
+    """Return the nodes that are ready to work, the head first, as ``[{"name": …, "cpus": …, "gpus": …}, …]``.
 
     Raises:
         PoolNotFoundError: No pool has this name.

@@ -21,7 +21,9 @@ _RENEWALS_PER_TTL = 3
 
 
 class PoolLease:
-    """A live lease. As a context manager it is renewed by a background thread and released at the end of the block.
+    """Client handle of a lease, with methods to renew and release the lease.
+
+    In a ``with`` block, a background thread renews the lease, and the lease is released at the end of the block.
 
     Attributes:
         id: Id of the lease.
@@ -71,7 +73,7 @@ class PoolLease:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew the lease in the background inside the block, without releasing it at the end."""
+        """Renew the lease in a background thread inside the ``with`` block. The lease is not released at the end."""
         ended = threading.Event()
         self._renew_until(ended)
         try:

@@ -27,7 +27,7 @@ BackendName = Literal["local", "ray"]
 
 
 class PoolSpec(Settings):
-    """Settings of a pool of Ray nodes.
+    """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
 
     Raises:
         InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.

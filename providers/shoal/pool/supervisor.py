@@ -106,7 +106,8 @@ class Supervisor:
             return 0
         node, spec, gcs = claimed
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        os.environ["TMPDIR"] = str(self._folder)  # the inherited TMPDIR may lie in a folder that was removed since
+        # The inherited TMPDIR may be the folder of another node, which may have been removed in the meantime.
+        os.environ["TMPDIR"] = str(self._folder)
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)

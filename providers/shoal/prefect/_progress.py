@@ -61,7 +61,7 @@ class NodeLog:
 
 
 class TrainingProgress:
-    """An `on_progress` callback that shows a job's progress as a progress artifact of the task run.
+    """An `on_progress` callback that shows a job's progress in Prefect's UI, as a progress artifact of the task run.
 
     A training whose number of steps is not known, such as a user's own function, gets no artifact.
     """

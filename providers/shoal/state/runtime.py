@@ -56,7 +56,7 @@ def runtime_root() -> Path:
     if root := _newest(temp):
         return root
     with file_lock(lock_file("runtime")):
-        if root := _newest(temp):  # another process has created it in the meantime
+        if root := _newest(temp):  # another process has created a root while this process waited for the lock
             return root
         kept = [root for root in _recorded() if os.path.lexists(root)]
         for root in kept:
@@ -303,7 +303,7 @@ def _entries(root: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(root) as entries:
             return list(entries)
-    except FileNotFoundError:  # another process has removed the root
+    except FileNotFoundError:  # another process has removed the root, so it has no entries
         return []
 
 
@@ -312,5 +312,5 @@ def _remove_empty(root: Path) -> None:
         if [entry.name for entry in _entries(root)] in ([], [_MARKER]):
             (root / _MARKER).unlink(missing_ok=True)
             root.rmdir()
-    except OSError:  # another process has used or removed the root in the meantime
+    except OSError:  # another process has removed the root or put a folder into it in the meantime: leave it as it is
         return

@@ -238,7 +238,7 @@ class Operation(Base):
 
 
 class Node(Base):
-    """One node: its planned start, its supervisor, and the state that the supervisor last reported."""
+    """One node: when it was planned, which process supervises it, and the state that this process last reported."""
 
     __tablename__ = "nodes"
 

@@ -117,6 +117,6 @@ def _clock_id() -> str:
     """
     try:
         namespace = os.readlink("/proc/self/ns/time")
-    except OSError:  # Linux before 5.6 has no time namespaces
+    except OSError:  # Linux before 5.6 has no time namespaces, so all processes of a boot have the same clock
         namespace = ""
     return f"{boot_id()}/{namespace}"
