@@ -59,7 +59,8 @@ def _explained(model: type[BaseModel]) -> Iterator[None]:
     except ValidationError as error:
         problems = "; ".join(_sentence(model, problem) for problem in error.errors(include_url=False))
         raise InvalidArgumentError(problems) from None
-    except UnicodeEncodeError as error:  # pydantic cannot put a lone surrogate into a ValidationError
+    # A text with a lone surrogate cannot be encoded in UTF-8. pydantic cannot put such a text into a ValidationError.
+    except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"options must be text that UTF-8 can encode: {error}") from None
 
 

@@ -247,8 +247,8 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
     from shoal.pool.spec import PoolSpec
 
     name = "/dev/shm"
-    # This is the sum of the limits of all nodes that the pools may have. The memory is compared with the free memory,
-    # because Ray allocates it only when objects need it.
+    # This is the memory that all nodes of all pools may use together. It is compared with the free memory, because Ray
+    # allocates memory only when objects need it, so most of it is not yet in use.
     specs = [PoolSpec.parse(pool.uri) for pool in pools if pool.state != "down"] or [PoolSpec(name="default")]
     wanted = sum(spec.max_nodes * spec.object_store_mb for spec in specs) * _MB
     try:

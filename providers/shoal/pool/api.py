@@ -263,7 +263,7 @@ class ComputePool:
         @contextmanager
         def renewed() -> Iterator[None]:
             if leases[-1].waiting:
-                with suppress(StoreError):  # the wait itself tries again while the store is unreachable
+                with suppress(StoreError):  # only this log line is lost; the wait below retries until the store answers
                     note = self.describe().queue_note(self.holder)
                     log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
             with handle().renewed():
@@ -452,7 +452,8 @@ class ComputePool:
                         if started:  # `prepare` creates the token before the commit, because nodes may start after it
                             BACKENDS[started.backend]().prepare(started)
                         operation = session.get_one(Operation, operation_id)
-                except PoolStoppingError:  # an earlier run is still taking the pool down: wait, then try again
+                # The pool is still going down, so it cannot be started yet. Wait until it is down, then try again.
+                except PoolStoppingError:
                     operation_id = ""
                     self._waiting.until_down(on_progress)
             ensure_running()
@@ -557,7 +558,7 @@ def scale_cluster(
     if pool_name and notebook_name and pool_name != notebook_name:
         raise InvalidArgumentError(f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ")
     size = checked_size(expected_cluster_size)
-    ScaleOptions.for_size(options, size)  # check before the store is opened
+    ScaleOptions.for_size(options, size)  # wrong options are reported even if the store cannot be opened
     return ComputePool(pool_name or notebook_name).scale(size, is_async=is_async, options=options)
 
 

@@ -12,11 +12,11 @@ from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool
 
 ANYWHERE = ""
-"""Value of a pool's `host` column if any host can act on the pool."""
+"""Value of a pool's `host` column if any host can start and end the pool's nodes, as for an existing Ray cluster."""
 
 
 def is_here(pool: Pool) -> bool:
-    """Return whether this machine can act on a pool.
+    """Return whether this machine can start and end a pool's nodes.
 
     Rows written by shoal 0.1 have no host id. Such a pool belongs to the machine whose hostname is in the row.
     """

@@ -91,8 +91,8 @@ class PoolStatus:
         name: Name of the pool.
         uri: The pool's settings as a URI.
         state: ``up``, ``stopping`` or ``down``.
-        host: Hostname of the machine to which the pool is bound; empty if any machine can act on it.
-        is_here: Whether this machine can act on the pool.
+        host: Hostname of the machine to which the pool is bound; empty if any machine can start and end its nodes.
+        is_here: Whether this machine can start and end the pool's nodes.
         min_nodes: Smallest number of nodes while the pool is up.
         max_nodes: Largest number of nodes.
         target: Number of nodes that the pool should have now: the base demand or `leased`, whichever is larger, limited

@@ -11,8 +11,8 @@ LEASE_TTL = 900.0
 slowly to renew the lease several times. It is also the longest time for which a dead run keeps its nodes."""
 
 START_TIMEOUT = 120.0
-"""Time that a local node may take to start. After this time its start counts as failed. A single node starts in 3 to 9
-s on the test machine. The rest of the time is for waiting, because only a few nodes may start at the same time."""
+"""Time that a local node may take to start. After this time its start counts as failed. On the test machine, a single
+node starts in 3 to 9 s. The rest of the time is for waiting, because only a few nodes may start at the same time."""
 
 SPAWN_GRACE = 20.0
 """Time that a spawned supervisor has to write itself to its node's row. After this time another supervisor is spawned.

@@ -144,7 +144,7 @@ class Pool(Base):
     spec: Mapped[dict[str, Any]]
     state: Mapped[PoolState] = mapped_column(_state(PoolState))
     host: Mapped[str]
-    """Name of the host to which the pool is bound; empty if any host can act on it."""
+    """Name of the host to which the pool is bound. Empty if any host can start and end the pool's nodes."""
     host_id: Mapped[str | None]
     """Id of the host to which the pool is bound. A renamed host keeps its id. None in rows of shoal 0.1."""
     min_nodes: Mapped[int]
