@@ -16,7 +16,7 @@ machine with two cores). A training uses only boosters and does not need scikit-
 
 
 def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> None:
-    """Import modules as if some optional packages were not installed; only for shoal's own processes.
+    """Import modules while some optional packages are hidden, as if not installed; only for shoal's own processes.
 
     Packages that are imported already stay imported. The hidden packages can be imported normally afterwards.
 

@@ -1,4 +1,4 @@
-"""Bind the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
+"""Restrict the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
 
 Each worker of XGBoost's collective listens for errors of its peers on all addresses of the host and requires no token;
 no setting changes this (XGBoost 3.2). LightGBM's workers do the same while they connect (LightGBM 4.7). The kernel can
@@ -24,10 +24,14 @@ def is_loopback(address: str) -> bool:
 
 
 def tie_to_loopback() -> None:
-    """Bind all sockets of this process that listen on all addresses to the loopback device."""
+    """Bind each socket of this process that listens on all addresses to the loopback device.
+
+    Other hosts then cannot connect to these sockets.
+    """
     for sock in open_listeners():
         if sock.getsockname()[0] in ("0.0.0.0", "::"):
-            # Kernels before 5.7 do not allow this to unprivileged processes.
+            # Linux kernels before 5.7 allow this option only to privileged processes. The socket then stays open to
+            # all addresses, and the training continues.
             with contextlib.suppress(PermissionError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 
@@ -50,5 +54,6 @@ def open_listeners() -> Iterator[socket.socket]:
         except OSError:
             continue
         finally:
-            # Other code owns the descriptor, so it must not be closed here.
+            # Other code uses this file descriptor, so detach() is called: it drops the socket object without closing
+            # the descriptor.
             sock.detach()
