@@ -1,4 +1,7 @@
-"""Check whether workers fit on the active nodes: the same checks and messages for boosting and for functions. Pure."""
+"""Check whether workers fit on the active nodes; boosting and functions use the same checks and messages.
+
+The functions in this module are pure: they use only their arguments, and not Ray.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from typing import NotRequired, TypedDict
 from shoal.errors import CapacityError
 
 _ANY_NUMBER = 1_000
-"""Number of workers that fit on a node if they reserve nothing: more than anybody starts."""
+"""Number of workers that fit on a node if they reserve no CPUs and no GPUs. It is more than any user starts, so there
+is in effect no limit."""
 
 
 class Node(TypedDict):
-    """An active node, as `get_nodes` lists it. Only a process connected to Ray knows the type of the GPUs."""
+    """Name, CPUs and GPUs of an active node. `gpu_type` is known only in a process that is connected to Ray."""
 
     name: str
     cpus: int
@@ -36,7 +40,7 @@ def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) ->
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
-    """Return `wanted` if there is room for it; otherwise refuse it or, with `clamp`, return `room` with a warning.
+    """Return `wanted` if there is room for it; otherwise raise CapacityError or, with `clamp`, warn and return `room`.
 
     Args:
         wanted: Requested number.

@@ -23,7 +23,7 @@ _MAX_MARKER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right of one attempt of a job to create and replace artifact folders.
+    """Identity of one attempt of a job, which decides the artifact folders that the attempt may create and replace.
 
     Args:
         job_id: Id of the job.
@@ -58,7 +58,7 @@ class Claim:
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:  # empty, or its creator was killed while it wrote the marker
+        if found is None and names <= {MARKER}:  # empty folder, or a process was killed while it wrote the marker
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
@@ -106,7 +106,8 @@ class Claim:
         """
         if not self.check(folder):
             return
-        # The marker is removed last. If this process is killed before that, the next attempt can remove the rest.
+        # The marker file is removed last. If this process is killed earlier, the marker still shows that the folder
+        # belongs to this job, so the next attempt can remove the rest.
         if "://" not in folder:
             for path in Path(folder).iterdir():
                 if path.is_dir() and not path.is_symlink():

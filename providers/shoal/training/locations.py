@@ -1,4 +1,4 @@
-"""Artifact locations (directories or URIs): make them absolute, and test that they can be written to."""
+"""Make artifact locations (directories or URIs for results) absolute, and test that they can be written to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _FILE = "file://"
 def resolved(location: str) -> str:
     """Make a location absolute, so that another process on this host writes to the same place.
 
-    Absolute paths and URIs are returned unchanged, because the fingerprints of jobs contain them.
+    Absolute paths and URIs are returned unchanged, so that the fingerprints of stored jobs, which contain the location,
+    stay the same.
 
     Args:
         location: Local path (may be relative or begin with ``~``) or URI.

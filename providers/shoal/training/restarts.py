@@ -1,4 +1,4 @@
-"""Restart a training with a new gang after it lost a worker or a node, up to `RunConfig.max_restarts` times."""
+"""Restart a training with new workers after it lost a worker or a node, up to `RunConfig.max_restarts` times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Restarts:
-    """Restarts of one training, and its time limit.
+    """Run a training, restart it after each lost worker, and keep its time limit.
 
     Args:
         run_config: Contains the maximum number of restarts and the time limit.
@@ -72,8 +72,8 @@ class Restarts:
                 lost_at = time.monotonic()
                 say(f"{error}: continuing from {checkpoint()} (restart {self.count} of {self._most})")
             except CapacityError:
-                # The pool replaces a lost node while the training still requests it. Detecting the loss and starting
-                # another node take time.
+                # After a worker was lost, the pool may still be replacing the lost node, which takes time. The training
+                # therefore waits and tries again instead of failing at once.
                 waited = None if lost_at is None else time.monotonic() - lost_at
                 if waited is None or waited > WAIT_SECONDS or self.left(1.0) == 0.0:
                     raise

@@ -1,4 +1,7 @@
-"""The user's callbacks and functions of a training, which are pickled and sent beside the request (plain JSON data)."""
+"""Hold the user's callbacks and functions of a training.
+
+They are pickled and sent separately from the request, because the request contains only JSON data.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Metric = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """The user's callbacks and functions; every worker gets a copy. An empty object is false.
+    """The user's callbacks, objective and metrics; every worker gets a copy. An object without any of them is false.
 
     Args:
         callbacks: Callbacks in the library's format.
@@ -60,11 +63,11 @@ class UserCode:
         return bool(self.parts())
 
     def parts(self) -> tuple[Any, ...]:
-        """Return all callbacks and functions."""
+        """Return all callbacks and functions in one tuple."""
         return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
 
     def names(self) -> dict[str, str]:
-        """Return the estimator's argument (`objective`, `custom_metric`) -> names of the functions given in it."""
+        """Return the names of the user's functions, by the estimator's argument (`objective` or `custom_metric`)."""
         objective = () if self.objective is None else (self.objective,)
         found = {"objective": objective, "custom_metric": self.metrics}
         return {

@@ -1,4 +1,4 @@
-"""Load LightGBM models."""
+"""Load a trained LightGBM model from its bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def load(model: bytes, best_iteration: int | None) -> lightgbm.Booster:
-    """Load a model.
+    """Load a trained LightGBM model from its text.
 
     Args:
         model: Model in LightGBM's text format, encoded as UTF-8.
