@@ -183,7 +183,7 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
 
 
 def label_check(task: Task) -> CheckLabel | None:
-    """Return a check that refuses all labels except 0 and 1 for a binary objective; None for other objectives.
+    """Return a function that refuses all labels except 0 and 1 for a binary objective; None for other objectives.
 
     LightGBM itself would treat every label that is not positive as 0.
     """

@@ -1,4 +1,7 @@
-"""The context of a training function: rank, datasets, metrics and checkpoints. Outside a gang it is rank 0 of 1."""
+"""Give a training function its context: rank, datasets, metrics and checkpoints.
+
+Outside a gang (the group of workers of one run), a process is rank 0 of 1.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ if TYPE_CHECKING:
     from shoal.training.pytorch.checkpoints import Checkpoints
 
 Report = Callable[[dict[str, float], int | None], None]
-"""Function that is called with metrics and their step."""
+"""Type of a function that is called with metrics (name -> value) and their step, which may be None."""
 
 
 class MetricsReporter:
-    """Reporter that sends metrics to the driver during the training.
+    """Check the metrics that user code logs, and send them to the driver during the training.
 
     Args:
         report: Function to call with metrics and step.
@@ -51,7 +54,9 @@ class MetricsReporter:
 
 
 class Context:
-    """A training function's rank, inputs and outputs; :func:`get_context` returns the context of this process.
+    """Provide a training function with its rank, datasets, model folder, checkpoints and metrics.
+
+    :func:`get_context` returns the context of this process.
 
     Args:
         dataset_map: Datasets by name.
@@ -101,7 +106,7 @@ class Context:
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     def get_master_port(self) -> int:
-        """Return the port of the rendezvous on rank 0's node; 0 outside a gang."""
+        """Return the port on rank 0's node at which the ranks find each other; 0 outside a gang."""
         return _number("MASTER_PORT", 0)
 
     def get_dataset_map(self) -> dict[str, DataConnector]:
@@ -142,7 +147,10 @@ class Context:
             self._reporter.log_metrics(metrics)
 
     def get_checkpoint(self) -> Any:
-        """Return the state that was saved last, the same on all ranks and with tensors on the CPU; None without one."""
+        """Return the state that was saved last, with tensors on the CPU; None if no state was saved.
+
+        All ranks get the same state, which rank 0 saved.
+        """
         return self._state if self._checkpoints is None else self._checkpoints.load()
 
 
@@ -151,12 +159,13 @@ def _outside() -> Context:
     return Context()
 
 
-# One context per process: threads that the user starts in a worker have the same rank.
+# The context is a global variable and not a context variable, so that threads that the user starts in a worker have the
+# worker's context.
 _current: Context | None = None
 
 
 def get_context() -> Context:
-    """Return the context of this process; outside a gang, the context of rank 0 of 1."""
+    """Return the context of this process; a process outside a gang has the context of rank 0 of 1."""
     return _current or _outside()
 
 
@@ -171,7 +180,7 @@ def set_context(context: Context | None) -> None:
 
 
 def described(metrics: Mapping[str, float], step: int | None) -> str:
-    """Format metrics as a log line."""
+    """Format metrics and their step as a log line, such as ``step 3, loss: 0.25``."""
     values = ", ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
     return values if step is None else f"step {step}, {values}"
 

@@ -1,4 +1,4 @@
-"""Programs for the workers: a function with its arguments, or a script with its command line."""
+"""Define the programs that workers run: a function with its arguments, or a script with its command line."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.train_func import check_runnable, check_script_arguments
 
 SCRIPT_FOLDER = "shoal-script-"
-"""Prefix of the names of temporary folders for scripts; the process id follows."""
+"""Prefix of the names of temporary folders that contain scripts. The id of the process that uses the folder follows, so
+that folders of killed workers can be found and removed."""
 
 MAX_BYTES = 64 * 2**20
-"""Maximum size of a pickled function with its arguments and closure, because it is stored and kept in memory."""
+"""Maximum size in bytes of a pickled function with its arguments and closure. The size is limited, because the pickled
+function is stored with the job and kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Python script, whose text is sent to the workers.
+    """A Python script with its command line arguments; its text is sent to the workers.
 
     Args:
         name: File name of the script.
@@ -42,7 +44,7 @@ class Script:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], arguments: Sequence[Any] = ()) -> Script:
-        """Read a script from a file.
+        """Read the text of a script from a file.
 
         Raises:
             InvalidArgumentError: The file cannot be read.
