@@ -1,4 +1,4 @@
-"""Data connectors: datasets that users pass to estimators and that a job's spec stores."""
+"""Define data connectors, the datasets that users pass to estimators and that are stored in a job's spec."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ PathLike = str | os.PathLike[str]
 
 
 class DataConnector:
-    """A dataset in Parquet files that is read lazily. Create a connector with one of the ``from_...`` methods.
+    """A dataset in Parquet files; its rows are read only when they are needed.
+
+    Create a connector with one of the ``from_...`` methods.
 
     Args:
         source: The Parquet files.
@@ -251,7 +253,10 @@ class DataConnector:
         return cls(ParquetSource(directory), ingestor_class, directory)
 
     def to_spec(self) -> DatasetSpec:
-        """Return the dataset part of a job's spec: paths, filters and splits, but no rows or credentials."""
+        """Return the description of this dataset for a job's spec.
+
+        It contains paths, filters and splits, but no rows and no credentials.
+        """
         return DatasetSpec(
             paths=self.source.paths,
             ingester="ray" if self.ingestor_class is RayDataIngester else "arrow",
@@ -270,14 +275,18 @@ class DataConnector:
         return self.source.schema()
 
     def num_rows(self) -> int:
-        """Return the number of rows. With filters, their columns are read where the footers do not decide."""
+        """Return the number of rows, from the Parquet footers.
+
+        With filters, the filter columns of those row groups are read for which the footers do not show how many rows
+        match.
+        """
         return self.source.num_rows()
 
     def digest(self) -> str:
         """Return a fingerprint of the dataset: 32 hex digits, independent of the files' location.
 
-        It is computed from the footers. With filters, it is computed from the values of all rows, which are read for
-        it.
+        The fingerprint is computed from the footers. With filters, all rows are read and the fingerprint is computed
+        from their values.
         """
         return self.source.digest()
 
@@ -314,7 +323,7 @@ class DataConnector:
         return (min(ends), max(ends)) if ends else None
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Assign the rows to workers; see :func:`shoal.data.planning.row_groups.plan_shards`.
+        """Assign the rows to workers, one shard for each; see :func:`shoal.data.planning.row_groups.plan_shards`.
 
         Args:
             num_workers: Number of shards.
@@ -346,7 +355,7 @@ class DataConnector:
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield all rows in the order of the files, one table per row group.
 
-        Arrow reads the rows in this process, whatever `ingestor_class` is.
+        The rows are always read by Arrow in this process, even if `ingestor_class` is `RayDataIngester`.
 
         Args:
             columns: Columns to read, in this order; all by default.
@@ -430,7 +439,9 @@ class DataConnector:
         return [type(self)(part, self.ingestor_class, self.staging) for part in self.source.split(weights, seed)]
 
     def discard_staging(self) -> bool:
-        """Remove the staged copy of the data, if there is one; safe to call again.
+        """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers), if there is one.
+
+        The method may be called again.
 
         Returns:
             True if a staged copy was removed.
@@ -458,15 +469,15 @@ def _is_time(type_: pa.DataType) -> bool:
 
 
 class ShardedDataConnector(DataConnector):
-    """A dataset that is split between the workers of a gang: each worker reads only its shard."""
+    """A dataset that is divided among the workers of a gang, so that each worker reads only its shard."""
 
     sharded: ClassVar[bool] = True
 
     def get_shard(self) -> DataShard:
-        """Return the shard of this worker; outside a gang, a shard with all rows.
+        """Return the rows that this worker reads; a process outside a gang gets all rows.
 
         Returns:
-            The shard of this process's rank. Every rank computes the same plan from the same footers.
+            The shard of this process's rank. All ranks compute the same plan, because they use the same footers.
         """
         here = current_position()
         plan = self.plan(here.world_size, here.seed)
