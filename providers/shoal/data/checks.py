@@ -127,7 +127,7 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: 
 
 
 def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) -> None:
-    """Check that categorical columns have types that can be compared with the categories of the training set.
+    """Check that categorical columns have the same kind of type (text, integer or boolean) as in the training set.
 
     Args:
         source: Dataset to evaluate or to predict.
@@ -288,7 +288,7 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
 
 
 def _advice(type_: pa.DataType, what: str) -> str | None:
-    """Return how the user can convert a column of an unsupported type; None if the type is supported."""
+    """Return a text that tells the user how to convert a column of an unsupported type; None for supported types."""
     import pyarrow as pa
 
     types = pa.types

@@ -77,7 +77,9 @@ def dtype_of(type_: pa.DataType) -> str | None:
 
 
 def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) -> Column:
-    """Convert a column of one row range, without a copy if the stored type is already the wanted type.
+    """Convert an Arrow column of one row range to a NumPy array, or to an Arrow array for text and bytes.
+
+    The values are not copied if they already have the right type.
 
     Args:
         column: Values of the column.
@@ -126,7 +128,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
-    """Join the pieces of a column and reorder its rows.
+    """Join the arrays of a column from several row ranges into one array, and reorder its rows.
 
     Args:
         pieces: Values of the column, one array per row range.
@@ -146,7 +148,7 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
 
 
 def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
-    """Copy the rows ``start <= i < stop``, so that keeping them does not keep the whole column in memory.
+    """Copy the rows ``start <= i < stop`` of a column, so that the whole column can be freed while these rows are kept.
 
     Returns:
         A NumPy array, or a list of str or bytes.

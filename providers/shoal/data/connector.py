@@ -151,7 +151,7 @@ class DataConnector:
         ingestor_class: IngesterClass = ArrowIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Connect to a ``pyarrow.dataset.Dataset``.
+        """Create a connector from a ``pyarrow.dataset.Dataset``, and copy its rows to a staging location if necessary.
 
         A dataset of local Parquet files is read without a copy. All other datasets are streamed to a staging location:
         other formats, datasets with a filter or a changed schema, and datasets on remote filesystems, whose credentials
@@ -271,7 +271,7 @@ class DataConnector:
     # Metadata read from footers
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the first file that has rows, followed by the partition columns."""
+        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
         return self.source.schema()
 
     def num_rows(self) -> int:
@@ -343,7 +343,7 @@ class DataConnector:
         return plan_shards(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
-        """Return the number of groups of rows. The whole group column is read to count them."""
+        """Return the number of groups of rows; the whole group column is read to count the groups."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:
@@ -411,7 +411,7 @@ class DataConnector:
         return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns)
 
     def to_ray_dataset(self) -> Any:
-        """Return a lazy Ray Dataset of the same rows, in the same order.
+        """Return a lazy Ray Dataset with the rows of this connector, in the same order.
 
         Returns:
             A ``ray.data.Dataset``.

@@ -73,7 +73,7 @@ def describe_term(term: Term) -> str:
 
 
 def columns_of(filters: Filters) -> list[str]:
-    """Return the names of the columns in the filters, each once."""
+    """Return the names of the columns that the filters compare, without duplicates."""
     return list(dict.fromkeys(column for terms in filters for column, _, _ in terms))
 
 
@@ -108,8 +108,8 @@ def _parse_term(given: Any) -> Term:
 
 def _parse_scalar(value: Any, term: Any) -> Scalar:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # a NumPy scalar
-    if isinstance(value, date):  # and datetime, which is a subclass
+        value = value.item()  # converts a NumPy scalar to a Python object
+    if isinstance(value, date):  # also true for a datetime, because datetime is a subclass of date
         return value.isoformat()
     if value is None:
         raise InvalidArgumentError(

@@ -26,7 +26,7 @@ class Node(TypedDict):
 
 
 def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) -> int:
-    """Return the number of workers for which a node has room.
+    """Compute how many workers of a given size fit on a node.
 
     Args:
         node: An active node; all its CPUs and GPUs count as free.
@@ -72,6 +72,6 @@ def resources(cpus: float, gpus: int, gpu_type: str | None = None) -> str:
 
 
 def listed(nodes: Sequence[Node]) -> str:
-    """Format the active nodes and their resources for a message."""
+    """Return a text with the names and resources of the active nodes, for an error message."""
     each = (f"{node['name']}: {resources(node['cpus'], node['gpus'], node.get('gpu_type'))}" for node in nodes)
     return ", ".join(each) or "no node is active"

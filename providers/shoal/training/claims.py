@@ -36,7 +36,7 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Return whether the folder exists, and raise if this attempt must not replace it.
+        """Return whether an artifact folder exists, and raise an error if this attempt must not replace it.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
@@ -96,7 +96,7 @@ class Claim:
         fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
 
     def remove(self, folder: str) -> None:
-        """Remove a folder if it exists.
+        """Remove an artifact folder with all its files, if it exists.
 
         Args:
             folder: Absolute path or URI.
@@ -142,7 +142,9 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
         fs.rm_file(marker)
     folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
     for path in sorted(folders, reverse=True):
-        with contextlib.suppress(OSError):  # gone already, or another process has written a file into the folder
+        with contextlib.suppress(
+            OSError
+        ):  # the folder does not exist any more, or another process wrote a file into it
             fs.rmdir(path)
 
 

@@ -44,7 +44,7 @@ class GangContext:
 
     @property
     def world_size(self) -> int:
-        """Number of workers."""
+        """Number of workers in the gang."""
         return self.position.world_size
 
 

@@ -119,7 +119,7 @@ class ProgressDisplay:
                 TextColumn("{task.description}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # output into a file or pipe stays there
+                redirect_stdout=sys.stdout.isatty(),  # rich must not redirect a file or a pipe to stderr
             )
             self._bar.add_task("", total=progress.total)
             self._bar.start()

@@ -37,12 +37,12 @@ class Restarts:
         self._deadline = None if run_config.timeout is None else began + run_config.timeout
 
     def left(self, otherwise: float) -> float:
-        """Return the seconds until the time limit, or `otherwise` if there is no limit."""
+        """Return the seconds until the time limit of the training, or `otherwise` if there is no limit."""
         return otherwise if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @property
     def timeout(self) -> float | None:
-        """Seconds until the time limit; None if there is no limit."""
+        """Seconds from now until the time limit of the training; None if there is no limit."""
         return None if self._deadline is None else self.left(0.0)
 
     def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:

@@ -47,7 +47,7 @@ class ScalingConfig(Settings):
 
 
 class XGBScalingConfig(ScalingConfig):
-    """Number and resources of the workers that train an XGBoost model.
+    """Number of workers that train an XGBoost model, and the CPUs and GPUs of each worker.
 
     Example:
         >>> XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
@@ -55,7 +55,7 @@ class XGBScalingConfig(ScalingConfig):
 
 
 class LightGBMScalingConfig(ScalingConfig):
-    """Number and resources of the workers that train a LightGBM model.
+    """Number of workers that train a LightGBM model, and the CPUs and GPUs of each worker.
 
     Example:
         >>> LightGBMScalingConfig(num_workers=2, num_cpu_per_worker=1)
@@ -64,7 +64,7 @@ class LightGBMScalingConfig(ScalingConfig):
 
 @dataclass(frozen=True, slots=True)
 class GangSize:
-    """Number of a training's workers, and the resources of each.
+    """Result of :func:`resolve_size`: number of workers of a training, and the CPUs, threads and GPUs of each worker.
 
     Args:
         num_workers: Number of workers.
@@ -151,7 +151,7 @@ def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
 
 
 def _assign(nodes: Sequence[Node], workers: int, gpus: int) -> list[int]:
-    """Assign each worker to the node that has the most CPUs left for it; return the number of workers per node."""
+    """Assign workers to nodes, each to the node where it gets the most CPUs, and return the number for each node."""
     assigned = [0] * len(nodes)
     for _ in range(workers):
         _, best = max(

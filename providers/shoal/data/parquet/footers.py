@@ -78,7 +78,7 @@ def _first_line(exc: BaseException) -> str:
 
 @contextlib.contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """Open a Parquet file, and close it at the end of the context.
+    """Open a Parquet file for reading, and close it at the end of the ``with`` block.
 
     Args:
         path: Canonical path or URI.

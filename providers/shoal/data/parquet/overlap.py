@@ -123,7 +123,7 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
 
 
 def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
-    """Return the number of rows of a row group that are in one record and in at least one of the others."""
+    """Return the number of rows of a row group that are in the record `mine` and in at least one record of `theirs`."""
     import numpy as np
 
     theirs = [file for file in theirs if file.groups[index].selected]
@@ -138,6 +138,6 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of a record's rows in a row group, read from the source's copy of the file."""
+    """Return the positions of a record's rows in a row group; with filters, the source's copy of the file is read."""
     chosen = file.groups[index].indices()
     return chosen if file.filters is None else source.matching(path, index, file.filters)[chosen]

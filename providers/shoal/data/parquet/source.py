@@ -139,7 +139,7 @@ class ParquetSource:
         }
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the first file that has rows, followed by the partition columns."""
+        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
         schema = self.reference().schema
         for field in self.partition_fields().values():
             schema = schema.append(field)
@@ -170,7 +170,7 @@ class ParquetSource:
         return tuple(RowRange(group.path, group.index, 0, group.rows) for group in self.row_groups() if group.rows)
 
     def num_rows(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of this source, over all row groups."""
         return sum(group.rows for group in self.row_groups())
 
     def split(self, weights: Sequence[float], seed: int) -> list[ParquetSource]:

@@ -229,7 +229,7 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _rewrite(path: str, schema: pa.Schema) -> None:
-    """Rewrite a staged file with wider types, one row group at a time."""
+    """Rewrite a staged Parquet file with wider column types, such as float instead of integer, per row group."""
     filesystem, inner = resolve(path)
     # The name of the new file begins with a dot, because readers skip such names. If the process dies before the new
     # file replaces the old one, the new file is therefore not read.

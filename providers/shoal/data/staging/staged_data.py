@@ -154,7 +154,7 @@ class TableWriter:
         self._writer = self._stack.enter_context(pq.ParquetWriter(stream, schema, compression="zstd"))
 
     def write(self, table: pa.Table, row_group_rows: int) -> None:
-        """Append a table, in row groups of `row_group_rows` rows."""
+        """Append a table to the file, divided into row groups of `row_group_rows` rows."""
         self._writer.write_table(table, row_group_size=row_group_rows)
 
     def close(self) -> None:

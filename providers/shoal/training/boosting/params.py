@@ -15,7 +15,7 @@ ROUNDS = "n_estimators"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names and aliases of a library's parameters and objectives.
+    """Convert the aliases of a library's parameters and objectives to their canonical names.
 
     Args:
         library: Name of the library.

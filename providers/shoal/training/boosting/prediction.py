@@ -1,4 +1,4 @@
-"""Predict rows with a booster of any library, one table at a time."""
+"""Predict rows with a booster (trained model) of XGBoost or LightGBM, one table at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report the finished rounds of a boosting training from rank 0 to the driver while a segment is trained."""
+"""Report the number of finished rounds and the metrics from rank 0 to the driver during a boosting training."""
 
 from __future__ import annotations
 

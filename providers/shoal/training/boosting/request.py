@@ -167,7 +167,7 @@ class WorkerStats(BaseModel):
 
 
 class TrainResult(BaseModel):
-    """Trained model and training statistics."""
+    """Result of a boosting training: the model, its metrics, and the statistics of the training and of each worker."""
 
     # A metric may be NaN, such as the AUC of an eval set that contains only one class. JSON has no value for NaN, so
     # NaN and infinity are written as strings.

@@ -63,7 +63,7 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns without duplicates, in reading order."""
+        """Names of all columns that are read, in this order and without duplicates."""
         return [
             name
             for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin, self.group))
@@ -90,7 +90,7 @@ class Batch:
     group: np.ndarray | None = None
 
     def __getitem__(self, rows: slice) -> Batch:
-        """Return a batch with a slice of the rows."""
+        """Return a batch that contains only the rows of a slice."""
         return self._each(lambda name: None if (values := getattr(self, name)) is None else values[rows])
 
     def then(self, other: Batch) -> Batch:
@@ -119,7 +119,7 @@ _CHANGED = "the file may have changed since the training began, so start the tra
 
 
 def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> int:
-    """Return how many bytes of decoded rows to keep in memory between passes.
+    """Compute how many bytes of decoded rows a worker may keep in memory, so that it does not decode them again.
 
     Args:
         part: Rows of this worker.
@@ -133,7 +133,7 @@ def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> i
 
 
 class ShardRows:
-    """An iterable over a shard's batches; a library may iterate as often as it needs.
+    """Iterate over the decoded rows of a worker's shard, batch by batch; a library may do this several times.
 
     If the decoded rows fit into the budget, they are kept in memory after the first pass. Otherwise each pass reads
     the rows again, and at most one row group is in memory.
@@ -171,7 +171,7 @@ class ShardRows:
             yield batch
 
     def forget(self) -> None:
-        """Release the kept rows; no further passes may follow."""
+        """Free the rows that are kept in memory; the object must not be iterated over after this call."""
         self._kept = None
 
     def _decode(self) -> Iterator[Batch]:
@@ -230,7 +230,7 @@ class _GroupNumbers:
         self._before: pa.Scalar | None = None
 
     def __call__(self, table: pa.Table) -> np.ndarray:
-        """Return the number of each row's group, int64 ``[rows]``."""
+        """Return for each row of the next table the number of its group, as an int64 array ``[rows]``."""
         values = table.column(self._column).combine_chunks()
         numbers = self._last + group_starts(values, self._before).cumsum()
         self._last, self._before = int(numbers[-1]), values[-1]

@@ -1,4 +1,4 @@
-"""Messages between the driver and the workers of a boosting training, the same for all libraries."""
+"""Define the messages between the driver and the workers of a boosting training; all libraries use the same ones."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class UserCode:
 
 
 def refuse_namesakes(history: Mapping[str, Mapping[str, Sequence[float]]], rounds: int) -> None:
-    """Raise if two metrics have the same name, because their values would be recorded as one metric.
+    """Raise InvalidArgumentError if two metrics have the same name: their values would be recorded as one metric.
 
     Args:
         history: Eval set -> metric -> value per round.

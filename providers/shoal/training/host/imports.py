@@ -1,4 +1,4 @@
-"""Import a library without the optional packages that it would import too."""
+"""Import a library without the optional packages that the library would import, because they slow the import down."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ class Binned:
         ).construct()
         if self._group is not None:
             self.dataset.set_group(np.bincount(self._group))
-            self._group = None  # the dataset stores the sizes of the groups; the numbers are not needed any more
+            self._group = None  # frees the array, because the dataset has stored the sizes of the groups
         if not keep:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set the scores from which boosting starts.
+        """Set the score of each row from which boosting starts: the margins, and the predictions of an earlier model.
 
         Args:
             model: Model from which boosting continues; None: start a new model.

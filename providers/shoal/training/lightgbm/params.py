@@ -68,7 +68,7 @@ _ELSEWHERE = {
 def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
-    """Merge params, objective and number of rounds, and refuse contradictions; see `boosting.params.merge`."""
+    """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
     merged = merge(params, objective, n_estimators, _NAMES)
     return {_NAMES.canonical(name): value for name, value in merged.items()}
 
@@ -207,7 +207,8 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
     """
     index = index if begins_anew(params) else 0
     own = {name: params[name] + index for name in _SEEDS if name in params}
-    rest = {name: value for name, value in params.items() if name != "categorical_feature"}  # for datasets only
+    # `categorical_feature` is a parameter of datasets and not of boosters, so it is left out.
+    rest = {name: value for name, value in params.items() if name != "categorical_feature"}
     return {**rest, **own, "seed": seed + index}
 
 

@@ -101,7 +101,8 @@ class Trainer:
         """
         if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
             return self._booster
-        self._booster = None  # free the old booster first, because each booster keeps scores of all rows in memory
+        # The old booster is freed before a new one is created, because each booster keeps scores of all rows in memory.
+        self._booster = None
         # This dict is passed to the user's callbacks, which write their changes of the booster's parameters into it.
         self._params = segment_params(self._task.params, self._task.seed, segment.index)
         model = self._state.model

@@ -124,7 +124,7 @@ class Checkpoints:
         return None
 
     def latest(self) -> int | None:
-        """Return the number of the newest checkpoint, or None if there is none."""
+        """Return the number of the newest checkpoint in the folder, or None if there is no checkpoint."""
         return max((number for number, _ in self._found(*self._filesystem())), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:

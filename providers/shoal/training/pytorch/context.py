@@ -94,7 +94,7 @@ class Context:
         return _number("GROUP_RANK", 0)
 
     def get_world_size(self) -> int:
-        """Return the number of workers."""
+        """Return the number of workers in the gang, or 1 outside a gang."""
         return _number("WORLD_SIZE", 1)
 
     def get_local_world_size(self) -> int:
@@ -102,7 +102,7 @@ class Context:
         return _number("LOCAL_WORLD_SIZE", 1)
 
     def get_master_addr(self) -> str:
-        """Return the address of rank 0's node."""
+        """Return the address of the node on which rank 0 runs; 127.0.0.1 outside a gang."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     def get_master_port(self) -> int:
@@ -128,7 +128,7 @@ class Context:
         return self._reporter
 
     def save_checkpoint(self, state: Any, metrics: Mapping[str, Any] | None = None) -> None:
-        """Save a state, which :meth:`get_checkpoint` returns after a restart.
+        """Save the state of the training as a checkpoint, which :meth:`get_checkpoint` returns after a restart.
 
         Only the state of rank 0 is saved; other ranks may call this method, but do not need to. A state that is sharded
         over the ranks has to be gathered first, for example with ``get_model_state_dict`` of

@@ -153,7 +153,7 @@ class Destination:
             )
 
     def _swap(self, final: Path, staging: Path) -> None:
-        """Replace the final folder by the staging folder.
+        """Replace the published folder by the staging folder, to which the ranks have uploaded their files.
 
         The old folder is renamed before it is checked, so that no other process can replace it between the check and
         the replacement.

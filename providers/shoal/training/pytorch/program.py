@@ -52,7 +52,7 @@ class Script:
         file = Path(path)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: the path or the text is not valid UTF-8
+        except (OSError, ValueError) as error:  # Python raises ValueError if the path or the text is not valid UTF-8
             raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
         return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
 
@@ -103,7 +103,7 @@ class Program:
         except TypeError as error:
             raise InvalidArgumentError(f"{name_of(target)}: {error}") from None
         except ValueError:
-            pass  # a builtin without a signature
+            pass  # the function is a builtin without a signature, so its arguments cannot be checked
         return cls(target, tuple(args), dict(kwargs))
 
     def dumps(self) -> bytes:
@@ -122,7 +122,7 @@ class Program:
         return content
 
     def __call__(self) -> Any:
-        """Call the function or run the script.
+        """Call the function with its arguments, or run the script, in this process.
 
         Raises:
             TrainingError: The program called ``sys.exit`` with a code other than 0. SystemExit itself would end the
@@ -137,7 +137,7 @@ class Program:
 
 
 def name_of(target: Any) -> str:
-    """Return the name of a function or script for messages."""
+    """Return the name of a function or script, which messages to the user contain."""
     while isinstance(target, partial):
         target = target.func
     return str(getattr(target, "__name__", None) or getattr(target, "name", None) or type(target).__name__)

@@ -48,7 +48,7 @@ class FunctionRequest(Settings):
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """Resources that one worker used.
+    """Rank and node of one worker, and the memory that its process used.
 
     Args:
         rank: Rank of the worker.

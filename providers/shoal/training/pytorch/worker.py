@@ -179,7 +179,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
 
 def upload(paths: Sequence[str], target: str) -> None:
-    """Copy this rank's part of the model, remove its folder and destroy the process group if the user left it open.
+    """Upload this rank's part of the model files, remove its folder, and destroy PyTorch's process group if it is open.
 
     The driver calls this function only after all ranks have returned from `call`. When a rank destroyed its group
     earlier, its connections were closed while another rank was still creating the group, and the other rank failed.
@@ -194,11 +194,11 @@ def upload(paths: Sequence[str], target: str) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     model_dir.upload(_folder, paths, target)
-    shutil.rmtree(_folder, ignore_errors=True)  # remaining files are removed with the node's temp folder
+    shutil.rmtree(_folder, ignore_errors=True)  # files that cannot be removed are removed with the node's temp folder
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has an address, or None."""
+    """Return the name of the network interface that has the given IP address, or None if no interface has it."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             return str(name)

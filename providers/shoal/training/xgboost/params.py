@@ -46,7 +46,7 @@ _ELSEWHERE = {
 def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
-    """Merge params, objective and number of rounds, and refuse contradictions; see `boosting.params.merge`."""
+    """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
     return merge(params, objective, n_estimators, _NAMES)
 
 

@@ -58,7 +58,7 @@ class Tracker:
 
     @property
     def pid(self) -> int:
-        """Process id of the tracker."""
+        """Process id of the tracker process."""
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
@@ -92,7 +92,7 @@ class Tracker:
         return dict(message)
 
     def close(self) -> None:
-        """Kill the process and close its pipes."""
+        """Kill the tracker process and close the pipes to it."""
         self._closed = True
         self._process.kill()
         self._process.wait()

@@ -56,7 +56,7 @@ class _Session:
 
     def __init__(self, task: Task, context: GangContext) -> None:
         idle = memory.reset_peak()
-        self.open = contextlib.ExitStack()  # resources to release in close()
+        self.open = contextlib.ExitStack()  # contains the folder for matrices on disk and the connection, for close()
         self.task = task
         self.context = context
         self.rows: list[ShardRows] = []
@@ -133,7 +133,7 @@ class _Session:
         callbacks, stopping = self._new_callbacks(checkpoint)
         self.booster = callbacks.before_training(booster)
         if stopping:
-            stopping.starting_round = 0  # rounds are counted from the beginning of the first segment
+            stopping.starting_round = 0  # early stopping counts the rounds from the beginning of the training
         self._callbacks = callbacks
         return checkpoint.rounds
 
