@@ -268,7 +268,7 @@ class DataConnector:
             staging=self.staging,
         )
 
-    # Metadata read from footers
+    # Metadata
 
     def schema(self) -> pa.Schema:
         """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""

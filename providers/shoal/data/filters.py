@@ -100,7 +100,7 @@ def _parse_term(given: Any) -> Term:
         )
     values = tuple(_parse_scalar(item, given) for item in value)
     if isinstance(value, set | frozenset):
-        values = tuple(sorted(values, key=lambda item: (str(type(item)), item)))  # so that equal sets are stored alike
+        values = tuple(sorted(values, key=lambda item: (str(type(item)), item)))  # equal sets then give equal JSON
     if not values:
         raise InvalidArgumentError(f'filters has the term {shown(given)}: "{operator}" needs at least one value')
     return column, operator, values

@@ -58,7 +58,7 @@ class Claim:
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:  # empty folder, or a process was killed while it wrote the marker
+        if found is None and names <= {MARKER}:  # a folder with an incomplete marker counts as empty
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(

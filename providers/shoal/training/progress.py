@@ -66,7 +66,7 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-"""Function that is called with the progress of a training when it has changed."""
+"""Type of a function that is called with the progress of a training when the progress has changed."""
 
 
 def bounded(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ _REPLACE_SECONDS = 60.0
 """Seconds to wait for the replacement of a lost node before the training continues with fewer workers, if
 `RunConfig.min_workers` allows this. A local node is replaced within 40 s, including the time to detect its loss."""
 _PATIENCE_SECONDS = 2.0
-"""Seconds between two attempts while the training waits for a new node."""
+"""Seconds between two attempts to start the workers while the training waits for the replacement of a lost node."""
 
 _T = TypeVar("_T")
 

@@ -107,7 +107,7 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
     engine = _engine(url, poolclass=NullPool)
     database = engine.url.database
     if engine.dialect.name == "sqlite" and database and database != ":memory:" and not os.path.exists(database):
-        raise DataError(f"the SQLite database {database} does not exist")  # SQLite would create an empty database
+        raise DataError(f"the SQLite database {database} does not exist")  # otherwise SQLite would create it
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "postgresql":

@@ -199,8 +199,8 @@ class ShardRows:
         where = f"{rows.path}, row group {rows.row_group}"
         if table.num_rows != rows.rows:
             raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
-        # XGBoost silently accepts a worker that has fewer columns than the other workers, so the columns are checked
-        # here.
+        # XGBoost silently accepts a worker that has fewer columns than the other workers, so this
+        # code checks the columns.
         if table.column_names != columns.names:
             raise DataError(
                 f"{where}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"

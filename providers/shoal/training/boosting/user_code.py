@@ -12,9 +12,11 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 
 Objective = Callable[..., Any]
-"""Function that returns the gradient and Hessian of each row's loss; the library defines its signature."""
+"""Type of the user's objective function, which returns the gradient and Hessian of each row's loss. The boosting
+library defines its arguments."""
 Metric = Callable[..., Any]
-"""Function that returns the value of a metric on an eval set; the library defines its signature."""
+"""Type of the user's metric function, which returns the value of a metric on an eval set. The boosting library defines
+its arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class _Weight(IntEnum):
     LOST = 1
     """A worker's process or node is gone."""
     RAISED = 2
-    """A worker's own code raised an exception."""
+    """The code that ran in a worker raised an exception."""
     SIDECAR = 3
     """A helper such as XGBoost's tracker failed, possibly because a worker had ended."""
     PEER = 4
@@ -92,7 +92,7 @@ class _Note:
 _Event = _Cause | _Answer | _Done | _Note
 _C = TypeVar("_C", bound=Sidecar)
 OnNote = Callable[[int, dict[str, Any]], None]
-"""Function that is called with a worker's rank and a note (JSON data) from that worker."""
+"""Type of a function that is called with a worker's rank and a note (JSON data, such as metrics) from this worker."""
 
 
 class Gang:
@@ -207,7 +207,10 @@ class Gang:
             raise
 
     def end(self) -> None:
-        """Kill the workers, close the sidecars and wait until their processes have ended; may be called again."""
+        """Kill the workers, close the sidecars (helpers such as XGBoost's tracker) and wait until the workers have ended.
+
+        The method may be called again.
+        """
         if self.ended:
             return
         self.ended = True
@@ -318,7 +321,7 @@ class Gang:
                 break
             if isinstance(event, _Cause):
                 causes.append(event)
-        # Among failures of the same weight, min() returns the earliest.
+        # If several failures have the lowest weight, min() returns the earliest of them.
         return min(causes, key=lambda cause: cause.weight).error
 
     def _raised(self, rank: int, failure: Failure) -> _Cause:

@@ -159,7 +159,9 @@ class Switchboard:
     def close(self) -> None:
         """Close the sockets of all workers and stop listening for further connections."""
         self._closing = True
-        with contextlib.suppress(OSError):  # sending fails if the thread has seen `_closing` and closed the socket
+        # Sending fails if the thread has already seen `_closing` and closed the socket. The error is ignored, because
+        # the thread then does not have to be woken up.
+        with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
         self._thread.join(timeout=5)
 

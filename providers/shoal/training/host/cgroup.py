@@ -16,7 +16,8 @@ class _Version:
     limit: str
     usage: str
     cache: str
-    """Field of ``memory.stat``: bytes of inactive file pages, which the kernel drops when memory is short."""
+    """Name of the field of the file ``memory.stat`` that contains the bytes of inactive file pages. The kernel drops
+    these pages when memory is short, so they count as free memory."""
 
 
 _V1 = _Version(Path("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -61,7 +62,7 @@ def _limit(version: _Version, group: Path) -> int | None:
     try:
         return int((group / version.limit).read_text())
     except (OSError, ValueError):
-        return None  # no limit: the file is missing in the root group, or contains "max"
+        return None  # the file is missing (root group) or contains "max", which both mean that there is no limit
 
 
 def _room(version: _Version, group: Path) -> int | None:
@@ -69,5 +70,5 @@ def _room(version: _Version, group: Path) -> int | None:
         limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return None  # no limit: the root group of cgroup version 2 has no such files, or the limit is "max"
+        return None  # the files are missing (root group) or the limit is "max", which both mean that there is no limit
     return limit - usage + int(stat.get(version.cache, 0))

@@ -45,7 +45,7 @@ def open_listeners() -> Iterator[socket.socket]:
         try:
             sock = socket.socket(fileno=int(name))
         except OSError:
-            # The descriptor is not a socket, or was closed in the meantime.
+            # The file descriptor is not a socket, or was closed in the meantime, so it is skipped.
             continue
         try:
             listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

@@ -91,7 +91,7 @@ class Checkpoints:
             Path(file.name).unlink(missing_ok=True)
         for other, seal in found:
             if self.told.get(other) != seal:
-                fs.rm_file(f"{root}/{_name(other, seal)}")  # not `fs.rm`, which treats "[1]" in a path as a pattern
+                fs.rm_file(f"{root}/{_name(other, seal)}")  # `fs.rm` would treat "[1]" in a path as a pattern
 
     def load(self) -> Any:
         """Return the newest state whose seal is correct, with tensors on the CPU; None if there is no checkpoint.
