@@ -132,7 +132,7 @@ class DataConnector:
 
         Args:
             query: SQL text or a SQLAlchemy selectable.
-            connection: SQLAlchemy URL, Engine or Connection. It is used only in this process and never stored.
+            connection: SQLAlchemy URL, Engine or Connection. Only this process uses it, and it is never stored.
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 
@@ -255,7 +255,7 @@ class DataConnector:
     def to_spec(self) -> DatasetSpec:
         """Return the description of this dataset for a job's spec.
 
-        It contains paths, filters and splits, but no rows and no credentials.
+        The description contains paths, filters and splits, but no rows and no credentials.
         """
         return DatasetSpec(
             paths=self.source.paths,

@@ -142,9 +142,9 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
         fs.rm_file(marker)
     folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
     for path in sorted(folders, reverse=True):
-        with contextlib.suppress(
-            OSError
-        ):  # the folder does not exist any more, or another process wrote a file into it
+        # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. The
+        # folder then stays as it is.
+        with contextlib.suppress(OSError):
             fs.rmdir(path)
 
 

@@ -52,7 +52,8 @@ class Restarts:
             attempt: Function that trains from the last checkpoint to the end.
             checkpoint: Function that returns a text about the checkpoint from which the next attempt continues.
             shrink: Function that reduces the workers of the next attempt to the number for which there is room, if
-                that is allowed. It returns a text with the new number, or None if it changed nothing.
+                the run config allows this. The function returns a text with the new number, or None if the number
+                stays the same.
 
         Returns:
             The result of `attempt`.

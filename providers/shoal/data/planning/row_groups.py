@@ -77,7 +77,7 @@ class Shard:
 def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tuple[Shard, ...]:
     """Assign the rows of all row groups to workers, so that all workers get nearly the same number of rows.
 
-    The same row groups, number of workers and seed give the same plan, in whatever order the row groups are listed.
+    The same row groups, number of workers and seed give the same plan. The order of `row_groups` does not matter.
     Moving the directory does not change the plan, because the plan depends on the order of the paths and not on their
     text.
 
@@ -88,7 +88,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 
     Returns:
         One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
-        is within 1 % of the mean; if a row group had to be cut, the sizes differ by at most one row.
+        is within 1 % of the mean; if a row group had to be divided, they differ by at most one row.
 
     Raises:
         InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
@@ -115,8 +115,8 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
     """Return the items in a random order that depends only on the seed, with any version of Python.
 
-    This is a Fisher-Yates shuffle over ``random()``: Python guarantees that the stream of ``random()`` never changes,
-    but gives no such guarantee for ``shuffle()``.
+    The function implements a Fisher-Yates shuffle with ``random()``, because Python guarantees that the numbers from
+    ``random()`` never change, but gives no such guarantee for ``shuffle()``.
     """
     deck = list(items)
     rng = random.Random(seed)

@@ -48,7 +48,7 @@ class Prepared:
     Args:
         passes: Number of times that the training rows were decoded.
         read_seconds: Seconds for reading and decoding.
-        quantise_seconds: Further seconds for building the matrices, including the time spent waiting for peers.
+        quantise_seconds: Further seconds for building the matrices, including the time spent waiting for other workers.
         idle_rss_bytes: Resident memory of the worker's process before it read any data, in bytes.
         external_memory: Whether the matrices are on disk.
     """

@@ -207,7 +207,7 @@ class Gang:
             raise
 
     def end(self) -> None:
-        """Kill the workers, close the sidecars (helpers such as XGBoost's tracker) and wait until the workers have ended.
+        """Kill the workers, wait until they have ended, and close the sidecars (helpers such as XGBoost's tracker).
 
         The method may be called again.
         """

@@ -39,7 +39,7 @@ class GangShape:
         per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
             workers wherever there is room.
         trim_memory: Whether the workers return freed memory to the operating system at once, so that another library
-            in the process can use it. This slows down a library that frees and allocates memory all the time.
+            in the process can use it. A library that frees and allocates memory all the time becomes slower.
     """
 
     num_workers: int

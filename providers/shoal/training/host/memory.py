@@ -51,8 +51,8 @@ def trim() -> None:
 def available_bytes() -> int:
     """Return the bytes of memory that this process can still allocate.
 
-    This is the lowest of the machine's free memory, the room below the control groups' limits, and the room below the
-    process's own limit (RLIMIT_DATA).
+    The result is the lowest of three values: the machine's free memory, the memory left below the limits of the control
+    groups, and the memory left below the process's own limit (RLIMIT_DATA).
     """
     import psutil
 

@@ -47,8 +47,8 @@ def run(
     Args:
         request: Datasets, hyperparameters, workers and limits of the run.
         program: Pickled function and arguments, from :meth:`Program.dumps`.
-        claim: Job and attempt of the run; decides the names of the model and checkpoint folders, and which folders the
-            run may replace.
+        claim: Job and attempt of the run, which decide the names of the model and checkpoint folders, and which folders
+            the run may replace.
         location: Absolute directory or URI for these folders; all nodes must be able to reach it.
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.

@@ -72,7 +72,7 @@ class Destination:
 
     Args:
         location: Directory or URI for artifacts.
-        claim: Job and attempt of the run; decides the folders' names and which folders the run may replace.
+        claim: Job and attempt of the run, which decide the folders' names and which folders the run may replace.
         may_publish: Function that returns whether this run may still publish; called right before publishing.
     """
 
