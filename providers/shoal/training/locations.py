@@ -67,7 +67,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             Path(location).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
-    except Exception as error:  # all types are caught, because each fsspec filesystem raises its own
+    except Exception as error:  # each fsspec filesystem raises exceptions of its own types
         raise InvalidArgumentError(
             f'{option} "{location}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI that this host can write"

@@ -107,7 +107,7 @@ def read_metadata(path: str) -> Any:
 
 
 def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:
-    """Read the footers of all files, several at a time.
+    """Read the footers of several Parquet files in parallel threads.
 
     Args:
         files: The files.

@@ -1,4 +1,4 @@
-"""Plan which rows of a shard each DataLoader worker returns, and in which order, without I/O.
+"""Compute which rows of a shard each DataLoader worker returns, and in which order, without I/O.
 
 The row ranges of a shard, one after the other, are called the line here. The line is divided among the workers of a
 DataLoader at multiples of the batch size, so that the number of batches does not depend on the number of workers. The

@@ -141,7 +141,7 @@ def segment_length(rounds: int, wish: int | None) -> int:
 
 @dataclass(slots=True)
 class _Worker:
-    """Sum up the training time and the peak memory of one rank over all segments."""
+    """Sum up the training time of one rank over all segments (groups of rounds), and keep its peak memory."""
 
     prepared: Prepared
     train_seconds: float = 0.0

@@ -362,6 +362,6 @@ def _watch(sock: socket.socket) -> None:
 
 
 def _leave() -> None:
-    # sys.exit() would end only this thread, and the main thread may be inside a library call that never returns.
-    # os._exit() ends the whole process at once.
+    # os._exit() ends the whole process at once. In the lifeline's thread, sys.exit() would end only this thread, and
+    # the main thread may be inside a library call that never returns.
     os._exit(1)

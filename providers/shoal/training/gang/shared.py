@@ -57,7 +57,8 @@ def shared_gang(
     with _idle_lock:
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
-        # Another thread of this driver has stored a gang of the same shape in the meantime. Only one is kept.
+        # Another thread of this driver has stored a gang of the same shape in the meantime. Only one gang of each shape
+        # is kept, so this one ends.
         gang.end()
 
 

@@ -82,7 +82,7 @@ class Failure:
 
 
 class Worker:
-    """Run functions as one worker of a gang; the worker gets its rank from the call of `join`.
+    """Run functions as one worker of a gang (group of workers); the driver's call of `join` gives the worker its rank.
 
     The constructor takes no arguments. Ray loads NumPy and Arrow for a call with arguments, and `trim_memory` has to
     run before Arrow is loaded.

@@ -36,6 +36,6 @@ def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
     lists = booster.pandas_categorical or []
     columns = booster.params.get("categorical_feature")
     if not lists or not isinstance(columns, list) or len(columns) != len(lists):
-        return {}  # the model has no categories, or was trained on category codes that the user computed
+        return {}  # the model has no categories, or the user computed the category codes
     names = booster.feature_name()
     return from_lists({names[column]: values for column, values in zip(columns, lists, strict=True)})

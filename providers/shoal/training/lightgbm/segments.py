@@ -177,5 +177,5 @@ def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[
 
 
 def _copy(history: History) -> History:
-    """Copy a history, so that changes do not affect the driver's history if both are in the same process."""
+    """Copy a history of metrics, so that changes do not affect the driver's history if it is in the same process."""
     return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in history.items()}

@@ -1,4 +1,4 @@
-"""Convert a trained booster to LightGBM's scikit-learn estimator."""
+"""Convert a trained LightGBM booster (model) to LightGBM's scikit-learn estimator."""
 
 from __future__ import annotations
 
