@@ -279,7 +279,8 @@ class AnySpec(Settings, ABC):
         if self.tracking is not None:
             uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
             if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())  # the driver works in another folder
+                # The path is made absolute, because the driver's working directory is not the submitter's.
+                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())
             changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
         return self.model_copy(update=changes)
 

@@ -1,4 +1,4 @@
-"""Predict a dataset with a gang of workers on the Ray cluster that this process is connected to."""
+"""Predict a dataset with a gang (group) of workers on the Ray cluster that this process is connected to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size
 
 _SAY_EVERY_SECONDS = 10.0
-"""Seconds between two lines about the progress."""
+"""Seconds between two lines in the log about the progress of the prediction."""
 
 
 def run(
@@ -35,15 +35,16 @@ def run(
 ) -> PredictResult:
     """Predict every row of a dataset, and publish the predictions when all are written.
 
-    Each worker reads, predicts and writes a contiguous share of the rows. After a lost worker the next gang keeps the
-    files that are complete. If the output has the predictions of the same rows by the same model already, nothing is
-    done.
+    Each worker reads, predicts and writes a contiguous share of the rows. If a worker is lost, a new group of workers
+    starts, and keeps the files that are complete. If the output already has the predictions of the same rows by the
+    same model, the function does nothing.
 
     Args:
         spec: Model, dataset, output and limits of the run.
         claim: Job and attempt of the run.
         env: Environment variables for the workers; may contain credentials.
-        may_publish: Function that returns whether this run may still publish; called right before publishing.
+        may_publish: Function that returns whether this run may still publish its predictions. It is called right before
+            that, because a newer attempt may have replaced this one.
 
     Raises:
         InvalidArgumentError: This process is not connected to Ray, or the output cannot be written or replaced.
@@ -94,7 +95,7 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
 
 
 def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
-    """Return a digest of what decides the predictions: rows, model and columns."""
+    """Return a digest of the rows, the model and the columns, which together determine the predictions."""
     decides: list[Any] = [uri, connector.digest(), spec.keep_cols, spec.prediction_col, spec.input_cols]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
@@ -113,11 +114,15 @@ class _Run:
         self._size = resolve_size(
             spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
         )
-        # The plan is made once. A restart with other files could not keep the complete ones.
+        # The files are planned only once, because a restart with other files could not keep those that are complete.
         self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
 
     def run(self) -> tuple[int, list[int], list[str]]:
-        """Return the number of restarts, the highest memory of each rank, and the names of the files."""
+        """Predict all rows, with restarts after lost workers.
+
+        Returns:
+            The number of restarts, the highest resident memory of each rank in bytes, and the names of the files.
+        """
         peaks = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=lambda: None)
         return self._restarts.count, peaks, [file.name for files in self._files for file in files]
 

@@ -1,4 +1,7 @@
-"""The folder of a batch prediction: complete or absent, and replaced only if shoal has written all of it."""
+"""Write the output folder of a batch prediction so that its marker file shows when all predictions are there.
+
+An existing folder is replaced only if shoal has written all files in it.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,24 @@ from shoal.training import claims
 from shoal.training.claims import Claim
 
 MARKER = "_shoal_predictions.json"
-"""File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""
+"""Name of the file that marks a folder with complete predictions. The name begins with an underscore, because readers
+of Parquet folders skip such files."""
 
 _PART = re.compile(r"part-\d{12}-\d+\.parquet")
 
 
 class Output:
-    """The place where predictions are published.
+    """The output folder of a batch prediction, with the staging folder to which the workers write first.
 
-    On a local path the files are written to a folder beside it, which is renamed when it is complete. An object store
-    cannot rename folders: there the files are written to a folder in it whose name readers skip, then moved one by
-    one, and the marker is written last.
+    For a local output folder, the staging folder lies beside it, and is renamed when all files are complete. Object
+    stores cannot rename folders. For them, the staging folder lies inside the output folder, with a name that readers
+    skip. The complete files are then moved one by one, and the marker file is written last.
 
     Args:
         path: Directory or URI of the predictions.
         claim: Job and attempt that predict.
-        may_publish: Function that returns whether this attempt may still publish; called right before publishing.
+        may_publish: Function that returns whether this attempt may still publish its predictions. It is called right
+            before that, because a newer attempt may have replaced this one.
     """
 
     def __init__(self, path: str, claim: Claim, may_publish: Callable[[], bool] = lambda: True) -> None:
@@ -42,17 +47,18 @@ class Output:
         beside = f".{claim.job_id}.{claim.attempt}.partial"
         place = Path(path)
         self.staging = str(place.parent / f".{place.name}{beside}") if self._local else f"{path}/_{beside}"
-        """Directory or URI to which the workers write."""
+        """Directory or URI of the staging folder, to which the workers write."""
 
     def finished(self, key: str, *, overwrite: bool) -> dict[str, Any] | None:
-        """Return the marker's content if the same predictions are there already.
+        """Return the content of the marker file if the output folder already has the same predictions, else None.
 
         Args:
-            key: Digest of what decides the predictions: rows, model and columns.
+            key: Digest of the rows, the model and the columns, which together determine the predictions.
             overwrite: Whether other predictions may be replaced.
 
         Raises:
-            InvalidArgumentError: The place has something else, or other predictions that must not be replaced.
+            InvalidArgumentError: The output folder has files that shoal has not written, or has other predictions and
+                `overwrite` is False.
         """
         found = self._names()
         if not found:
@@ -73,27 +79,27 @@ class Output:
         return None
 
     def prepare(self) -> None:
-        """Create an empty staging folder, and remove those of earlier attempts of this job."""
+        """Create an empty staging folder, and remove the staging folders of earlier attempts of this job."""
         if self._local:
             place = Path(self.path)
             place.parent.mkdir(parents=True, exist_ok=True)
             for leftover in place.parent.glob(f".{place.name}.{self._claim.job_id}.*.partial"):
-                with contextlib.suppress(InvalidArgumentError):  # it belongs to a newer attempt
+                with contextlib.suppress(InvalidArgumentError):  # a newer attempt's folder is kept
                     self._claim.remove(str(leftover))
             for replaced in place.parent.glob(f".{place.name}.{self._claim.job_id}.*.replaced"):
                 _remove(replaced)
         self._claim.take(self.staging)
 
     def publish(self, names: Iterable[str], marker: dict[str, Any]) -> None:
-        """Publish the written files.
+        """Move the written files from the staging folder to the output folder, and write the marker file.
 
         Args:
-            names: Names of all files.
-            marker: Content of the marker: `key`, `model`, `rows`.
+            names: Names of all files that the workers have written.
+            marker: Content of the marker file: `key`, `model` and `rows`.
 
         Raises:
-            TrainingError: A file is missing, because its worker's node wrote it to a disk that this node cannot see; or
-                a newer attempt has begun.
+            TrainingError: A file is missing, because a worker wrote it to a disk that this node cannot reach. Or this
+                attempt has ended, or a newer attempt has begun.
         """
         expected = set(names)
         missing = sorted(expected - set(_list(self.staging)))
@@ -109,7 +115,7 @@ class Output:
             )
         content = json.dumps(marker).encode()
         if self._local:
-            for stray in set(_list(self.staging)) - expected - {claims.MARKER}:  # of a worker that was killed
+            for stray in set(_list(self.staging)) - expected - {claims.MARKER}:  # files of killed workers
                 (Path(self.staging) / stray).unlink()
             storage.write(f"{self.staging}/{MARKER}", content)
             self._swap()
@@ -120,7 +126,7 @@ class Output:
             self._claim.remove(self.staging)
 
     def discard(self) -> None:
-        """Remove the staging folder."""
+        """Remove the staging folder if it still exists and belongs to this attempt; errors are ignored."""
         with contextlib.suppress(InvalidArgumentError, OSError):
             self._claim.remove(self.staging)
 
@@ -132,7 +138,8 @@ class Output:
         aside = staging.with_suffix(".replaced")
         final.rename(aside)
         try:
-            # Checked after the renaming, so that nothing can come into the folder between check and removal.
+            # The old folder's content is checked after the folder was renamed, so that no other program can write a
+            # file into it between the check and the removal.
             if foreign := [path.name for path in aside.iterdir() if not _is_ours(path.name)]:
                 raise TrainingError(
                     f"{foreign[0]} has come into {final} meanwhile, and shoal has not written it: move it away"
@@ -144,7 +151,10 @@ class Output:
         _remove(aside)
 
     def _clear(self) -> None:
-        """Remove earlier predictions from an object store, the marker first."""
+        """Remove earlier predictions from an object store.
+
+        The marker file is removed first, so that a half-removed folder does not count as complete.
+        """
         fs, root = _filesystem(self.path)
         with redacted_errors(self.path):
             for name in sorted(self._names(), key=lambda name: name != MARKER):
@@ -158,7 +168,7 @@ class Output:
                 fs.mv(f"{staging}/{name}", f"{root}/{name}")
 
     def _names(self) -> list[str]:
-        """Return the names in the folder, without staging folders."""
+        """Return the names of the files in the output folder, without staging folders."""
         if self._local and (Path(self.path).is_symlink() or Path(self.path).is_file()):
             raise InvalidArgumentError(
                 f"{self.path} is a file or a link, but has to be a folder: choose another output_path"
@@ -191,7 +201,7 @@ def _filesystem(folder: str) -> tuple[Any, str]:
 
 
 def _list(folder: str) -> list[str]:
-    """Return the names in a folder; empty if there is no folder."""
+    """Return the names of the files and folders in a folder, sorted; an empty list if the folder does not exist."""
     with redacted_errors(folder):
         fs, root = _filesystem(folder)
         try:

@@ -1,4 +1,4 @@
-"""The workers' side of a batch prediction: read rows, predict them, write Parquet files."""
+"""Run a batch prediction in a worker: read the worker's rows, predict them, and write the predictions as Parquet files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Input of the run, the same for all ranks.
+    """Data about a batch prediction that all of its workers get.
 
     Args:
         model_uri: MLflow URI of the model, with its version.
-        source: Rows to predict.
-        input_cols: Input columns of a model whose signature names none.
-        keep_cols: Columns of the dataset that the output has as well.
-        prediction_col: Column of the predictions.
-        folder: Directory or URI to write to.
+        source: Dataset with the rows to predict.
+        input_cols: Names of the input columns; used only if the model's signature names no columns.
+        keep_cols: Columns of the dataset that are copied into the output beside the predictions.
+        prediction_col: Name of the output column with the predictions.
+        folder: Directory or URI of the folder to which the workers write.
     """
 
     model_uri: str
@@ -42,9 +42,16 @@ class Assignment:
 
 
 def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
-    """Write the files of this rank, and return the highest resident memory of this process in bytes.
+    """Predict the rows of this worker's files, and write the files.
 
-    A file that is there already is complete, and is kept: a gang before this one has written it.
+    A file that exists already is skipped: it is complete, and was written before a restart.
+
+    Args:
+        assignment: Data about the prediction.
+        files: The files that this worker has to write.
+
+    Returns:
+        The highest resident memory of this process in bytes.
     """
     memory.reset_peak()
     predictor: Predictor | None = None
@@ -55,7 +62,8 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
             gang_context().note({"rows": file.rows})
             continue
         predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
-        # An object store shows a file only when it is complete; a local file gets its name then.
+        # A local file is written under a temporary name, and gets its own name when it is complete. Object stores need
+        # no temporary name, because they show a file only when it is complete.
         target = f"{folder}/.{file.name}.{gang_context().rank}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
             _write(stream, _predicted(assignment, predictor, file))
@@ -75,12 +83,15 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
 
 
 def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
-    """Append predictions to a table: one column, or one for each value per row.
+    """Return a table with the predictions appended: one column, or several if there are several values per row.
 
     Args:
-        table: The rows' other columns; may be none.
-        predicted: Predictions ``[rows]`` or ``[rows, outputs]``; one output per row gives one column.
-        column: Name of the column, or of the columns without their numbers.
+        table: Other columns of the same rows; the table may have no columns.
+        predicted: Predictions ``[rows]`` or ``[rows, outputs]``.
+        column: Name of the new column. Several columns get the names ``<column>_0``, ``<column>_1`` and so on.
+
+    Raises:
+        DataError: The table has a column of that name already.
     """
     import pyarrow as pa
 
