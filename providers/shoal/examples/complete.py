@@ -1,4 +1,4 @@
-"""`complete`: create a folder atomically, so that it never exists with only some of its files."""
+"""Provide `complete`, which creates a folder atomically, so that it never exists with only some of its files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`LocalAirflow`: run an Airflow on loopback that ends with the process that started it.
+"""Provide `LocalAirflow`, which runs an Airflow on loopback that ends with the process that started it.
 
-``python -m shoal.examples.local_airflow`` is the keeper process. It starts scheduler, DAG processor and API server in
-its own session. When its standard input closes, it ends all processes in this session. The standard input closes when
-`LocalAirflow.stop` is called, or when the process that started the keeper is killed.
+``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that started it. The
+keeper starts scheduler, DAG processor and API server in a session of its own. When the keeper's standard input closes,
+it ends all processes in that session. The standard input closes when `LocalAirflow.stop` is called, or when the process
+that started the keeper is killed.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ _COMPONENTS = (
     ("dag-processor",),
 )
 _READY_S = 180.0
-"""Maximum time in seconds until the API answers and the scheduler has a heartbeat; 15 to 30 s on 2 busy cores."""
+"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 busy cores, this takes 15 to
+30 s."""
 
 _GRACE_S = 12.0
-"""Seconds from SIGTERM to SIGKILL. A training task cancels its job within 5 s."""
+"""Seconds from SIGTERM to SIGKILL. The time is sufficient for a training task to cancel its job, which takes up to
+5 s."""
 
 
 class LocalAirflow:
@@ -108,7 +111,8 @@ class LocalAirflow:
         return answer.json() if answer.content else None
 
     def _send(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
-        # Where Airflow shares 2 busy cores with a training, one answer took more than 30 s. Reading again does no harm.
+        # A GET request that gets no answer in time is repeated, which does no harm. On 2 busy cores that Airflow shared
+        # with a training, one answer took more than the limit of 30 s.
         attempts = stop_after_attempt(4 if method == "GET" else 1)
         retrying = Retrying(retry=retry_if_exception_type(httpx.ReadTimeout), stop=attempts, reraise=True)
         return retrying(self._http.request, method, path, json=body or None)
@@ -133,7 +137,7 @@ class LocalAirflow:
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Return the state of each task of a run, as task id -> state."""
+        """Return the state of each task of a run, by the task's id; None for a task that has no state yet."""
         found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {one["task_id"]: one["state"] for one in found}
 

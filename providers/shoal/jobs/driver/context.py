@@ -1,4 +1,4 @@
-"""Define the data about an attempt that all kinds of jobs need in their driver, such as the store and the MLflow run."""
+"""Define the data about an attempt that its driver needs for any kind of job, such as the store and the MLflow run."""
 
 from __future__ import annotations
 

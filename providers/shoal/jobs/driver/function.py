@@ -1,4 +1,4 @@
-"""Run a training function in its job's driver: call it on all ranks, log their metrics, and save their return values."""
+"""Run a training function in its job's driver: call it on all ranks, log its metrics, and save its return values."""
 
 from __future__ import annotations
 

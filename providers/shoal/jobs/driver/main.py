@@ -288,8 +288,8 @@ def main() -> int:
         os.environ.update(secrets.variables())
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        # `import_lean` saves memory by hiding scikit-learn. It is not used if the job compares models, because a
-        # champion that other software has registered may need scikit-learn.
+        # `import_lean` imports the library without scikit-learn, which saves seconds. It is not used if the job
+        # compares models, because a champion that other software has registered may need scikit-learn.
         if isinstance(spec, JobSpec) and spec.register_as is None:
             import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()

@@ -1,4 +1,4 @@
-"""Store the user's pickled code in files that are named by their digest, and read them by the path in the job's spec."""
+"""Store the user's pickled code in files that are named by their digest, and read these files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a batch prediction in a worker: read the worker's rows, predict them, and write the predictions as Parquet files."""
+"""Run a batch prediction in a worker: read the worker's rows, predict them, and write Parquet files."""
 
 from __future__ import annotations
 
