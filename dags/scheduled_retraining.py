@@ -35,8 +35,8 @@ one if that is at most an hour late."""
 
 @dag(
     schedule=MONTHLY,
-    catchup=False,  # Unpausing the DAG must not train a model for each past month. Use a backfill for them.
-    max_active_runs=2,  # Two runs can share the pool: each has its own lease, and jobs wait for free nodes.
+    catchup=False,  # With True, unpausing the DAG would train a model for each past month. Use a backfill for that.
+    max_active_runs=2,  # Two runs may share the pool, because each has its own lease and jobs wait for free nodes.
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
         "month": Param(

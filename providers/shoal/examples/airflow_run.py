@@ -61,8 +61,8 @@ def run(month: int, rounds: int) -> JobResult:
     timeline.say("starting a pool and Airflow")
     try:
         with ThreadPoolExecutor(1) as threads:
-            # With this process as owner, the pool goes down even if this process is killed, and the run's jobs and
-            # lease end with the pool.
+            # This process is the pool's owner, so that the pool goes down by itself if this process is killed. The
+            # run's jobs and its lease of nodes then end with the pool.
             pool_up = threads.submit(pool.up, owner=ProcessId.mine())
             with _airflow(RUN_POOL) as airflow:
                 pool_up.result()
@@ -173,7 +173,7 @@ def main() -> int:
     arguments = parser.parse_args()
     work = up if arguments.up else lambda: run(arguments.month, arguments.rounds)
     code = run_alone(work, farewell="Airflow is stopped and the pool is down", lock="airflow")
-    return 0 if arguments.up and code == INTERRUPTED else code  # Ctrl-C is the normal end of `make up`.
+    return 0 if arguments.up and code == INTERRUPTED else code  # Ctrl-C is the normal end of `make up`, not an error.
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def retrain(month: int, rounds: int) -> JobResult:
     spec = retraining_spec(month, n_estimators=rounds)
     pool = ComputePool(POOL)
     timeline.say(f"bringing up the pool {pool.name}")
-    # With this process as owner, the pool goes down even if this process is killed.
+    # This process is the pool's owner, so that the pool goes down by itself if this process is killed.
     pool.up(on_progress=timeline.look, owner=ProcessId.mine())
     try:
         timeline.look(pool.describe())
@@ -235,7 +235,7 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
         farewell: Text to print after Ctrl-C, which tells what was stopped.
         lock: Name of the lock. Examples with the same lock share a pool, and only one of them runs at a time.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM has the same effect as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the example cleanly, as Ctrl-C does.
     with open_locked(subfolder("examples") / f"{lock}.lock", wait=False) as locked:
         if not locked:
             console.print(
@@ -245,7 +245,8 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
         try:
             work()
         except ShoalError as error:
-            # Without `escape`, Rich would interpret texts such as "[rank 1 …]" as markup.
+            # The text is escaped, because Rich would otherwise take texts such as "[rank 1 …]" for markup and hide
+            # them.
             console.print(f"[red]error:[/] {escape(str(error))}")
             return 1
         except KeyboardInterrupt:

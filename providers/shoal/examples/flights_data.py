@@ -92,7 +92,8 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
             [source] = month_files([int(file.stem[-2:])])
             partial = folder / f".{file.stem}-{uuid.uuid4().hex[:8]}"
             shutil.copyfile(source, partial)
-            partial.rename(file)  # Another process may write the same file.
+            # The copy is renamed in one step, because another process may write the same file at the same time.
+            partial.rename(file)
     return [str(file) for file in files]
 
 

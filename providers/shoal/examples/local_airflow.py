@@ -81,7 +81,7 @@ class LocalAirflow:
 
     @property
     def password(self) -> str:
-        """Return the password of the user ``admin``."""
+        """Return the password of Airflow's user ``admin``, which was generated at the first start."""
         passwords: dict[str, str] = json.loads(self._password_file.read_text())
         return passwords[USER]
 
@@ -92,7 +92,7 @@ class LocalAirflow:
 
     @property
     def session(self) -> int:
-        """Return the session id of Airflow's processes."""
+        """Return the id of the operating system's session to which all processes of Airflow belong."""
         assert self._keeper is not None
         return self._keeper.pid
 
@@ -142,7 +142,7 @@ class LocalAirflow:
         return {one["task_id"]: one["state"] for one in found}
 
     def returned(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """Return the value that a task returned."""
+        """Return the value that a task of a run returned, which Airflow keeps as an XCom."""
         entry = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         return self.call("GET", f"{entry}?deserialize=true")["value"]
 
@@ -157,7 +157,7 @@ class LocalAirflow:
         return [line for line in lines if line and not line.startswith("::")]
 
     def alive(self) -> bool:
-        """Return whether Airflow is running."""
+        """Return whether Airflow is running, that is, whether its keeper process has not ended."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def stop(self) -> None:
@@ -169,7 +169,8 @@ class LocalAirflow:
         with suppress(BrokenPipeError):
             self._keeper.stdin.close()
         if self._keeper.wait() != 0:
-            _end_session(self._keeper.pid, signal.SIGKILL)  # The keeper was killed before it could end its processes.
+            # The keeper was killed before it could end Airflow's processes, so they are killed directly.
+            _end_session(self._keeper.pid, signal.SIGKILL)
 
     def _start(self) -> None:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -264,7 +265,7 @@ class LocalAirflow:
             "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             "workers": {"min_heartbeat_interval": 2},
-            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 send usage data by default.
+            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 would send usage data.
         }
         named = {
             f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
@@ -300,7 +301,7 @@ def keep() -> None:
         for command in _COMPONENTS
     ]
     while all(process.poll() is None for process in components):
-        # Nothing is ever written to standard input, so it becomes readable only when it is closed.
+        # Standard input becomes readable only when it is closed, because nothing is ever written to it.
         if select.select([sys.stdin], [], [], 0.5)[0]:
             break
     _end_session(os.getsid(0), signal.SIGTERM, signal.SIGKILL)

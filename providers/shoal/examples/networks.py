@@ -128,7 +128,7 @@ def keep(net: nn.Module, num_features: int) -> None:
 def _log(net: nn.Module, num_features: int) -> None:
     import os
 
-    if "MLFLOW_RUN_ID" not in os.environ:  # The job is not tracked in MLflow.
+    if "MLFLOW_RUN_ID" not in os.environ:  # The job has no MLflow run to which the network could be logged.
         return
     import mlflow
     from mlflow.models import ModelSignature

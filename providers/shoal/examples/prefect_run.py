@@ -167,7 +167,7 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # The flow has not brought the pool up yet.
+    with suppress(PoolNotFoundError):  # There is no pool until the flow has brought it up.
         timeline.look(ComputePool(POOL).describe())
 
 

@@ -1,4 +1,7 @@
-"""Release everything that a run still holds on a pool, and record the end of lost jobs."""
+"""Cancel the jobs and release the leases that a run still has on a pool, and record the end of lost jobs.
+
+A job is lost if its driver or its submitter died before it could record the end of the job.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class CleanupReport:
     left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, for an XCom or an artifact."""
+        """Return the report as plain data, for an Airflow XCom or a Prefect artifact."""
         return asdict(self)
 
 
@@ -111,7 +114,7 @@ def settle_jobs() -> list[str]:
         try:
             handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
-        except ShoalError as error:  # normal: for example, the job's pool is bound to another machine
+        except ShoalError as error:  # expected, for example if the job's pool is on another host, which checks the job
             log.info("job %s was not checked: %s", job.job_id, error)
             continue
         except Exception as error:  # an unexpected error with one job must not stop the check of the others
@@ -141,7 +144,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
                 for key in admission.look(store, pool).free_for:
                     try:
                         attach(key.job_id, key.attempt).start_if_room()
-                    except ShoalError as error:  # normal: for example, the pool was deleted a moment ago
+                    except ShoalError as error:  # expected, for example if the pool was deleted a moment ago
                         log.info("job %s was not started: %s", key.job_id, error)
             sleep(_QUEUE_PERIOD_S)
             rounds += 1

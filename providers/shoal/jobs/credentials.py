@@ -50,7 +50,7 @@ class Secrets:
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # JSON pointer into the spec -> the original value
+    uris: Mapping[str, str] = field(default_factory=dict)  # original values by JSON pointer into the spec
 
     def redact(self, text: str) -> str:
         """Return a text in which these credentials, and all others that can be recognised, are replaced."""
@@ -70,15 +70,15 @@ class Secrets:
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables without the URLs of database connections, which only the driver may have."""
+        """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
-    def __repr__(self) -> str:  # a traceback that prints local variables must not print the values
+    def __repr__(self) -> str:  # without the values, because a traceback may print local variables
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the submitter's environment variables that are passed on to the driver."""
+    """Return those of the submitter's environment variables that the driver gets: settings for storage and MLflow."""
     return {name: value for name, value in environment.items() if value and _ENVIRONMENT.fullmatch(name)}
 
 

@@ -128,7 +128,7 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error and redact(job.error),  # a row that shoal 0.1 wrote may contain credentials
+            error=job.error and redact(job.error),  # because shoal 0.1 stored errors with credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -299,7 +299,7 @@ class JobHandle:
             if view.silence in (Silence.POOL_GONE, Silence.HEAD_REPLACED) or (view.ray_job and view.ray_job.ended):
                 break
             if view.silence is None and view.ray_job is None:
-                break  # the attempt was never submitted
+                break  # the attempt was never submitted, so there is no driver to wait for
             if not stopped:
                 stopped = self._stop()
             self._sleep(SHORTEST_PAUSE_S)
@@ -435,7 +435,7 @@ class JobHandle:
         return job
 
     def _of(self, key: Key) -> JobHandle:
-        """Return a handle of another attempt on the same pool."""
+        """Return a handle of another attempt on the same pool, by which this process can start that attempt."""
         return JobHandle(
             self._store,
             attempts.load(self._store, key),
@@ -511,7 +511,7 @@ class JobHandle:
 
     def _submitter_is_gone(self, job: Job) -> bool:
         """Return whether the process that submitted the attempt died, or has not polled the job for long."""
-        if job.submitter is None:  # shoal 0.1 wrote the row and did not record the submitter, so nothing can be said
+        if job.submitter is None:  # shoal 0.1 wrote the row without the submitter, so that it cannot be checked
             return False
         submitter = ProcessId.from_json(job.submitter)
         if submitter.alive():

@@ -11,7 +11,7 @@ from uuid import uuid4
 from shoal.errors import InvalidArgumentError
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DIGEST_LENGTH = 12  # 48 bits: among a million jobs, the chance that any two have the same id is one in 500
+_DIGEST_LENGTH = 12  # 48 bits are enough: among a million jobs, the chance that any two share an id is one in 500
 _INTERACTIVE = ("cli:", "python:")
 
 
@@ -45,7 +45,7 @@ def is_interactive(holder: str) -> bool:
 
 
 def is_legal(given: str) -> bool:
-    """Return whether a text is a legal job id."""
+    """Return whether a text is a legal job id, which has 1 to 100 letters, digits, ".", "_" and "-"."""
     return _JOB_ID.fullmatch(given) is not None
 
 

@@ -24,7 +24,7 @@ _SIGKILLED = (-9, 137)
 
 
 class Silence(Enum):
-    """Reason why the pool's head gave no answer about a job."""
+    """Reason why the pool's head gave no answer about a job; some reasons mean that the job is lost, others not."""
 
     POOL_GONE = auto()
     """The pool is down or does not exist: none of its jobs runs any more."""
@@ -100,7 +100,7 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
 
 
 def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
-    """Return the endpoint of a pool's head.
+    """Return the endpoint (addresses and token) of a pool's head.
 
     Args:
         name: Name of the pool.

@@ -204,7 +204,7 @@ def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]
     """
     lines: dict[str, list[Entry]] = {}
     for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):
-        lines.setdefault(entry.holder, []).append(entry)  # sorted so that `pop` takes the oldest attempt
+        lines.setdefault(entry.holder, []).append(entry)  # newest first, so that `pop` takes the oldest one
 
     def turn(holder: str) -> tuple[int, float, tuple[str, int], str]:
         first = lines[holder][-1]

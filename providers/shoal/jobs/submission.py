@@ -126,7 +126,7 @@ def attach(job_id: str, attempt: int | None = None) -> JobHandle:
     Raises:
         JobError: There is no such job, or no such attempt.
     """
-    if not ids.is_legal(job_id):  # not looked up, because databases raise an error for some texts, such as "\0"
+    if not ids.is_legal(job_id):  # not looked up, because databases refuse some texts, such as those with NUL
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
@@ -155,7 +155,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
         raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 to {_MOST_LISTED}")
-    if pool_name is not None and not is_pool_name(pool_name):  # databases raise an error for some texts, such as "\0"
+    if pool_name is not None and not is_pool_name(pool_name):  # not looked up: databases refuse some texts
         return []
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)

@@ -156,7 +156,7 @@ class Watchdog:
             try:
                 job, self.reason = self.look()
             except StoreError:
-                continue  # training goes on while the store cannot be reached
+                continue  # not fatal: the job goes on, and the next round reads the row again
             if self.reason is None:
                 self._renew_lease(job)
                 continue

@@ -69,7 +69,7 @@ def _staged_data(store: Store) -> Iterator[str]:
 
 
 def _staged(job: Job) -> set[str]:
-    with suppress(InvalidArgumentError):  # a spec of another version of shoal may not be readable
+    with suppress(InvalidArgumentError):  # the spec of another shoal version may be unreadable; its data are kept
         spec = parse_spec(job.spec)
         return spec.staged() | set(queries.locations(spec, Key(job.id, job.attempt)).values())
     return set()

@@ -71,7 +71,7 @@ class _Tee:
         self._redact = redact
 
     def write(self, text: str) -> int:
-        shown = self._redact(text).encode(errors="backslashreplace")  # because UTF-8 has no lone surrogates
+        shown = self._redact(text).encode(errors="backslashreplace")  # UTF-8 cannot encode lone surrogates
         with suppress(OSError, ValueError):
             self._stream.write(shown.decode())
         with suppress(OSError):

@@ -52,7 +52,7 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """Return the value of the metric that decides."""
+        """Return the value that the version reaches in the deciding metric, the one named by `Register.metric`."""
         return self.evaluation.value
 
 

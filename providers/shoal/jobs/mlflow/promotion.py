@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the challenger's metrics as ``holdout-<metric>``."""
+        """Return the values of the challenger's metrics, by the names ``holdout-<metric>``."""
         return _holdout_metrics(self.challenger.evaluation)
 
     def result(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int | None:
-    """Return how many rows of the holdout are among the training rows; None if those are not known."""
+    """Return how many rows of the holdout a model was trained on; None if its training rows are not known."""
     if trained_on is None:
         return None
     return sum(file.rows for file in shared_rows(trained_on, holdout.connector.source))
@@ -270,9 +270,9 @@ class _Contest:
     holdout_digest: str
     key: Key
     score_champion: Callable[[str], Evaluation]
-    rivals: dict[str, Candidate] = field(default_factory=dict)  # every version that was evaluated
-    against: Candidate | None = None  # the rival of the last decision
-    decision: Decision | None = None  # the last decision
+    rivals: dict[str, Candidate] = field(default_factory=dict)  # evaluated versions, by number
+    against: Candidate | None = None  # the version with which the last round compared the challenger
+    decision: Decision | None = None  # the decision of the last round
     written: set[str] = field(default_factory=set)  # versions to which this process has given the alias
     since: int | None = None  # id of the row of this process's first promotion; None: it has not set the alias
 

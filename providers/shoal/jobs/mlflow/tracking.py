@@ -68,7 +68,7 @@ class Run:
         link: URL of the run's page, or for a local database the command that starts MLflow's web interface.
     """
 
-    client: MlflowClient = field(repr=False)  # repr=False: client and URI contain credentials of the tracking server
+    client: MlflowClient = field(repr=False)  # not printed, because client and URI may contain credentials
     uri: str = field(repr=False)
     experiment_id: str
     run_id: str
@@ -83,7 +83,7 @@ class Run:
             name: Name of the run if `tracking` has none.
             tags: Tags in addition to those of `tracking`.
         """
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would send data about users' trainings
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # because it sends data about users' trainings
         import mlflow
 
         for logger in _NOISY:

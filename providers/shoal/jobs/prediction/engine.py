@@ -118,7 +118,7 @@ class _Run:
         self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
 
     def run(self) -> tuple[int, list[int], list[str]]:
-        """Predict all rows, with restarts after lost workers.
+        """Predict all rows, and start a new group of workers each time a worker was lost.
 
         Returns:
             The number of restarts, the highest resident memory of each rank in bytes, and the names of the files.

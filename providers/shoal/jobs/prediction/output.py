@@ -84,7 +84,7 @@ class Output:
             place = Path(self.path)
             place.parent.mkdir(parents=True, exist_ok=True)
             for leftover in place.parent.glob(f".{place.name}.{self._claim.job_id}.*.partial"):
-                with contextlib.suppress(InvalidArgumentError):  # a newer attempt's folder is kept
+                with contextlib.suppress(InvalidArgumentError):  # not removed: a newer attempt's folder
                     self._claim.remove(str(leftover))
             for replaced in place.parent.glob(f".{place.name}.{self._claim.job_id}.*.replaced"):
                 _remove(replaced)
