@@ -510,7 +510,12 @@ class JobHandle:
         return (self._clock() - job.queued_at if waited is None else waited) > float(timeout)
 
     def _submitter_is_gone(self, job: Job) -> bool:
-        """Return whether the process that submitted the attempt died, or has not polled the job for long."""
+        """Return whether the process that has to send the attempt to the head seems to be dead.
+
+        That process is the submitter, or the process that has taken the attempt out of the queue. It counts as dead if
+        it does not run any more, or runs on another host and cannot be checked, and the job was not polled for some
+        time (20 s, or 300 s on another host).
+        """
         if job.submitter is None:  # shoal 0.1 wrote the row without the submitter, so that it cannot be checked
             return False
         submitter = ProcessId.from_json(job.submitter)

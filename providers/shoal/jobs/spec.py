@@ -94,8 +94,8 @@ class Register(Settings):
         "determines it; any other value must agree with the metric.",
     )
     holdout: DatasetSpec = Field(
-        description="Dataset on which the champion and the challenger are evaluated; neither may have been trained on "
-        "its rows."
+        description="Dataset on which the champion and the challenger are evaluated; neither should have been trained "
+        "on its rows (see `overlap`).",
     )
     metrics: tuple[str, ...] = Field(
         default=(), description="Further metrics that are computed and reported, but do not affect the decision."
@@ -115,9 +115,9 @@ class Register(Settings):
     )
     baseline: Literal["auto", "mean", "median", "majority"] | None = Field(
         default="auto",
-        description="Constant prediction, computed from the holdout's labels, that the first champion must beat. auto: "
-        "the class frequencies for a classifier's metric, the median for absolute errors, the mean for other metrics. "
-        "None: any model may become the first champion.",
+        description="Constant prediction, computed from the holdout's labels, that the challenger must beat if there "
+        "is no champion to compare it with. auto: the class frequencies for a classifier's metric, the median for "
+        "absolute errors, the mean for other metrics. None: any model may become the first champion.",
     )
     by: str | None = Field(
         default=None,
@@ -411,11 +411,11 @@ class DataResult(Settings):
         "wherever they are stored."
     )
     time_from: str | None = Field(
-        default=None, description="Smallest value of the time column. None: the dataset has no time column."
+        default=None,
+        description="Smallest value of the time column, which is the dataset's `time_col` or the only time column in "
+        "its filters. None: there is no such column.",
     )
-    time_to: str | None = Field(
-        default=None, description="Largest value of the time column. None: the dataset has no time column."
-    )
+    time_to: str | None = Field(default=None, description="Largest value of the time column; None as for `time_from`.")
 
     def tags(self) -> dict[str, str]:
         """Return the tags by which the registered version in MLflow describes its training rows."""

@@ -100,7 +100,7 @@ def _described(dataset: DataConnector, time_col: str | None) -> DataResult:
 
     Args:
         dataset: The training data.
-        time_col: Name of the column with the time of each row; None: there is no such column.
+        time_col: Name of the column with the time of each row; None: the only time column in the dataset's filters.
     """
     ends = dataset.time_range(time_col)
     low, high = (None, None) if ends is None else (_text(end) for end in ends)
