@@ -15,7 +15,7 @@ from shoal import jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
 from shoal.jobs import JobHandle, JobSpec, credentials, submission
-from shoal.jobs.client import JobClient
+from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.admission import Admission
@@ -287,6 +287,27 @@ def test_a_waiting_job_outlasts_a_head_that_is_replaced_and_a_locked_store(queue
             second.wait(timeout=5.0, on_log=None)
 
     assert second.status().state is JobState.PENDING
+    assert queue.sent == ["first", "second"]
+
+
+@pytest.mark.parametrize("error", [HeadBusyError, HeadGoneError, PoolDownError])
+def test_a_head_that_does_not_answer_a_submission_fails_no_waiting_job(queue, monkeypatch, caplog, error):
+    queue.submit("first")
+    second = queue.submit("second")
+    queue.submit("third")
+    queue.end("first")
+
+    def refuse(*_: object) -> None:
+        raise error("the head does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobClient, "submit", refuse)
+        with pytest.raises(JobTimeoutError):
+            second.wait(timeout=5.0, on_log=None)
+    assert positions() == {"second": 1, "third": 2}
+    assert "job second, attempt 1 waits again: the head does not answer" in caplog.text
+
+    assert second.status().position is None
     assert queue.sent == ["first", "second"]
 
 

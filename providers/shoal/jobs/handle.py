@@ -309,7 +309,7 @@ class JobHandle:
         if admission.admit(self._store, self._key, self._clock(), address(head)) is not Admission.NOW:
             return
         try:
-            self._or_fail(partial(self._submit, head))
+            self._or_fail(partial(self._submit_or_put_back, head))
         except (JobError, PoolDownError) as error:
             log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
 
@@ -332,6 +332,16 @@ class JobHandle:
         if not submitted:
             self._discard_unneeded_credentials()
         return submitted
+
+    def _submit_or_put_back(self, head: Endpoint) -> bool:
+        """Submit the admitted attempt; if the head does not answer, let the attempt wait again and return False."""
+        try:
+            return self._submit(head)
+        except (HeadBusyError, HeadGoneError, PoolDownError) as error:
+            # The head may have received this submission in spite of the error: its driver then runs as usual.
+            admission.put_back(self._store, self._key)
+            log.warning("job %s, attempt %d waits again: %s", self.job_id, self.attempt, error)
+            return False
 
     def _or_fail(self, submit: Callable[[], bool]) -> bool:
         """Call a function that submits the attempt, and record the failure of the attempt if the function raises."""

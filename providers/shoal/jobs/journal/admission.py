@@ -98,6 +98,18 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         return Admission.NOW
 
 
+def put_back(store: Store, key: Key) -> None:
+    """Let an admitted attempt wait again, at its old place in the queue; do nothing if it is not pending any more.
+
+    Raises:
+        JobError: There is no such attempt.
+    """
+    with transaction(store, JobStep.ADMIT) as session:
+        job = get(session, key)
+        if job.state is JobState.PENDING:
+            job.admitted_at = None
+
+
 def look(store: Store, pool: str) -> Line:
     """Read the queue of a pool; two small queries, and no transaction: `admit` decides again in one."""
     with store.reading(snapshot=False) as session:
