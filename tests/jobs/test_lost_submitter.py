@@ -115,6 +115,16 @@ def test_a_job_that_got_room_is_left_to_its_submitter_while_that_lives(headed, h
     assert not head.jobs
 
 
+@pytest.mark.parametrize(("seconds", "sent"), [(200.0, False), (301.0, True)])
+def test_a_job_that_got_room_long_ago_is_sent_though_its_submitter_lives(headed, head, spec, seconds, sent):
+    key = pending(headed, head, spec, submitter=ProcessId.mine().to_json(), asked_ago=0.0, got="room")
+    with headed.transaction() as session:
+        session.get_one(Job, (key.job_id, key.attempt)).admitted_at -= seconds
+
+    assert jobs.sweep() == []
+    assert list(head.jobs) == ([key.submission_id] if sent else [])
+
+
 @pytest.mark.parametrize(
     ("whose", "asked_ago", "after"),
     [
@@ -234,6 +244,10 @@ class TestSilentJobs:
     def test_a_waiting_job_is_noticed_if_nobody_asks_though_its_submitter_lives(self):
         waiting = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0)
         assert self.silent(waiting, waiting, waiting, waiting) == [False, False, False, True]
+
+    def test_a_job_whose_driver_never_began_is_noticed_though_its_submitter_lives(self):
+        sent = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0, admitted_at=2.0)
+        assert self.silent(sent, sent, sent) == [False, False, True]
 
     def test_a_pending_job_of_0_1_or_of_a_living_submitter_is_left_alone(self):
         assert self.silent(*[self.job(state=JobState.PENDING)] * 3) == [False] * 3

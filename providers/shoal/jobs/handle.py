@@ -450,8 +450,9 @@ class JobHandle:
         if self._is_orphan(job, _ORPHAN_GRACE_S):
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
             return self._cancel(job, {job.state}, reason)
-        if missing and self._submitter_is_gone(job):
-            self.send()  # the process that admitted it died before it sent it
+        long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > _FAR_SUBMISSION_GRACE_S
+        if missing and (long_ago or self._submitter_is_gone(job)):
+            self.send()  # the process that admitted it died before it sent it, or has given up
         return False
 
     def _end_if_unwanted(self, job: Job) -> bool:

@@ -30,6 +30,7 @@ class SilentJobs:
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
         """Return the jobs whose submitter or driver is not seen running and whose rows have not changed for 30 s.
 
+        A job that was sent to the head and has not begun counts as one whose submitter is not seen running.
         A job that waits in a queue has no process of its own, and is returned when no process has polled it for 45 s.
 
         Args:
@@ -46,10 +47,12 @@ def _patience_s(job: Job) -> float:
 
 
 def _is_doubtful(job: Job) -> bool:
-    """Return whether the process responsible for a job is not seen to run on this host."""
+    """Return whether no process responsible for a job is seen to run on this host."""
     if job.is_waiting:
         return True  # its submitter may run, and not look at the job any more
     if job.state is JobState.PENDING:
+        if job.admitted_at is not None:
+            return True  # its driver may have died before it could record that it runs
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False
