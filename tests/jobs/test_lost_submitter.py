@@ -241,9 +241,11 @@ class TestSilentJobs:
         asked = [self.job(state=JobState.PENDING, submitter=dead, last_polled_at=at) for at in (1.0, 21.0, 41.0)]
         assert self.silent(*asked) == [False] * 3
 
-    def test_a_waiting_job_is_noticed_if_nobody_asks_though_its_submitter_lives(self):
-        waiting = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0)
-        assert self.silent(waiting, waiting, waiting, waiting) == [False, False, False, True]
+    @pytest.mark.parametrize("polled_at", [(1.0, 1.0, 1.0, 1.0), (1.0, 21.0, 41.0, 61.0)], ids=["never", "elsewhere"])
+    def test_a_waiting_job_is_noticed_though_its_submitter_lives_and_polls(self, polled_at):
+        waiting = {"state": JobState.PENDING, "submitter": ProcessId.mine().to_json(), "queued_at": 1.0}
+        looks = [self.job(**waiting, last_polled_at=at) for at in polled_at]
+        assert self.silent(*looks) == [False, False, False, True]
 
     def test_a_job_whose_driver_never_began_is_noticed_though_its_submitter_lives(self):
         sent = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0, admitted_at=2.0)

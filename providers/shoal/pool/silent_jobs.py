@@ -13,11 +13,12 @@ _PATIENCE_S = 30.0
 and a submission takes up to 15 s."""
 
 _WAITING_PATIENCE_S = 45.0
-"""The same for a job in the queue of its pool: a process that waits for it changes the row every 30 s."""
+"""Seconds in the queue of its pool before a job counts as silent. A process on this host that waits for it starts it
+sooner."""
 
 
 class SilentJobs:
-    """Tracker of how long the rows of unfinished jobs have not changed, by this process's monotonic clock.
+    """Tracker of how long unfinished jobs have given no sign of life, by this process's monotonic clock.
 
     Args:
         monotonic: Function that returns the seconds of a clock that never jumps.
@@ -31,7 +32,8 @@ class SilentJobs:
         """Return the jobs whose submitter or driver is not seen running and whose rows have not changed for 30 s.
 
         A job that was sent to the head and has not begun counts as one whose submitter is not seen running.
-        A job that waits in a queue has no process of its own, and is returned when no process has polled it for 45 s.
+        A job that waits in a queue is returned when it has waited there for 45 s, whoever polls it: a process on
+        another host polls it too, but cannot start it.
 
         Args:
             unfinished: All jobs to watch. A job that is missing here is no longer tracked.
@@ -49,7 +51,7 @@ def _patience_s(job: Job) -> float:
 def _is_doubtful(job: Job) -> bool:
     """Return whether no process responsible for a job is seen to run on this host."""
     if job.is_waiting:
-        return True  # its submitter may run, and not look at the job any more
+        return True  # its submitter may run, and not look at the job any more, or run on another host
     if job.state is JobState.PENDING:
         if job.admitted_at is not None:
             return True  # its driver may have died before it could record that it runs
@@ -62,4 +64,7 @@ def _is_doubtful(job: Job) -> bool:
 
 
 def _sign(job: Job) -> tuple[object, ...]:
+    """Return the part of a job's row that changes while a process that can start or run the job works for it."""
+    if job.is_waiting:
+        return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at
