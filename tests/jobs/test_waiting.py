@@ -233,7 +233,8 @@ def test_a_sweep_ends_a_waiting_job_that_nobody_asked_about(queue, asked_ago, st
     assert queue.row("second").state is state
 
 
-def test_asking_keeps_a_waiting_job(queue):
+def test_asking_keeps_a_waiting_job(queue, monkeypatch):
+    monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: queue.now)
     queue.submit("first")
     second = queue.submit("second", orphan_after=9.0)
 
