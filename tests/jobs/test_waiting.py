@@ -18,7 +18,7 @@ from shoal.jobs import JobHandle, JobSpec, credentials, submission
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.admission import Admission
+from shoal.jobs.journal.admission import Admission, Line
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.queue import DRIVER_BYTES, Gang
 from shoal.pool.api import ComputePool
@@ -120,6 +120,19 @@ def test_a_job_waits_for_room_and_its_waiter_starts_it(queue):
     assert queue.sent == ["first", "second"]
     assert lines == [f"waiting for room on pool {POOL}: position 1 of 1 in the queue, 1 job runs"]
     assert positions() == {}
+
+
+def test_no_place_is_shown_of_a_job_that_was_admitted_a_moment_ago(queue, monkeypatch):
+    """By another process, after this one has read the row."""
+    queue.submit("first")
+    second = queue.submit("second")
+    looks = iter([admission.look(queue.store, POOL)])
+    monkeypatch.setattr(admission, "look", lambda *_: next(looks, Line({}, [], has_nodes=True)))
+    lines: list[str] = []
+
+    with pytest.raises(JobTimeoutError):
+        second.wait(timeout=5.0, on_log=lines.append)
+    assert lines == [f"waiting for room on pool {POOL}: position 1 of 1 in the queue, 1 job runs"]
 
 
 def test_higher_priority_then_the_holder_with_less_then_age(queue):

@@ -561,7 +561,7 @@ class JobHandle:
                 head_check = self._monotonic() + (self._turn_check_s if job.is_waiting else HEAD_CHECK_S)
             else:
                 job = self._poll()
-            if with_log and job.is_waiting and self._place != shown:
+            if with_log and job.is_waiting and self._place is not None and self._place != shown:
                 shown = self._place
                 yield f"waiting for room on pool {self._pool}: {shown}"
             ended = job.state in JOB_ENDED
