@@ -155,7 +155,7 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
 
     job = attempts.load(headed, Key(handle.job_id, 1))
 
-    assert job.submitter == ProcessId.mine().to_json()
+    assert job.submitter == ProcessId.mine().to_json() | {"python": sys.executable}
     assert job.submitter["host"]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
@@ -166,6 +169,23 @@ def test_a_waiter_starts_a_job_that_nobody_else_starts(queue):
 
     assert third.wait(on_log=None) == RESULT
     assert queue.sent == ["first", "left-alone", "third"]
+
+
+@pytest.mark.parametrize("version", ["this", "one without the Python in its rows"])
+def test_a_job_runs_with_the_python_of_the_process_that_asked_for_it(queue, monkeypatch, version):
+    queue.submit("first")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", "/env/of/submitter/python")
+        second = queue.submit("second")
+    if version != "this":
+        with queue.store.transaction() as session:
+            session.execute(update(Job).values(submitter=ProcessId.mine().to_json()))
+    queue.end("first")
+
+    second.status()
+
+    python = "/env/of/submitter/python" if version == "this" else sys.executable
+    assert shlex.split(queue.head.jobs["second-1"].entrypoint)[3:] == [python, "second", "1"]
 
 
 def test_ctrl_c_while_it_starts_another_ones_job_fails_neither(queue, monkeypatch):

@@ -605,7 +605,10 @@ class JobHandle:
             self._sleep(_CLEAN_UP_POLL_S)
 
     def _entrypoint(self) -> list[str]:
-        return ["sh", "-c", _DRIVER, sys.executable, self.job_id, str(self.attempt)]
+        """Return the driver's command. Whoever sends the job, it names the Python of the process that asked for it."""
+        submitter = attempts.load(self._store, self._key).submitter or {}
+        python = str(submitter.get("python", sys.executable))
+        return ["sh", "-c", _DRIVER, python, self.job_id, str(self.attempt)]
 
     def _stop(self) -> bool:
         try:

@@ -271,7 +271,8 @@ class Job(Base):
     driver: Mapped[dict[str, Any] | None]
     """Process identity of the job's driver."""
     submitter: Mapped[dict[str, Any] | None]
-    """Process identity of the process that sends the job to the head."""
+    """Process identity of the process that sends the job to the head. The key `python` has the Python of the process
+    that asked for the job; rows of older versions have none."""
     priority: Mapped[int | None]
     """Priority in the pool's queue, the higher first. None in rows of versions without a queue."""
     gang: Mapped[dict[str, Any] | None]

@@ -93,7 +93,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if (job.id, job.attempt) not in (entry.key for entry in free_for):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        job.submitter = ProcessId.mine().to_json()
+        job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()  # keeps the Python of the first submitter
         note_polled(job, now)
         return Admission.NOW
 
