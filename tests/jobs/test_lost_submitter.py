@@ -115,6 +115,16 @@ def test_a_job_that_got_room_is_left_to_its_submitter_while_that_lives(headed, h
     assert not head.jobs
 
 
+@pytest.mark.parametrize(("seconds", "sent"), [(200.0, False), (301.0, True)])
+def test_a_job_that_got_room_long_ago_is_sent_though_its_submitter_lives(headed, head, spec, seconds, sent):
+    key = pending(headed, head, spec, submitter=ProcessId.mine().to_json(), asked_ago=0.0, got="room")
+    with headed.transaction() as session:
+        session.get_one(Job, (key.job_id, key.attempt)).admitted_at -= seconds
+
+    assert jobs.sweep() == []
+    assert list(head.jobs) == ([key.submission_id] if sent else [])
+
+
 @pytest.mark.parametrize(
     ("whose", "asked_ago", "after"),
     [
@@ -145,7 +155,7 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
 
     job = attempts.load(headed, Key(handle.job_id, 1))
 
-    assert job.submitter == ProcessId.mine().to_json()
+    assert job.submitter == ProcessId.mine().to_json() | {"python": sys.executable}
     assert job.submitter["host"]
 
 
@@ -231,9 +241,15 @@ class TestSilentJobs:
         asked = [self.job(state=JobState.PENDING, submitter=dead, last_polled_at=at) for at in (1.0, 21.0, 41.0)]
         assert self.silent(*asked) == [False] * 3
 
-    def test_a_waiting_job_is_noticed_if_nobody_asks_though_its_submitter_lives(self):
-        waiting = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0)
-        assert self.silent(waiting, waiting, waiting, waiting) == [False, False, False, True]
+    @pytest.mark.parametrize("polled_at", [(1.0, 1.0, 1.0, 1.0), (1.0, 21.0, 41.0, 61.0)], ids=["never", "elsewhere"])
+    def test_a_waiting_job_is_noticed_though_its_submitter_lives_and_polls(self, polled_at):
+        waiting = {"state": JobState.PENDING, "submitter": ProcessId.mine().to_json(), "queued_at": 1.0}
+        looks = [self.job(**waiting, last_polled_at=at) for at in polled_at]
+        assert self.silent(*looks) == [False, False, False, True]
+
+    def test_a_job_whose_driver_never_began_is_noticed_though_its_submitter_lives(self):
+        sent = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0, admitted_at=2.0)
+        assert self.silent(sent, sent, sent) == [False, False, True]
 
     def test_a_pending_job_of_0_1_or_of_a_living_submitter_is_left_alone(self):
         assert self.silent(*[self.job(state=JobState.PENDING)] * 3) == [False] * 3

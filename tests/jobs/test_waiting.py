@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,18 @@ from sqlalchemy import select, update
 from shoal import jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
-from shoal.jobs import JobHandle, JobSpec, credentials, submission
-from shoal.jobs.client import JobClient
+from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
+from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.admission import Admission
+from shoal.jobs.journal.admission import Admission, Line
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.queue import DRIVER_BYTES, Gang
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
@@ -122,6 +125,19 @@ def test_a_job_waits_for_room_and_its_waiter_starts_it(queue):
     assert positions() == {}
 
 
+def test_no_place_is_shown_of_a_job_that_was_admitted_a_moment_ago(queue, monkeypatch):
+    """By another process, after this one has read the row."""
+    queue.submit("first")
+    second = queue.submit("second")
+    looks = iter([admission.look(queue.store, POOL)])
+    monkeypatch.setattr(admission, "look", lambda *_: next(looks, Line({}, [], has_nodes=True)))
+    lines: list[str] = []
+
+    with pytest.raises(JobTimeoutError):
+        second.wait(timeout=5.0, on_log=lines.append)
+    assert lines == [f"waiting for room on pool {POOL}: position 1 of 1 in the queue, 1 job runs"]
+
+
 def test_higher_priority_then_the_holder_with_less_then_age(queue):
     queue.submit("a", holder="airflow:a/r")
     queue.submit("b", holder="airflow:a/r")
@@ -153,6 +169,23 @@ def test_a_waiter_starts_a_job_that_nobody_else_starts(queue):
 
     assert third.wait(on_log=None) == RESULT
     assert queue.sent == ["first", "left-alone", "third"]
+
+
+@pytest.mark.parametrize("version", ["this", "one without the Python in its rows"])
+def test_a_job_runs_with_the_python_of_the_process_that_asked_for_it(queue, monkeypatch, version):
+    queue.submit("first")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", "/env/of/submitter/python")
+        second = queue.submit("second")
+    if version != "this":
+        with queue.store.transaction() as session:
+            session.execute(update(Job).values(submitter=ProcessId.mine().to_json()))
+    queue.end("first")
+
+    second.status()
+
+    python = "/env/of/submitter/python" if version == "this" else sys.executable
+    assert shlex.split(queue.head.jobs["second-1"].entrypoint)[3:] == [python, "second", "1"]
 
 
 def test_ctrl_c_while_it_starts_another_ones_job_fails_neither(queue, monkeypatch):
@@ -202,6 +235,22 @@ def test_a_run_that_is_cleaned_up_leaves_the_queue(queue, monkeypatch):
     assert jobs.clean_up(POOL, "airflow:dag/run").cancelled == ("second",)
 
 
+def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
+    monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
+    monkeypatch.setattr("shoal.jobs.cleanup._AT_ONCE", 1)
+    queue.submit("first")
+    attempts.start(queue.store, Key("first", 1), ProcessId.mine().to_json(), queue.now)
+    for name, holder in (("second", "airflow:other/run"), ("third", "airflow:dag/run")):
+        queue.now += 1.0
+        queue.submit(name, holder=holder)
+    checked: list[str] = []
+    monkeypatch.setattr(JobHandle, "end_if_lost", lambda handle: checked.append(handle.job_id))
+
+    assert cleanup.settle_jobs() == []
+    assert checked == ["first", "third"]
+    assert cleanup.clean_up_everywhere("airflow:other/run", reason="over") == [f"{POOL}: cancelled job second: over"]
+
+
 def ages(queue: Queue, name: str, seconds: float) -> None:
     """Let a job have waited so long, with nobody asking."""
     with queue.store.transaction() as session:
@@ -233,7 +282,8 @@ def test_a_sweep_ends_a_waiting_job_that_nobody_asked_about(queue, asked_ago, st
     assert queue.row("second").state is state
 
 
-def test_asking_keeps_a_waiting_job(queue):
+def test_asking_keeps_a_waiting_job(queue, monkeypatch):
+    monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: queue.now)
     queue.submit("first")
     second = queue.submit("second", orphan_after=9.0)
 
@@ -287,6 +337,27 @@ def test_a_waiting_job_outlasts_a_head_that_is_replaced_and_a_locked_store(queue
             second.wait(timeout=5.0, on_log=None)
 
     assert second.status().state is JobState.PENDING
+    assert queue.sent == ["first", "second"]
+
+
+@pytest.mark.parametrize("error", [HeadBusyError, HeadGoneError, PoolDownError])
+def test_a_head_that_does_not_answer_a_submission_fails_no_waiting_job(queue, monkeypatch, caplog, error):
+    queue.submit("first")
+    second = queue.submit("second")
+    queue.submit("third")
+    queue.end("first")
+
+    def refuse(*_: object) -> None:
+        raise error("the head does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobClient, "submit", refuse)
+        with pytest.raises(JobTimeoutError):
+            second.wait(timeout=5.0, on_log=None)
+    assert positions() == {"second": 1, "third": 2}
+    assert "job second, attempt 1 waits again: the head does not answer" in caplog.text
+
+    assert second.status().position is None
     assert queue.sent == ["first", "second"]
 
 

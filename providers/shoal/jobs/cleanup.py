@@ -17,7 +17,7 @@ from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.jobs.files.leftovers import discard_leftovers
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.submission import attach, list_jobs
+from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
 from shoal.pool.holder import is_here
@@ -39,7 +39,7 @@ _SETTLE_EVERY = 30
 not wait any more, for example because their timeout is over."""
 
 _AT_ONCE = 1000
-"""Largest number of unfinished jobs that one sweep (clean-up of this host) checks; the next sweep checks the rest."""
+"""Largest number of running jobs, and of pending jobs, that one sweep checks; the next sweep checks the rest."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
         reason: Stored as the error of the cancelled jobs.
     """
     holder = storable(holder)
-    active = list_jobs(pool_name, states=_ACTIVE, limit=_AT_ONCE)
+    active = list_jobs(pool_name, states=_ACTIVE, limit=MOST_LISTED)
     # Cancel this run's attempts, not whole jobs: a newer attempt of the same job may belong to another run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
     mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
@@ -110,7 +110,9 @@ def settle_jobs() -> list[str]:
         The actions that were taken, one sentence each.
     """
     did = []
-    for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE):
+    # Running jobs are listed apart, so that a long queue of newer jobs does not hide them.
+    running, pending = (list_jobs(states={state}, limit=_AT_ONCE) for state in (JobState.RUNNING, JobState.PENDING))
+    for job in [*running, *pending]:
         try:
             handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
@@ -208,7 +210,7 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
 
 
 def _claims() -> set[tuple[str, str]]:
-    """Return the pair (pool, holder) for every lease of nodes and for every unfinished job, up to 1,000 jobs."""
+    """Return the pair (pool, holder) for every lease of nodes and for every unfinished job."""
     with Store().reading() as session:
         leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}
-    return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE)}
+    return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE, limit=MOST_LISTED)}

@@ -332,7 +332,7 @@ class JobHandle:
         if admission.admit(self._store, self._key, self._clock(), address(head)) is not Admission.NOW:
             return
         try:
-            self._or_fail(partial(self._submit, head))
+            self._or_fail(partial(self._submit_or_put_back, head))
         except (JobError, PoolDownError) as error:
             log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
 
@@ -357,6 +357,16 @@ class JobHandle:
         if not submitted:
             self._discard_unneeded_credentials()
         return submitted
+
+    def _submit_or_put_back(self, head: Endpoint) -> bool:
+        """Submit the admitted attempt; if the head does not answer, let the attempt wait again and return False."""
+        try:
+            return self._submit(head)
+        except (HeadBusyError, HeadGoneError, PoolDownError) as error:
+            # The head may have received this submission in spite of the error: its driver then runs as usual.
+            admission.put_back(self._store, self._key)
+            log.warning("job %s, attempt %d waits again: %s", self.job_id, self.attempt, error)
+            return False
 
     def _or_fail(self, submit: Callable[[], bool]) -> bool:
         """Call `submit`, which sends the attempt to the head, and record the attempt as failed if `submit` raises.
@@ -475,8 +485,9 @@ class JobHandle:
         if self._is_orphan(job, _ORPHAN_GRACE_S):
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
             return self._cancel(job, {job.state}, reason)
-        if missing and self._submitter_is_gone(job):
-            self.send()  # the process that took the attempt out of the queue died before sending it to the head
+        long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > _FAR_SUBMISSION_GRACE_S
+        if missing and (long_ago or self._submitter_is_gone(job)):
+            self.send()  # the process that admitted it died before it sent it, or has given up
         return False
 
     def _end_if_unwanted(self, job: Job) -> bool:
@@ -592,7 +603,7 @@ class JobHandle:
                 head_check = self._monotonic() + (self._turn_check_s if job.is_waiting else HEAD_CHECK_S)
             else:
                 job = self._poll()
-            if with_log and job.is_waiting and self._place != shown:
+            if with_log and job.is_waiting and self._place is not None and self._place != shown:
                 shown = self._place
                 yield f"waiting for room on pool {self._pool}: {shown}"
             ended = job.state in JOB_ENDED
@@ -637,7 +648,10 @@ class JobHandle:
             self._sleep(_CLEAN_UP_POLL_S)
 
     def _entrypoint(self) -> list[str]:
-        return ["sh", "-c", _DRIVER, sys.executable, self.job_id, str(self.attempt)]
+        """Return the driver's command. Whoever sends the job, it names the Python of the process that asked for it."""
+        submitter = attempts.load(self._store, self._key).submitter or {}
+        python = str(submitter.get("python", sys.executable))
+        return ["sh", "-c", _DRIVER, python, self.job_id, str(self.attempt)]
 
     def _stop(self) -> bool:
         try:

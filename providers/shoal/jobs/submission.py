@@ -25,8 +25,8 @@ from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
-_MOST_LISTED = 1_000_000
-"""Largest `limit` that `list_jobs` accepts. There is a maximum because SQLite refuses integers of more than 63 bits."""
+MOST_LISTED = 1_000_000
+"""Upper bound of `limit` in `list_jobs`; SQLite refuses integers of more than 63 bits."""
 
 
 def submit(
@@ -153,9 +153,9 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     Raises:
         InvalidArgumentError: `limit` is out of range.
     """
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
-        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 to {_MOST_LISTED}")
-    if pool_name is not None and not is_pool_name(pool_name):  # not looked up: databases refuse some texts
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_LISTED:
+        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 to {MOST_LISTED}")
+    if pool_name is not None and not is_pool_name(pool_name):  # databases refuse some texts, such as those with NUL
         return []
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)

@@ -13,8 +13,8 @@ _PATIENCE_S = 30.0
 job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this limit."""
 
 _WAITING_PATIENCE_S = 45.0
-"""Seconds without a change in its row after which a job in its pool's queue counts as silent. A process that waits for
-the job changes the row every 30 s."""
+"""Seconds in the queue of its pool before a job counts as silent. A process on this host that waits for it starts it
+sooner."""
 
 
 class SilentJobs:
@@ -31,7 +31,9 @@ class SilentJobs:
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
         """Return the jobs whose driver or submitter is not found on this host, and whose rows stay unchanged for 30 s.
 
-        A job that waits in its pool's queue has no driver yet. It is returned if no process has polled it for 45 s.
+        A job that was sent to the head and has not begun counts as one whose submitter is not seen running.
+        A job that waits in a queue is returned when it has waited there for 45 s, whoever polls it: a process on
+        another host polls it too, but cannot start it.
 
         Args:
             unfinished: All jobs to watch. A job that is not in `unfinished` is no longer tracked.
@@ -47,10 +49,12 @@ def _patience_s(job: Job) -> float:
 
 
 def _is_doubtful(job: Job) -> bool:
-    """Return whether a job may be lost: its driver, or before the start its submitter, does not run on this host."""
+    """Return whether no process responsible for a job is seen to run on this host."""
     if job.is_waiting:
-        return True  # the submitter may still run without polling the job any more, so its process says nothing
+        return True  # the submitter may run without polling the job any more, or run on another host
     if job.state is JobState.PENDING:
+        if job.admitted_at is not None:
+            return True  # its driver may have died before it could record that it runs
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False
@@ -61,4 +65,7 @@ def _is_doubtful(job: Job) -> bool:
 
 
 def _sign(job: Job) -> tuple[object, ...]:
+    """Return the part of a job's row that changes while a process that can start or run the job works for it."""
+    if job.is_waiting:
+        return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

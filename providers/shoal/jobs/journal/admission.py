@@ -97,9 +97,21 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if (job.id, job.attempt) not in (entry.key for entry in free_for):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        job.submitter = ProcessId.mine().to_json()
+        job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()  # keeps the Python of the first submitter
         note_polled(job, now)
         return Admission.NOW
+
+
+def put_back(store: Store, key: Key) -> None:
+    """Let an admitted attempt wait again, at its old place in the queue; do nothing if it is not pending any more.
+
+    Raises:
+        JobError: There is no such attempt.
+    """
+    with transaction(store, JobStep.ADMIT) as session:
+        job = get(session, key)
+        if job.state is JobState.PENDING:
+            job.admitted_at = None
 
 
 def look(store: Store, pool: str) -> Line:

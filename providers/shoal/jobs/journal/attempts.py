@@ -7,6 +7,7 @@ the first recorded end is never replaced by another one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
             orphan_after=order.orphan_after,
             last_polled_at=now,
             last_polled_clock=stamps.stamp(now),
-            submitter=ProcessId.mine().to_json(),
+            submitter=ProcessId.mine().to_json() | {"python": sys.executable},
             priority=order.priority,
             gang=order.gang,
             created_at=now,

@@ -22,7 +22,7 @@ class JobStep(StrEnum):
     HAND_OVER = "hand-over"
     """Action: the submitter writes the credentials into a file for the driver."""
     ADMIT = "admit"
-    """Transaction: put the attempt into its pool's queue, and allow it to start if there is room for it."""
+    """Transaction: put the attempt into its pool's queue, and give it room if there is some; or let it wait again."""
     SEND = "send"
     """Action: the submitter sends the attempt to the pool's head, which starts the driver."""
     TOUCH = "touch"
