@@ -358,7 +358,7 @@ class TestBeforeTraining:
         ("options", "said"),
         [
             ({"by": "carrier"}, "the holdout lacks columns that the model needs: carrier"),
-            ({"metric": "auc"}, "auc needs class numbers 0 to"),
+            ({"metric": "accuracy"}, "accuracy needs class numbers 0 to"),
             ({"label_col": "when"}, 'label column "when" must be numeric, but is'),
         ],
     )
