@@ -87,11 +87,17 @@ def connections(
         Environment variable -> URL.
 
     Raises:
-        InvalidArgumentError: A connection has no URL.
+        InvalidArgumentError: A connection has no URL, or two connections have the same variable.
     """
-    found = {}
+    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for name in dict.fromkeys(names):
         variable = connection_variable(name)
+        if named.setdefault(variable, name) != name:
+            raise InvalidArgumentError(
+                f'two connections of the spec have the variable {variable}, "{named[variable]}" and "{name}": '
+                "rename one"
+            )
         url = environment.get(variable) or (url_of(name) if url_of else None)
         if not url:
             raise InvalidArgumentError(
