@@ -366,6 +366,14 @@ class TestBeforeTraining:
         with pytest.raises(DataError, match=said):
             self.check(gate, DataConnector.from_parquet(data / "train.parquet"), **options)
 
+    def test_a_holdout_without_a_digest_is_refused(self, gate, data, monkeypatch):
+        def refuse(self: DataConnector) -> str:
+            raise DataError("row group 1 is corrupt")
+
+        monkeypatch.setattr(DataConnector, "digest", refuse)
+        with pytest.raises(DataError, match="row group 1 is corrupt"):
+            check_holdout(gate.register(), "y", INPUTS)
+
     def test_a_column_of_ids_is_no_column_of_slices(self, gate, tmp_path):
         pd.DataFrame({"a": 0.0, "late": 0.0, "y": np.arange(1001.0), "id": range(1001)}).to_parquet(
             tmp_path / "x.parquet"

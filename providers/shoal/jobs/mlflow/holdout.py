@@ -144,6 +144,7 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.baseline(register)
+    holdout.connector.digest()  # a promotion needs it, and with filters it reads every row
     shared = shared_rows(trained_on, holdout.connector.source)
     if not shared or register.overlap == "flag":
         return
