@@ -24,7 +24,7 @@ from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, scoring, training_rows
-from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.tracking import Run
 from shoal.state import Store
@@ -325,6 +325,22 @@ def test_a_version_whose_training_rows_are_not_known_is_compared(gate: Gate, mon
     gate.run.client.set_model_version_tag(gate.name, first.challenger.version, training_rows.TAG, gone)
     assert gate.enter("fair").decision.reason == "champion_not_beaten"
     assert f"version 1 are not known: {gone} cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("texts", "slices"),
+    [
+        (["null", None, "x", None], {"null": [0], "(null)": [1, 3], "x": [2]}),
+        (["(x)", None, "x", None], {"null": [1, 3], "(x)": [0], "x": [2]}),
+    ],
+)
+def test_rows_without_a_value_are_a_slice_of_their_own(tmp_path, texts, slices):
+    pd.DataFrame({"y": 1.0, "by": texts}, index=range(4)).to_parquet(tmp_path / "x.parquet")
+    register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "x.parquet"), by="by")
+
+    found = Holdout.read(register, "y").slices
+
+    assert {name: rows.tolist() for name, rows in found.items()} == slices
 
 
 class TestBeforeTraining:

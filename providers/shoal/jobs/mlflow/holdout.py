@@ -93,7 +93,10 @@ class Holdout:
                 )
             order = np.argsort(numbers, kind="stable")
             parts = np.split(order, np.cumsum(np.bincount(numbers, minlength=len(values)))[:-1])
-            names = ["null" if value is None else str(value) for value in values]
+            null = "null"
+            while null in {str(value) for value in values if value is not None}:
+                null = f"({null})"
+            names = [null if value is None else str(value) for value in values]
             slices = {name: parts[index] for name, index in sorted((name, index) for index, name in enumerate(names))}
         return cls(connector, labels, groups, slices)
 
