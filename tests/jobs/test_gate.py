@@ -327,6 +327,15 @@ def test_a_version_whose_training_rows_are_not_known_is_compared(gate: Gate, mon
     assert f"version 1 are not known: {gone} cannot be read" in capsys.readouterr().out
 
 
+def test_a_reported_metric_that_cannot_be_computed_is_nan(gate: Gate, capsys):
+    # Its predictions are below -1, of which there is no logarithm.
+    outcome = gate.enter("worse than the mean", baseline=None, metrics=["mean_squared_log_error"])
+
+    assert outcome.decision.reason == "first"
+    assert np.isnan(outcome.metrics["holdout-mean_squared_log_error"])
+    assert "mean_squared_log_error cannot be computed on the holdout" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("texts", "slices"),
     [
@@ -375,6 +384,8 @@ class TestBeforeTraining:
         [
             ({"by": "carrier"}, "the holdout lacks columns that the model needs: carrier"),
             ({"metric": "accuracy"}, "accuracy needs class numbers 0 to"),
+            ({"metric": "accuracy", "baseline": None}, "accuracy needs class numbers 0 to"),
+            ({"metrics": ["mae", "f1"]}, "f1 needs class numbers 0 to"),
             ({"label_col": "when"}, 'label column "when" must be numeric, but is'),
         ],
     )

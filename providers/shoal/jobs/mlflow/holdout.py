@@ -109,8 +109,21 @@ class Holdout:
         if register.baseline is None:
             return None
         kind = metrics.best_constant(register.metric) if register.baseline == "auto" else register.baseline
-        predictions = metrics.constant(kind, register.metric, self.labels)
-        return Baseline(kind, metrics.evaluate(register.metric, self.labels, predictions, self.groups))
+        return Baseline(kind, self._of_constant(kind, register.metric))
+
+    def check_metrics(self, register: Register) -> None:
+        """Compute each metric of the best constant prediction.
+
+        Raises:
+            DataError: The labels or groups do not suit a metric.
+        """
+        self.baseline(register)
+        for metric in register.all_metrics:
+            self._of_constant(metrics.best_constant(metric), metric)
+
+    def _of_constant(self, kind: metrics.BaselineKind, metric: str) -> float:
+        predictions = metrics.constant(kind, metric, self.labels)
+        return metrics.evaluate(metric, self.labels, predictions, self.groups)
 
 
 def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:
@@ -146,7 +159,7 @@ def check_holdout(
     """
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
-    holdout.baseline(register)
+    holdout.check_metrics(register)
     holdout.connector.digest()  # a promotion needs it, and with filters it reads every row
     shared = shared_rows(trained_on, holdout.connector.source)
     if not shared or register.overlap == "flag":
