@@ -150,6 +150,8 @@ def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int)
     if file.filters is None:
         return chosen
     try:
-        return source.matching(path, index, file.filters)[chosen]
+        matching = source.matching(path, index, file.filters)
     except DataError:
         return np.arange(source.footer(path).groups[index][0])
+    positions: np.ndarray = matching[chosen]
+    return positions
