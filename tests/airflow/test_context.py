@@ -299,6 +299,29 @@ def test_a_rule_that_does_not_wait_for_the_lease_is_refused(rule):
         train(trigger_rule=rule)
 
 
+@pytest.mark.parametrize("rule", ["one_success", "one_failed", "one_done"])
+def test_a_rule_that_an_upstream_outside_can_fulfil_before_the_lease_is_refused(rule):
+    with DAG("a_dag", schedule=None):
+        before = EmptyOperator(task_id="before")
+        with (
+            pytest.raises(InvalidArgumentError, match=rf'"c".*{rule}.*does not wait for lease_pool: use "all_success"'),
+            pool_for_run(size=2, pool_name="p"),
+        ):
+            [train("a"), before] >> EmptyOperator(task_id="c", trigger_rule=rule)
+
+
+def test_a_rule_that_an_upstream_outside_can_fulfil_after_the_lease_is_legal():
+    with DAG("a_dag", schedule=None) as dag:
+        before, beside = EmptyOperator(task_id="before"), EmptyOperator(task_id="beside")
+        with pool_for_run(size=2, pool_name="p"):
+            first = train("a")
+            first >> beside
+            [first, beside] >> EmptyOperator(task_id="c", trigger_rule="one_done")
+            [first, before] >> EmptyOperator(task_id="d", trigger_rule="all_done")
+
+    assert dag.get_task("c").upstream_task_ids == {"a", "beside"}
+
+
 def test_an_error_in_a_block_is_what_is_reported():
     with DAG("a_dag", schedule=None), pytest.raises(ZeroDivisionError), pool_for_run(size=2, pool_name="p"):
         raise ZeroDivisionError

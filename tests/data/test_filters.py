@@ -419,6 +419,33 @@ def test_digest_of_filtered_rows_is_that_of_the_values(write: Write, tmp_path: P
         assert rows_digest([swapped], swapped.schema) != rows_digest([table], table.schema), name
 
 
+def test_digest_of_filtered_rows_leaves_out_columns_that_differ_between_files(write: Write, tmp_path: Path) -> None:
+    def digest(x: float = 2.0, other: str = "a", **rest: Any) -> str:
+        write(
+            "d/1.parquet", row=[0, 1], x=pa.array([0.5, 1.0], pa.float32()), note=["a", "b"], gone=[1, 2], empty=[1, 2]
+        )
+        write("d/2.parquet", row=[2, 3], x=[x, None], empty=pa.nulls(2), **({"note": [other, None]} | rest))
+        return DataConnector.from_parquet(tmp_path / "d", filters=[("row", ">=", 1)]).digest()
+
+    assert digest() == digest() != digest(x=3.0)
+    assert digest() != digest(other="c")
+    retyped = digest(note=[1, 2])
+    assert retyped == digest(note=[1, 3]) != digest(x=3.0, note=[1, 3])
+
+    write("e/1.parquet", day=["2024-01-01"])
+    write("e/2.parquet", day=[dt.date(2024, 1, 2)])
+    days = [DataConnector.from_parquet(tmp_path / "e", filters=[("day", ">=", f"2024-01-0{day}")]) for day in (1, 1, 2)]
+    digests = [each.digest() for each in days]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_digest_of_filtered_rows_in_uniform_files_does_not_change(write: Write, tmp_path: Path) -> None:
+    for month, rows in ((1, [0, 1]), (2, [2, 3])):
+        write(f"d/month={month}/x.parquet", row=rows, x=[0.5, None], t=["a", None])
+    connector = DataConnector.from_parquet(tmp_path / "d", filters=[("row", ">=", 1)])
+    assert connector.digest() == "5be438e782369afc8721b64276d66d6f"
+
+
 def test_parse_filters_is_repeatable() -> None:
     once = parse_filters([["a", "in", [1, 2]], ["b", "!=", "x"]])
     assert parse_filters(once) == once

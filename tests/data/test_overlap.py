@@ -55,6 +55,16 @@ def test_filters_of_one_file_share_the_rows_that_match_both(tmp_path: Path):
     assert shared(train, before) == {str(path): train.num_rows()}
 
 
+def test_filters_that_do_not_fit_the_holdout_s_partitions_count_every_row(tmp_path: Path):
+    for month in ("1", "2", "unknown"):
+        write(tmp_path / f"month={month}" / "x.parquet", len(month))
+    numbers = [tmp_path / f"month={month}" for month in ("1", "2")]
+    trained_on = DataConnector.from_parquet(numbers, filters=[("month", ">=", 2)])
+
+    # With a month that is no number, months are texts, which cannot be compared with 2.
+    assert shared(trained_on, DataConnector.from_parquet(tmp_path)) == {str(numbers[1] / "x.parquet"): ROWS}
+
+
 @pytest.mark.parametrize("spelling", ["a directory", "a link", "a URI", "a copy", "a glob"])
 def test_a_file_is_the_same_by_any_name(tmp_path: Path, spelling: str):
     path = Path(write(tmp_path / "data" / "x.parquet", 1))

@@ -43,6 +43,9 @@ def rows_in(url: str) -> int:
         ({"sql": "selection"}, "sql must be a SELECT"),
         ({"sql": "SELECT 1; DROP TABLE trips"}, 'contains a ";" before its end'),
         ({"sql": "SELECT 1 -- ;\n; COMMIT; DROP TABLE trips;"}, 'contains a ";" before its end'),
+        ({"sql": "SELECT 1 /*! INTO OUTFILE '/x' */"}, 'contains "/*!"'),
+        ({"sql": "/*!50000 DELETE FROM trips */"}, 'contains "/*!"'),
+        ({"sql": "SELECT 1 /*M!100100 INTO OUTFILE '/x' */"}, 'contains "/*M!"'),
         ({"sql": "SELECT * FROM trips WHERE month > :low"}, "the parameter :low, which params does not give"),
         ({"sql": "SELECT 1", "params": {"low": 3}}, 'params has "low"'),
         ({"sql": "SELECT 1", "params": {"low": [3]}}, "params.low"),
@@ -89,6 +92,27 @@ def test_sqlite_refuses_writes_and_wrong_names(sqlite: str, tmp_path: Path, sql:
     with pytest.raises(DataError, match=said):
         stage_select(sql, {}, sqlite, str(tmp_path))
     assert rows_in(sqlite) == 60
+
+
+@pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
+def test_mysql_runs_the_query_in_a_read_only_transaction(
+    sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    engine = sa.create_engine(sqlite)
+    engine.dialect.name = dialect
+    events: list[str] = []
+
+    @sa.event.listens_for(engine, "before_cursor_execute", retval=True)
+    def _(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+        events.append(statement)
+        return ("SELECT 1" if statement.startswith("SET") else statement), parameters
+
+    sa.event.listen(engine, "rollback", lambda connection: events.append("rollback"))
+    monkeypatch.setattr("shoal.data.staging.sql._engine", lambda url, **options: engine)
+
+    assert stage_select("SELECT id FROM trips", {}, sqlite, str(tmp_path)) == 60
+
+    assert events[:3] == ["SET SESSION TRANSACTION READ ONLY", "rollback", "SELECT id FROM trips"]
 
 
 def test_an_sqlite_database_that_does_not_exist_is_not_created(tmp_path: Path) -> None:

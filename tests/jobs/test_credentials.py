@@ -49,6 +49,17 @@ def test_a_uri_loses_its_credentials(uri, shown):
     assert credentials.without_credentials(uri) == shown
 
 
+def test_two_connections_with_one_variable_are_refused():
+    urls = {"dwh-eu": "postgresql://eu/x", "dwh.eu": "postgresql://other/x"}
+    assert credentials.connections(["dwh-eu", "dwh-eu"], {}, urls.get) == {
+        "SHOAL_CONNECTION_DWH_EU": "postgresql://eu/x"
+    }
+
+    said = 'two connections of the spec have the variable SHOAL_CONNECTION_DWH_EU, "dwh-eu" and "dwh.eu": rename one'
+    with pytest.raises(InvalidArgumentError, match=said):
+        credentials.connections(["dwh-eu", "dwh.eu"], {}, urls.get)
+
+
 def test_hiding_and_revealing_a_document():
     document = {"tracking": {"uri": "http://a:b@host"}, "eval": [{"paths": ["/x", "s3://k:s@bucket"]}], "n": 1}
 

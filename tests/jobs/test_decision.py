@@ -115,6 +115,14 @@ SEEN = candidate("1", 0.1, overlap=200)
             "does not replace champion version 1 (rmse=6): an improvement of 0.5 is less than min_improvement=1",
         ),
         ({"min_improvement": 1.0}, 5.0, candidate("1", 6.0), 9.0, "better", "replaces champion version 1 (rmse=6)"),
+        (  # 0.9 - 0.8 is 0.09999999999999998
+            {"metric": "accuracy", "min_improvement": 0.1},
+            0.9,
+            candidate("1", 0.8),
+            0.5,
+            "better",
+            "replaces champion version 1 (accuracy=0.8)",
+        ),
         (
             {},
             5.0,

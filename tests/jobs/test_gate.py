@@ -24,7 +24,7 @@ from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, scoring, training_rows
-from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.tracking import Run
 from shoal.state import Store
@@ -327,6 +327,31 @@ def test_a_version_whose_training_rows_are_not_known_is_compared(gate: Gate, mon
     assert f"version 1 are not known: {gone} cannot be read" in capsys.readouterr().out
 
 
+def test_a_reported_metric_that_cannot_be_computed_is_nan(gate: Gate, capsys):
+    # Its predictions are below -1, of which there is no logarithm.
+    outcome = gate.enter("worse than the mean", baseline=None, metrics=["mean_squared_log_error"])
+
+    assert outcome.decision.reason == "first"
+    assert np.isnan(outcome.metrics["holdout-mean_squared_log_error"])
+    assert "mean_squared_log_error cannot be computed on the holdout" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("texts", "slices"),
+    [
+        (["null", None, "x", None], {"null": [0], "(null)": [1, 3], "x": [2]}),
+        (["(x)", None, "x", None], {"null": [1, 3], "(x)": [0], "x": [2]}),
+    ],
+)
+def test_rows_without_a_value_are_a_slice_of_their_own(tmp_path, texts, slices):
+    pd.DataFrame({"y": 1.0, "by": texts}, index=range(4)).to_parquet(tmp_path / "x.parquet")
+    register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "x.parquet"), by="by")
+
+    found = Holdout.read(register, "y").slices
+
+    assert {name: rows.tolist() for name, rows in found.items()} == slices
+
+
 class TestBeforeTraining:
     def check(self, gate: Gate, trained_on: DataConnector, label_col: str = "y", **options: Any) -> None:
         check_holdout(
@@ -358,13 +383,23 @@ class TestBeforeTraining:
         ("options", "said"),
         [
             ({"by": "carrier"}, "the holdout lacks columns that the model needs: carrier"),
-            ({"metric": "auc"}, "auc needs class numbers 0 to"),
+            ({"metric": "accuracy"}, "accuracy needs class numbers 0 to"),
+            ({"metric": "accuracy", "baseline": None}, "accuracy needs class numbers 0 to"),
+            ({"metrics": ["mae", "f1"]}, "f1 needs class numbers 0 to"),
             ({"label_col": "when"}, 'label column "when" must be numeric, but is'),
         ],
     )
     def test_what_does_not_suit_the_rules_is_refused(self, gate, data, options, said):
         with pytest.raises(DataError, match=said):
             self.check(gate, DataConnector.from_parquet(data / "train.parquet"), **options)
+
+    def test_a_holdout_without_a_digest_is_refused(self, gate, data, monkeypatch):
+        def refuse(self: DataConnector) -> str:
+            raise DataError("row group 1 is corrupt")
+
+        monkeypatch.setattr(DataConnector, "digest", refuse)
+        with pytest.raises(DataError, match="row group 1 is corrupt"):
+            check_holdout(gate.register(), "y", INPUTS)
 
     def test_a_column_of_ids_is_no_column_of_slices(self, gate, tmp_path):
         pd.DataFrame({"a": 0.0, "late": 0.0, "y": np.arange(1001.0), "id": range(1001)}).to_parquet(

@@ -93,6 +93,17 @@ def test_every_metric_can_be_computed_and_a_constant_is_its_baseline(metric):
     assert np.isfinite([value, baseline]).all()
 
 
+@pytest.mark.parametrize("metric", ["auc", "average_precision", "brier_score"])
+@pytest.mark.parametrize(
+    "labels", [2 * BINARY - 1, CLASSES, BINARY / 2 + 0.25], ids=["-1 and 1", "graded", "fractional"]
+)
+def test_a_metric_of_scores_has_a_baseline_for_labels_that_are_no_class_numbers(metric, labels):
+    predictions = constant("majority", metric, labels)
+
+    assert predictions.tolist() == [(labels > 0.5).mean()] * 200
+    assert np.isfinite(evaluate(metric, labels, predictions))
+
+
 @pytest.mark.parametrize("metric", ["ndcg", "ndcg@3"])
 def test_ndcg_is_the_mean_of_scikit_learns_over_groups_with_different_labels(metric):
     groups = RANDOM.permutation(np.repeat(np.arange(20), np.arange(1, 21)))[:200]

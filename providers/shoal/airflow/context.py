@@ -42,6 +42,9 @@ _COUNTS_THE_SETUP = frozenset(
 start before the setup has ended, because another upstream task has ended, or never start, because the setup has not
 failed."""
 
+_COUNTS_THE_FIRST = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
+"""Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
+
 _Operator: TypeAlias = BaseOperator | MappedOperator
 
 
@@ -158,7 +161,11 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
     for task in inside.values():
         rule = TriggerRule(task.trigger_rule)
         is_first = not task.upstream_task_ids & inside.keys()
-        if rule is TriggerRule.ALWAYS or (is_first and rule in _COUNTS_THE_SETUP):
+        if (
+            rule is TriggerRule.ALWAYS
+            or (is_first and rule in _COUNTS_THE_SETUP)
+            or (rule in _COUNTS_THE_FIRST and _has_upstream_before(task, setup, inside))
+        ):
             raise InvalidArgumentError(
                 f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", with which it '
                 f'does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
@@ -169,6 +176,14 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
         # ends before this one.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
+
+
+def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
+    """Return whether a task has an upstream task outside of the block that can end before the setup does."""
+    block = inside.keys() | {setup.task_id}
+    return any(
+        one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list
+    )
 
 
 def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTasks, ...]) -> None:

@@ -13,6 +13,7 @@ CONNECTION_PREFIX = "SHOAL_CONNECTION_"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
+_EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
 _SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
 
@@ -41,8 +42,8 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
         params: Parameter -> its value.
 
     Raises:
-        InvalidArgumentError: If the statement is not a single SELECT or WITH, or lacks a value of a parameter, or a
-            value has no parameter.
+        InvalidArgumentError: If the statement is not a single SELECT or WITH, has a comment that a database runs, or
+            lacks a value of a parameter, or a value has no parameter.
     """
     import sqlalchemy as sa
 
@@ -53,6 +54,11 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             'sql contains a ";" before its end: give one statement, and a text with ";" as a parameter, such as :name '
             "with params={'name': ...}"
+        )
+    if executable := _EXECUTABLE_COMMENT.search(body):
+        raise InvalidArgumentError(
+            f'sql contains "{executable[0]}", which begins a comment that MySQL or MariaDB runs as SQL: remove the '
+            "comment, and give a text that contains it as a parameter, such as :name with params={'name': ...}"
         )
     rest = body
     while comment := _LEADING_COMMENT.match(rest):

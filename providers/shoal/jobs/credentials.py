@@ -96,11 +96,17 @@ def connections(
         The URL of each connection, by the name of the environment variable through which the driver gets the URL.
 
     Raises:
-        InvalidArgumentError: There is no URL for a connection.
+        InvalidArgumentError: A connection has no URL, or two connections have the same variable.
     """
-    found = {}
+    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for name in dict.fromkeys(names):
         variable = connection_variable(name)
+        if named.setdefault(variable, name) != name:
+            raise InvalidArgumentError(
+                f'two connections of the spec have the variable {variable}, "{named[variable]}" and "{name}": '
+                "rename one"
+            )
         url = environment.get(variable) or (url_of(name) if url_of else None)
         if not url:
             raise InvalidArgumentError(

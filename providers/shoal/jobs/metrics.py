@@ -219,6 +219,8 @@ def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
     if best_constant(metric) != "majority":
         values, counts = np.unique(labels, return_counts=True)
         return np.full(len(labels), float(values[counts.argmax()]))
+    if _metric(metric).takes is _Takes.SCORES:  # labels above 0.5 are class 1, as in `evaluate`: they may be -1 and 1
+        return np.full(len(labels), float((labels > 0.5).mean()))
     frequencies = np.bincount(_classes(metric, labels, None), minlength=2) / len(labels)
     if len(frequencies) == 2:
         return np.full(len(labels), float(frequencies[1]))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.filters import Filters, parse_filters
 from shoal.data.planning.splits import GroupSelection, Split
+from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,6 +139,19 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of a record's rows in a row group; with filters, the source's copy of the file is read."""
+    """Return the positions of a record's rows in a row group, read from the source's copy of the file.
+
+    If the filters cannot be applied here, for example because this source has another type of the partition column, all
+    rows are returned: a shared row too many is better than one that is not noticed.
+    """
+    import numpy as np
+
     chosen = file.groups[index].indices()
-    return chosen if file.filters is None else source.matching(path, index, file.filters)[chosen]
+    if file.filters is None:
+        return chosen
+    try:
+        matching = source.matching(path, index, file.filters)
+    except DataError:
+        return np.arange(source.footer(path).groups[index][0])
+    positions: np.ndarray = matching[chosen]
+    return positions

@@ -40,6 +40,11 @@ def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
     return digest.hexdigest()[:32]
 
 
+def kind_of(type_: pa.DataType) -> str:
+    """Return the kind of a type; equal values have the same fingerprint in all types of a kind."""
+    return _kind_of(type_)[0]
+
+
 class _Column:
     """Compute hashes of a column's values and of its nulls, chunk by chunk.
 

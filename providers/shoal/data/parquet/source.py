@@ -15,7 +15,7 @@ from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metad
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
 from shoal.data.parquet.matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.reading import read_ranges
-from shoal.data.parquet.rows_digest import rows_digest
+from shoal.data.parquet.rows_digest import kind_of, rows_digest
 from shoal.data.planning.row_groups import RowGroup, RowRange
 from shoal.data.planning.splits import GroupSelection, Split, select
 from shoal.errors import DataError, InvalidArgumentError
@@ -261,8 +261,9 @@ class ParquetSource:
     def digest(self) -> str:
         """Return a fingerprint of the dataset, computed from the footers; with filters, from the values of the rows.
 
-        With filters, all rows of the dataset are read. Equal rows then have the same fingerprint even if they are
-        stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`.
+        With filters, all rows of the dataset are read. Their fingerprint is the same for equal rows in any files; see
+        :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file lacks, or has with another kind of
+        type, are left out. If no column is left, the fingerprint is computed from the footers and the filters.
 
         Returns:
             32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. It
@@ -270,13 +271,17 @@ class ParquetSource:
             the split.
         """
         if self._by_value or self.filters is not None:
-            return rows_digest(self.read(self.ranges()), self.schema())
+            schema = self._common_schema()
+            if schema.names:
+                return rows_digest(self.read(self.ranges(), schema.names), schema)
         digest = hashlib.sha256()
         for footer in self.footers():
             for part in self._content(footer):
                 digest.update(part.encode())
         for split in self.splits:
             digest.update(repr((split.weights, split.index, split.seed)).encode())
+        if self.filters is not None:
+            digest.update(repr(self.filters).encode())
         return digest.hexdigest()[:32]
 
     def file_digest(self, path: str) -> str:
@@ -316,6 +321,19 @@ class ParquetSource:
         footer = self.footer(path)
         matcher = Matcher(filters, footer, _partitions_of(footer, self.partition_fields()))
         return matching_rows(footer, self.metadata(path), matcher, row_group)
+
+    def _common_schema(self) -> pa.Schema:
+        """Return the columns that all files with rows of this dataset have, each with one kind of type."""
+        import pyarrow as pa
+
+        schema, partitions = self.schema(), self.partition_fields()
+        kinds = {field.name: kind_of(field.type) for field in schema}
+        common = set(kinds)
+        for footer in self.used_footers():
+            found = {field.name: kind_of(field.type) for field in footer.schema}
+            of_path = {name for name, _ in footer.partitions} & partitions.keys()
+            common -= {name for name in common - of_path if found.get(name) not in (kinds[name], "null")}
+        return pa.schema([field for field in schema if field.name in common])
 
     def _content(self, footer: Footer) -> Iterator[str]:
         """Yield texts from a file's footer for its fingerprint: sizes, schema, partition values and statistics."""

@@ -85,8 +85,11 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
 def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
     """Run a SELECT so that it cannot change the database, and write its rows to Parquet files.
 
-    PostgreSQL runs the statement in a read-only transaction, SQLite on a connection with ``PRAGMA query_only``. With
-    any other database the transaction is only rolled back at its end, so use an account that may only read.
+    PostgreSQL, MySQL and MariaDB run it in a read-only transaction, SQLite on a connection with ``PRAGMA query_only``.
+    With any other database the transaction is rolled back at its end. That does not hold back a statement that commits
+    by itself (such as DDL in Oracle), values taken from a sequence, or a function that commits on its own. No
+    transaction holds back writes outside of the tables: a file on the server (``INTO OUTFILE``), another server. Use
+    an account that may only read.
 
     Args:
         sql: The statement, with parameters as ``:name``.
@@ -114,8 +117,10 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
                 connection = connection.execution_options(postgresql_readonly=True)
             elif engine.dialect.name == "sqlite":
                 connection.exec_driver_sql("PRAGMA query_only = ON")
-            # The parameters have no type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to the
-            # statement, and PostgreSQL cannot compare the result with a date.
+            elif engine.dialect.name in ("mysql", "mariadb"):
+                connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
+                connection.rollback()  # the setting applies from the next transaction on
+            # Without a type, SQLAlchemy adds no cast such as `::VARCHAR`, which PostgreSQL cannot compare with a date
             bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
             statement = sa.text(sql.rstrip().removesuffix(";")).bindparams(*bound)
             paths = _write(statement, connection, directory)

@@ -186,7 +186,8 @@ def decide(
     if gain <= 0:
         why = ": both are equal" if gain == 0 else ""
         return refused("champion_not_beaten", f"does not beat {against}{why}")
-    if gain < register.min_improvement:
+    # 0.9 - 0.8 is a little less than 0.1.
+    if gain < register.min_improvement and not math.isclose(gain, register.min_improvement):
         least = f"{gain:.6g} is less than min_improvement={register.min_improvement:.6g}"
         return refused("champion_not_beaten", f"does not replace {against}: an improvement of {least}")
     if fallen := worse_slices(register, challenger.evaluation, champion.evaluation):

@@ -98,7 +98,10 @@ class Holdout:
                 )
             order = np.argsort(numbers, kind="stable")
             parts = np.split(order, np.cumsum(np.bincount(numbers, minlength=len(values)))[:-1])
-            names = ["null" if value is None else str(value) for value in values]
+            null = "null"
+            while null in {str(value) for value in values if value is not None}:
+                null = f"({null})"
+            names = [null if value is None else str(value) for value in values]
             slices = {name: parts[index] for name, index in sorted((name, index) for index, name in enumerate(names))}
         return cls(connector, labels, groups, slices)
 
@@ -114,8 +117,21 @@ class Holdout:
         if register.baseline is None:
             return None
         kind = metrics.best_constant(register.metric) if register.baseline == "auto" else register.baseline
-        predictions = metrics.constant(kind, register.metric, self.labels)
-        return Baseline(kind, metrics.evaluate(register.metric, self.labels, predictions, self.groups))
+        return Baseline(kind, self._of_constant(kind, register.metric))
+
+    def check_metrics(self, register: Register) -> None:
+        """Compute each metric of the best constant prediction.
+
+        Raises:
+            DataError: The labels or groups do not suit a metric.
+        """
+        self.baseline(register)
+        for metric in register.all_metrics:
+            self._of_constant(metrics.best_constant(metric), metric)
+
+    def _of_constant(self, kind: metrics.BaselineKind, metric: str) -> float:
+        predictions = metrics.constant(kind, metric, self.labels)
+        return metrics.evaluate(metric, self.labels, predictions, self.groups)
 
 
 def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:
@@ -151,7 +167,8 @@ def check_holdout(
     """
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
-    holdout.baseline(register)
+    holdout.check_metrics(register)
+    holdout.connector.digest()  # a promotion needs it, and with filters it reads every row
     shared = shared_rows(trained_on, holdout.connector.source)
     if not shared or register.overlap == "flag":
         return

@@ -50,16 +50,26 @@ def evaluate(
 
     Args:
         model: Model that :func:`load` returned.
-        holdout: The rows to evaluate the model on, with their labels.
-        names: Names of the metrics. The first one decides, and is also computed for each slice.
-        input_cols: Names of the input columns; used only if the model takes a tensor and so does not name its columns.
+        holdout: The held-out rows.
+        names: Metrics; the first one decides and is computed for each slice too. Another one is NaN, and the log says
+            why, if it cannot be computed.
+        input_cols: Input columns of a model that takes a tensor and does not name its columns.
         overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
 
     Raises:
-        DataError: The holdout lacks a column that the model needs, or the predictions do not suit a metric.
+        DataError: The holdout lacks a column that the model needs, or the predictions do not suit the metric
+            that decides.
     """
     predicted = _predict(model, holdout, input_cols)
-    values = {name: metrics.evaluate(name, holdout.labels, predicted, holdout.groups) for name in names}
+    values = {}
+    for name in names:
+        try:
+            values[name] = metrics.evaluate(name, holdout.labels, predicted, holdout.groups)
+        except DataError as error:
+            if name == names[0]:
+                raise
+            print(f"{name} is NaN: {error}", flush=True)
+            values[name] = float("nan")
     slices = {}
     for name, rows in holdout.slices.items():
         groups = None if holdout.groups is None else holdout.groups[rows]
