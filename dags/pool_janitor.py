@@ -1,4 +1,7 @@
-"""Every ten minutes, remove leftovers that no cleanup task removed: nodes, leases and processes without an owner."""
+"""Remove every ten minutes what ended runs have left behind: nodes, leases and processes that no run needs any more.
+
+Normally each run's own cleanup task does that. This DAG is for runs whose cleanup task did not run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from shoal.airflow.operators import SweepPoolsOperator
     doc_md=__doc__,
 )
 def pool_janitor() -> None:
-    """Sweep all pools of this host in one task."""
+    """Clean up all pools of this host in one task."""
     SweepPoolsOperator(task_id="sweep")
 
 

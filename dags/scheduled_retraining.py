@@ -28,14 +28,15 @@ POOL = "{{ var.value.get('shoal_retrain_pool', 'local://retrain?max_nodes=4') }}
 NODES = 3
 
 MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
-"""At the beginning of each month. Without a start date, the first run is the next one, or one that is an hour late.
-With a start date in the past, unpausing the DAG would start the last run at once."""
+"""Schedule at the beginning of each month. The DAG has no start date, because with a start date in the past, unpausing
+it would start the last run at once. Without a start date, the first run is the next one of the schedule, or the last
+one if that is at most an hour late."""
 
 
 @dag(
     schedule=MONTHLY,
-    catchup=False,  # Unpausing the DAG must not train a model for each past month. Use a backfill for them.
-    max_active_runs=2,  # Two runs can share the pool: each has its own lease, and jobs wait for free nodes.
+    catchup=False,  # With True, unpausing the DAG would train a model for each past month. Use a backfill for that.
+    max_active_runs=2,  # Two runs may share the pool, because each has its own lease and jobs wait for free nodes.
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
         "month": Param(
@@ -67,7 +68,7 @@ def scheduled_retraining() -> None:
 
     @task
     def evaluate(result: dict[str, Any]) -> dict[str, Any]:
-        """Print and return the metrics of champion and challenger on the same holdout."""
+        """Print and return the metrics of the new model (challenger) and of the champion on the same month."""
         report = {
             "model": result["model_uri"],
             "version": result["model_version"],

@@ -61,7 +61,7 @@ def train_networks() -> None:
     with pool_for_run(size=NODES, pool_name=POOL) as pool:
         digits = DistributedTrainOperator(task_id="train_digits", spec=specs[0], pool_name=POOL)
         delays = DistributedTrainOperator(task_id="train_delays", spec=specs[1], pool_name=POOL)
-        digits >> delays  # The leased nodes have room for one job at a time.
+        digits >> delays  # The jobs run in sequence, because the leased nodes have room for only one job at a time.
     specs >> pool.setup
     report([digits.output, delays.output])
 

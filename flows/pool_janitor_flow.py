@@ -1,4 +1,4 @@
-"""Janitor: clean up after ended flow runs on all pools, and remove leftovers without an owner.
+"""Clean up after ended flow runs on all pools, and remove nodes, leases and processes that no run needs any more.
 
 ``python flows/pool_janitor_flow.py`` serves this flow every five minutes, and also as the deployment `after-a-crash`.
 The program creates two automations on the server. The first sets a run to Crashed when the run has had no heartbeat for
@@ -46,7 +46,7 @@ _RUN = "prefect.flow-run"
 
 @task(cache_policy=NO_CACHE)
 def end_what_is_left() -> list[str]:
-    """Clean up after runs that have ended, and remove leftovers without an owner."""
+    """Clean up after runs that have ended, and remove what no run needs any more; return and log the actions."""
     did = [*clean_up_ended_runs(), *sweep()]
     for sentence in did:
         get_run_logger().info(sentence)
@@ -58,13 +58,15 @@ def pool_janitor() -> list[str]:
     """Clean up on every pool of this host.
 
     Returns:
-        One sentence for each thing that was done.
+        The actions that were taken, one sentence each.
     """
     return end_what_is_left()
 
 
 def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automation]:
-    """Create or update the two automations; safe to call at every start.
+    """Create or update the two automations on the Prefect server, and return them.
+
+    The function may be called at every start: an automation that exists already is updated.
 
     Args:
         deployment_id: Id of the deployment to run after a run has crashed.
@@ -89,7 +91,7 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
     clean = Automation(
         name="shoal: clean up after a run that crashed",
         trigger=EventTrigger(
-            expect={f"{_RUN}.Crashed"},  # Runs that end in other states have run their hooks.
+            expect={f"{_RUN}.Crashed"},  # A run that ends in another state has cleaned up through its hooks.
             match=ResourceSpecification({"prefect.resource.id": f"{_RUN}.*"}),
             # The janitor is excluded, because a janitor that always crashes would start the next one forever.
             match_related=ResourceSpecification(
@@ -107,7 +109,10 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
 def _put(automation: Automation) -> Automation:
     try:
         automation.id = Automation.read(name=automation.name).id
-    except (ObjectNotFound, ValueError):  # Prefect's releases raise different errors if the automation does not exist.
+    except (
+        ObjectNotFound,
+        ValueError,
+    ):  # There is no such automation; the type depends on Prefect's version.
         return automation.create()
     automation.update()
     return automation

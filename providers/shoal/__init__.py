@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# These names are imported on first use, so that `import shoal` does not slow down the parsing of DAG files.
+# The module from which each public name is imported. The import happens when the name is used first, because Airflow
+# parses DAG files again and again, and `import shoal` has to be fast there.
 _HOMES = {
     "ComputePool": "shoal.pool.api",
     "PoolSpec": "shoal.pool.spec",

@@ -13,7 +13,8 @@ def shown(value: object) -> str:
     """Return the repr of a value for an error message, shortened to 80 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more than 4300 digits, or a value that is nested too deeply
+    # Python refuses to convert an integer of more than 4300 digits, or a value that is nested too deeply.
+    except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too long to show"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
@@ -25,8 +26,8 @@ def _printable(text: str) -> str:
 class ShoalError(Exception):
     """Base class of all errors of shoal.
 
-    Credentials in the message are hidden, and characters that UTF-8 cannot encode are escaped, so that the message can
-    be printed and stored.
+    Credentials in the message are removed, so that the message can be logged. Characters that UTF-8 cannot encode are
+    escaped, so that the message can be printed and stored.
     """
 
     def __init__(self, *args: object) -> None:
@@ -34,7 +35,7 @@ class ShoalError(Exception):
 
 
 class InvalidArgumentError(ShoalError, ValueError):
-    """An argument, option or spec is invalid. Nothing was started."""
+    """An argument, option or spec is invalid. The call has started and changed nothing."""
 
 
 class MissingExtraError(ShoalError, ImportError):
@@ -57,11 +58,15 @@ class StoreError(ShoalError):
 
 
 class StoreUnreachableError(StoreError):
-    """The state store does not answer now. A later try may succeed."""
+    """The state store does not answer at the moment. The same call may succeed later."""
 
 
 class FencedError(ShoalError):
-    """A write was rejected because the holder's lease is gone, or its epoch is no longer the newest."""
+    """A write was rejected, because the lease has expired or was released, or because it was requested again.
+
+    Each request increases the lease's epoch. Only the process with the newest epoch may write, so a process that was
+    paused for long cannot interfere with its successor.
+    """
 
 
 class PoolNotFoundError(ShoalError, LookupError):
@@ -86,7 +91,7 @@ class PoolDownError(ShoalError):
 
 
 class PoolElsewhereError(PoolDownError):
-    """The pool is bound to another host, and the request is only possible there.
+    """The pool is bound to another host, and the request has to be made on that host.
 
     Args:
         message: The error message.
@@ -103,7 +108,7 @@ class PoolUnreachableError(ShoalError):
 
 
 class PoolStoppingError(PoolDownError):
-    """The pool is still going down, which takes seconds. It can be started again afterwards."""
+    """The pool is still going down, which takes some seconds. Afterwards the pool can be started again."""
 
 
 class ScaleError(ShoalError):
@@ -111,7 +116,7 @@ class ScaleError(ShoalError):
 
     Args:
         message: The reason, in one sentence.
-        nodes: Error of each failed node, by node name.
+        nodes: Errors of the failed nodes: a dict from the name of a node to its error.
     """
 
     def __init__(self, message: str, nodes: Mapping[str, str] | None = None) -> None:
@@ -121,7 +126,7 @@ class ScaleError(ShoalError):
 
 
 class CapacityError(ShoalError):
-    """The training requests more nodes, CPUs or GPUs than the pool has, or than become free in time."""
+    """The training requests more nodes, CPUs or GPUs than the pool has, or they did not become free in time."""
 
 
 class DataError(ShoalError, ValueError):
@@ -133,11 +138,11 @@ class TrainingError(ShoalError):
 
 
 class WorkerLostError(TrainingError):
-    """A worker or its node died during training."""
+    """A worker process, or the node on which it ran, died during the training."""
 
 
 class JobError(ShoalError):
-    """A job could not be submitted, found, cancelled or collected."""
+    """A job could not be submitted, found or cancelled, or its result could not be read."""
 
 
 class JobNotFoundError(JobError, LookupError):

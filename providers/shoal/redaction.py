@@ -21,18 +21,21 @@ HIDDEN = "***"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
 _SCHEME_LENGTH = 40
-"""Number of characters before ``://`` that are searched for a scheme. Registered schemes are shorter."""
+"""Number of characters before ``://`` that are searched for the scheme of a URI. All registered schemes are shorter.
+The limit keeps the search in long texts fast."""
 _URI = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.:-]*://[^\r\n]*\Z")
-"""A text that is a URI as a whole. A raw password may contain spaces."""
+"""Pattern of a text that is nothing but a URI. The text may contain spaces, because a password that is not
+percent-encoded may contain them."""
 
 _AUTHORITY = re.compile(r"[^/?#]*")
 _WORD = re.compile(r"[^\s\"'<>`]*")
 _PASSWORD_REACH = 256
-"""Number of characters after ``user:`` in running text that are searched for an ``@``, if the password contains a space
-or a quote."""
+"""Number of characters after ``://`` that are searched for an ``@``, if a URI in a longer text seems to contain a
+password with a space or a quote."""
 
 _HTTP = frozenset({"http", "https", "ws", "wss", "hdfs", "webhdfs", "mlflow-artifacts", "ray", "grpc", "tcp"})
-"""Schemes with ``host:port/path``, whose path may contain an ``@``."""
+"""Schemes whose URIs have the form ``host:port/path``. The path may contain an ``@``, so text before such an ``@`` is
+not always a password."""
 _STORAGE = {
     "abfs",
     "abfss",
@@ -54,13 +57,15 @@ _DATABASES = {
     *("clickhouse", "trino", "presto", "hive", "cockroachdb", "db2", "mongodb", "databricks"),
 }
 _USER_IS_NO_SECRET = frozenset(_STORAGE | _DATABASES)
-"""Schemes in which a user without a password is not a token, but the name of an Azure container or a database user."""
+"""Schemes in which the text before the ``@`` is no secret if there is no password. It is then the name of an Azure
+container or of a user. In other schemes, it may be a token."""
 
 _SCHEMES = "|".join(map(re.escape, sorted(_HTTP | _STORAGE | _DATABASES | {"file", "s3", "s3a", "gs", "gcs"})))
 _FEW_SLASHES = re.compile(
     rf"(?:(?<![:\w/])//|\b(?:{_SCHEMES}):/?(?!/))(?P<user>[^/?#@\s\"':]*:(?P<value>[^@\s\"'<>]+)@)", re.IGNORECASE
 )
-"""A URI without a scheme, or with fewer than two slashes: mistyped, or changed by code that merges slashes."""
+"""Pattern of a URI with credentials that has no scheme, or fewer than two slashes. Users mistype URIs in this way, and
+some code replaces two slashes by one."""
 
 _STRONG = (
     r"(?:[\w.-]*[_.-])?(?:"
@@ -70,12 +75,14 @@ _STRONG = (
     r"(?:auth|access|api|bearer|session|security|refresh|hf|github|gitlab)[_.-]?token"
     r")|(?:client|app|shared)secret|credentials?|token|authorization"
 )
-"""Names of secrets in any text. Names like ``pad_token`` are excluded, because they are language model parameters."""
+"""Pattern of names whose values are hidden in any text. Names such as ``pad_token`` do not match, because they are
+parameters of language models, not secrets."""
 _WEAK = (
     rf"{_STRONG}|[\w.-]*(?:token|password|secret|signature|credentials?|access_?key(?:_?id)?|accessid)|"
     "sig|sas|pass|key|code|auth|jwt|odbc_connect"
 )
-"""Names of secrets in the query of a URI."""
+"""Pattern of names whose values are hidden in the query of a URI (``?name=value``). It matches more names than
+`_STRONG`, because short names such as ``sig`` and ``key`` are often secrets there."""
 
 _SECRET_NAME = re.compile(_STRONG, re.IGNORECASE)
 _QUERY_WORD = re.compile(
@@ -98,13 +105,13 @@ _HEADER = re.compile(
 
 _LONG_WORD = re.compile(r"[^\s\"'<>`]{4096,}")
 _MOST_STEPS = 20_000_000
-"""Most search steps for one word. At each colon of a word, credentials may start that extend to the word's end, so a
-search takes as many steps as the number of colons times the length. If that is more than this limit (about 0.5 s), the
-whole word is hidden."""
+"""Largest number of search steps for one word. At each colon of a word, credentials may begin that extend to the end of
+the word. So the number of steps is the number of colons times the length of the word. If a word needs more steps than
+this limit (about 0.5 s), the word is not searched, but hidden as a whole."""
 
 
 class _Span(NamedTuple):
-    """A part of a text that has to be replaced."""
+    """A part of a text that has to be replaced: its start and end, the new text, and the secret in the old text."""
 
     start: int
     end: int
@@ -128,7 +135,11 @@ def has_credentials(value: str) -> bool:
 
 
 def secrets_in(value: str) -> set[str]:
-    """Return the secrets in a field's value, each as written, percent-decoded and percent-encoded."""
+    """Return the secrets in a field's value.
+
+    Each secret is in the result in three forms: as it is written, percent-decoded, and percent-encoded. A library's
+    error message may contain any of these forms.
+    """
     found = {
         secret
         for span in _spans(value, whole=_URI.match(value) is not None)
@@ -138,27 +149,30 @@ def secrets_in(value: str) -> set[str]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a setting with this name contains a secret, such as ``password`` or ``api_key``."""
+    """Return whether the name of a setting, such as ``password`` or ``api_key``, means that its value is a secret."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
 @contextmanager
 def redacted_errors(uri: str) -> Iterator[None]:
-    """Remove a URI's credentials from an error raised in the block.
+    """Remove a URI's credentials from an error that is raised in the ``with`` block.
 
-    The error's cause and context are hidden, because they may contain the credentials too.
+    The traceback does not show the errors that led to this error (its cause and context), because they may contain the
+    credentials, too.
     """
 
     def shown(part: object) -> object:
         if not isinstance(part, str):
             return part
-        for secret in secrets_in(uri):  # a filesystem's error may contain the path without its scheme
+        # A filesystem's error may contain the path of the URI without the scheme. `redact_value` would not recognize
+        # this path as a URI, so the known secrets are replaced first.
+        for secret in secrets_in(uri):
             part = part.replace(secret, HIDDEN)
         return redact_value(part)
 
     try:
         yield
-    except Exception as error:  # each filesystem library raises its own exception types
+    except Exception as error:  # Exception, because each filesystem library raises exceptions of its own types
         if not has_credentials(uri):
             raise
         error.args = tuple(map(shown, error.args))
@@ -178,7 +192,10 @@ class RedactedRepr:
 
 
 def redact_all(document: Any) -> Any:
-    """Return a copy of a JSON document, without the credentials in its values and the values with a secret name."""
+    """Return a copy of a JSON document without credentials.
+
+    Credentials in texts are removed, and texts whose key is the name of a secret are hidden as a whole.
+    """
     if isinstance(document, dict):
         return {
             key: HIDDEN if isinstance(item, str) and item and is_secret_name(key) else redact_all(item)
@@ -192,7 +209,7 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        if span.start < at:  # the span overlaps the previous one
+        if span.start < at:  # the span overlaps the previous one, whose start is already replaced
             at = max(at, span.end)
             continue
         parts += [text[at : span.start], span.replacement]
@@ -218,7 +235,12 @@ def _spans(text: str, *, whole: bool) -> list[_Span]:
 
 
 def _users(text: str, *, whole: bool) -> Iterator[_Span]:
-    """Yield the span of user and password of each URI in a text."""
+    """Yield the position of user and password in each URI of a text.
+
+    Args:
+        text: The text.
+        whole: Whether the text is nothing but a URI.
+    """
     at = text.find("://")
     while at >= 0:
         start = at + 3
@@ -232,9 +254,10 @@ def _users(text: str, *, whole: bool) -> Iterator[_Span]:
 
 
 def _reach(text: str, start: int) -> str:
-    """Return the text after ``://`` that may belong to the URI.
+    """Return the part of a text after ``://`` that may belong to the URI.
 
-    It is a word, or more words if a password that is not percent-encoded seems to contain spaces.
+    The part ends at the next space or quote. If a password seems to contain spaces or quotes, because it is not
+    percent-encoded, the part goes on to the end of the word with the next ``@``.
     """
     match = _WORD.match(text, start)
     word = match[0] if match else ""
@@ -248,7 +271,12 @@ def _reach(text: str, start: int) -> str:
 
 
 def _user_length(scheme: str, rest: str) -> int:
-    """Return the length of ``user:password@`` at the start of the text after ``://``, or 0 if it contains no secret."""
+    """Return the length of ``user:password@`` at the start of a URI without its scheme, or 0 if there is no secret.
+
+    Args:
+        scheme: Scheme of the URI in lower case.
+        rest: The URI after ``://``.
+    """
     authority = _authority(rest)
     user, at, _ = authority.rpartition("@")
     kinds = scheme.split("+")

@@ -1,4 +1,4 @@
-"""The base class of all options and specs that users write, and the one way in which a wrong one is reported."""
+"""Base class of all options and specs that users write. It reports wrong options as `InvalidArgumentError`."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact
 
 
 class Settings(RedactedRepr, BaseModel):
-    """A frozen set of options.
+    """A set of options that cannot be changed after its creation.
 
     Raises:
-        InvalidArgumentError: An option is unknown or missing, or a value is not allowed. The message names the field,
-            its value, what is allowed, and for an unknown field the nearest name there is.
+        InvalidArgumentError: An option is unknown or missing, or a value is not allowed. The message names the option,
+            its value and the allowed values. For an unknown option, it suggests the option with the most similar name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    # Hidden from type checkers, which would take it for the signature and lose the fields.
+    # Type checkers do not see this method. They would take `**options` for the signature of every subclass, and no
+    # longer check the names and types of the fields.
     if not TYPE_CHECKING:
 
         def __init__(self, **options: Any) -> None:
             with _explained(type(self)):
                 super().__init__(**options)
 
-        # Without this mark pydantic would call `__init__` for each nested model as well, and report its errors one by
-        # one and without the path to their field.
+        # Without this attribute, pydantic would call `__init__` for each nested model, too. This method would then
+        # raise an error for one nested model at a time, without the path to the wrong field.
         __init__.__pydantic_base_init__ = True
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Build it from a mapping of its fields.
+        """Build the options from a mapping of names to values.
 
         Raises:
-            InvalidArgumentError: As the constructor.
+            InvalidArgumentError: An option is unknown or missing, or a value is not allowed.
         """
         with _explained(cls):
             return cls.model_validate(dict(fields))
@@ -48,13 +49,18 @@ class Settings(RedactedRepr, BaseModel):
 
 @contextlib.contextmanager
 def _explained(model: type[BaseModel]) -> Iterator[None]:
-    """Replace pydantic's errors about the options of a model by one of shoal that names each wrong option."""
+    """Replace a pydantic error by an `InvalidArgumentError` that names each wrong option.
+
+    Args:
+        model: Class whose options are validated in the ``with`` block.
+    """
     try:
         yield
     except ValidationError as error:
         problems = "; ".join(_sentence(model, problem) for problem in error.errors(include_url=False))
         raise InvalidArgumentError(problems) from None
-    except UnicodeEncodeError as error:  # pydantic cannot put a lone surrogate into a ValidationError
+    # A text with a lone surrogate cannot be encoded in UTF-8. pydantic cannot put such a text into a ValidationError.
+    except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"options must be text that UTF-8 can encode: {error}") from None
 
 
@@ -83,19 +89,27 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the options of the model at a path; empty if there is no model at the path."""
+    """Return the names of the options of a nested model, or an empty list if there is no model at the path.
+
+    Args:
+        model: The outer model.
+        path: Names of fields, keys and indexes that lead from the outer model to the nested one.
+    """
     found: type[BaseModel] | None = model
     for step in path:
         if found is None:
             break
         fields = {field.alias or name: field for name, field in found.model_fields.items()}
-        if step in fields:  # else it is a key or an index of the field before
+        if step in fields:  # otherwise the step is a key or an index within the previous field, and `found` stays
             found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model that an annotation names, alone, as an item, or as one of several alternatives."""
+    """Return the model in a type annotation, or None if it contains no model.
+
+    The annotation may be a model, a union with a model (`Model | None`), or a container of models (`list[Model]`).
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType, tuple, list, dict):

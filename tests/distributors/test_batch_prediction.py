@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -86,6 +87,7 @@ def test_before_a_worker_starts_it_says_what_is_wrong(predict, rows, tmp_path):
         ({"model": "models:/delays@nobody"}, JobError, "models:/delays@nobody does not exist in the registry"),
         ({"model": "models:/delays/7"}, JobError, "models:/delays/7 cannot be loaded"),
         ({"keep_cols": ["id"]}, DataError, "keep_cols names columns that the dataset does not have: id"),
+        ({"model": str(tmp_path)}, JobError, "there is no MLflow model at"),
         ({"prediction_col": "y"}, InvalidArgumentError, 'the dataset has a column "y"'),
     ):
         with pytest.raises(error, match=said):
@@ -94,7 +96,11 @@ def test_before_a_worker_starts_it_says_what_is_wrong(predict, rows, tmp_path):
     pq.write_table(pq.read_table(rows, columns=["a", "b"]), narrow)
     with pytest.raises(DataError, match='"c"'):
         predict(dataset=DataConnector.from_parquet(narrow))
-    assert sorted(os.listdir(tmp_path)) == ["narrow.parquet"]
+    other = tmp_path / "other.parquet"
+    pq.write_table(pq.read_table(rows).set_column(3, "y", pa.array(["text"] * ROWS)), other)
+    with pytest.raises(DataError, match='column "y"'):
+        predict(dataset=DataConnector.from_parquet([rows, other]))
+    assert sorted(os.listdir(tmp_path)) == ["narrow.parquet", "other.parquet"]
 
 
 def test_a_worker_that_is_killed_half_way_costs_no_row_and_doubles_none(predict, rows, tmp_path, monkeypatch, capsys):

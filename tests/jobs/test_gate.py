@@ -139,7 +139,7 @@ def gate(
 ) -> Iterator[Gate]:
     attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
     attempts.start(store, KEY, {}, 0.0)
-    run = Run.begin(Tracking(uri=mlflow_uri, experiment="gate"), name="job-1", tags={})
+    run = Run.begin(Tracking(uri=mlflow_uri, experiment="rules"), name="job-1", tags={})
     yield Gate(store, run, data, uris, re.sub(r"\W+", "-", request.node.name))
     mlflow.end_run()
 

@@ -7,14 +7,15 @@ import os
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.predict_spec import PredictJobSpec
-from shoal.jobs.prediction import planning
+from shoal.jobs.prediction import planning, worker
 from shoal.jobs.prediction.output import MARKER, Output
 from shoal.jobs.prediction.planning import plan_files
 from shoal.training.claims import Claim
@@ -28,6 +29,7 @@ PART = "part-000000000000-2.parquet"
     [
         ({"model": "models:/delays"}, "names no version: write models:/NAME@ALIAS or models:/NAME/VERSION"),
         ({"model": "models:/delays/latest"}, "names no version"),
+        ({"model": "models:/delays/Production"}, "names no version"),
         ({"model": ""}, "model="),
         ({"output_path": " "}, "blank"),
         ({"keep_cols": ["id", "prediction"]}, 'prediction_col "prediction" is also in keep_cols'),
@@ -57,6 +59,7 @@ def test_a_relative_output_is_the_callers(tmp_path, monkeypatch):
     )
 
 
+@settings(deadline=None)
 @given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=20), workers=st.integers(1, 6), most=st.integers(1, 60))
 def test_every_row_is_in_one_file_in_order(rows, workers, most):
     groups = [RowGroup(f"/data/{number // 3}", number % 3, count, count) for number, count in enumerate(rows)]
@@ -91,12 +94,15 @@ class TestOutput:
         with fsspec.open(f"{output.staging}/{name}", "wb") as file:
             parquet.write_table(pa.table({"prediction": [value, value]}), file)
 
+    def publish(self, output: Output, *, key: str = "k", overwrite: bool = False) -> None:
+        output.publish([PART], key=key, model="models:/m/1", rows=2, overwrite=overwrite)
+
     def published(self, place: str, value: int, *, key: str = "k", overwrite: bool = False, job: str = "job") -> Output:
         output = Output(place, Claim(job, "me"))
-        assert output.finished(key, overwrite=overwrite) is None
+        assert not output.finished(key, overwrite=overwrite)
         output.prepare()
         self.write(output, value=value)
-        output.publish([PART], {"key": key, "model": "models:/m/1", "rows": 2})
+        self.publish(output, key=key, overwrite=overwrite)
         return output
 
     def read(self, place: str) -> list[int]:
@@ -115,19 +121,27 @@ class TestOutput:
     def test_the_same_predictions_are_found_and_others_refused(self, place):
         output = self.published(place, 1)
         assert self.read(place) == [1, 1]
-        found = output.finished("k", overwrite=False)
-        assert found is not None
-        assert found["model"] == "models:/m/1"
-        with pytest.raises(InvalidArgumentError, match=r"predictions of models:/m/1 .* or set overwrite=True"):
+        assert output.finished("k", overwrite=False)
+        with pytest.raises(InvalidArgumentError, match=r"another job, by models:/m/1: .* or set overwrite=True"):
             output.finished("other", overwrite=False)
         self.published(place, 2, key="other", overwrite=True, job="another")
         assert self.read(place) == [2, 2]
+
+    def test_predictions_that_lack_a_file_are_made_again(self, place):
+        import fsspec
+
+        output = self.published(place, 1)
+        fs, root = fsspec.core.url_to_fs(place)
+        fs.rm_file(f"{root}/{PART}")
+        assert not output.finished("k", overwrite=False)
+        self.published(place, 3)
+        assert self.read(place) == [3, 3]
 
     def test_a_file_that_did_not_arrive_ends_it_and_nothing_is_published(self, place):
         output = Output(place, Claim("job", "me"))
         output.prepare()
         with pytest.raises(TrainingError, match=r"part-000000000000-2\.parquet among them, did not arrive"):
-            output.publish([PART], {})
+            self.publish(output)
         output.discard()
         assert self.read(place) == []
 
@@ -136,37 +150,75 @@ class TestOutput:
         output.prepare()
         self.write(output)
         with pytest.raises(TrainingError, match="a newer attempt has begun"):
-            output.publish([PART], {})
+            self.publish(output)
         assert self.read(place) == []
 
-    def test_files_of_others_are_left_alone(self, tmp_path):
+    def test_a_job_that_was_overtaken_by_another_replaces_nothing(self, place):
+        late = Output(place, Claim("late", "me"))
+        assert not late.finished("other", overwrite=False)
+        late.prepare()
+        self.write(late, value=2)
+        self.published(place, 1)
+        with pytest.raises(InvalidArgumentError, match="or set overwrite=True"):
+            self.publish(late, key="other")
+        late.discard()
+        assert self.read(place) == [1, 1]
+
+    @pytest.mark.parametrize("name", ["notes.txt", "notes/of.txt"])
+    def test_files_of_others_are_left_alone(self, place, name):
+        import fsspec
+
+        fs, root = fsspec.core.url_to_fs(place)
+        self.published(place, 1)
+        output = Output(place, Claim("second", "me"))
+        assert not output.finished("other", overwrite=True)
+        output.prepare()
+        self.write(output, value=2)
+        fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{root}/{name}", b"mine")
+        with pytest.raises(InvalidArgumentError, match="shoal has not written"):
+            self.publish(output, key="other", overwrite=True)
+        last_look = output._clear if "://" in place else output._swap
+        with pytest.raises(TrainingError, match=r"notes(\.txt)? has come into"):
+            last_look()
+        output.discard()
+        assert fs.cat_file(f"{root}/{name}") == b"mine"
+        assert self.read(place) == [1, 1]
+
+    def test_a_folder_that_shoal_did_not_make_or_a_link_is_refused(self, tmp_path):
         place = tmp_path / "out"
         place.mkdir()
         (place / "notes.txt").write_text("mine")
         with pytest.raises(InvalidArgumentError, match="shoal has not written all that is in it"):
             Output(str(place), Claim("job", "me")).finished("k", overwrite=True)
-        (place / "notes.txt").unlink()
-        self.published(str(place), 1)
-        (place / "notes.txt").write_text("mine")
-        with pytest.raises(InvalidArgumentError, match="shoal has not written"):
-            Output(str(place), Claim("job", "me")).finished("k", overwrite=True)
         (tmp_path / "link").symlink_to(place)
         with pytest.raises(InvalidArgumentError, match="is a file or a link"):
             Output(str(tmp_path / "link"), Claim("job", "me")).finished("k", overwrite=True)
 
-    def test_a_file_that_comes_in_at_the_last_moment_survives(self, tmp_path):
+    def test_a_publication_in_an_object_store_that_was_cut_off_is_made_again(self, monkeypatch):
+        import fsspec
+
+        place = "memory://cut/out"
+        output = Output(place, Claim("job", "me"))
+        output.prepare()
+        self.write(output)
+        with monkeypatch.context() as patch:
+            patch.setattr("shoal.jobs.files.storage.write", lambda *_: (_ for _ in ()).throw(OSError("gone")))
+            with pytest.raises(OSError, match="gone"):
+                self.publish(output)
+        self.published(place, 3, job="again")
+        assert self.read(place) == [3, 3]
+        fsspec.filesystem("memory").store.clear()
+
+    def test_predictions_that_a_killed_attempt_had_set_aside_come_back(self, tmp_path):
         place = tmp_path / "out"
         self.published(str(place), 1)
-        output = Output(str(place), Claim("second", "me"))
-        assert output.finished("other", overwrite=True) is None
-        output.prepare()
-        self.write(output, value=2)
-        (place / "notes.txt").write_text("mine")
-        with pytest.raises(TrainingError, match=r"notes\.txt has come into"):
-            output.publish([PART], {"key": "other"})
-        output.discard()
-        assert (place / "notes.txt").read_text() == "mine"
+        killed = Output(str(place), Claim("second", "me", 1))
+        place.rename(killed._aside(1))
+        retried = Output(str(place), Claim("second", "me", 2))
+        retried.restore()
         assert self.read(str(place)) == [1, 1]
+        assert sorted(os.listdir(tmp_path)) == ["out"]
 
     def test_what_a_killed_attempt_left_goes_with_the_next(self, tmp_path):
         place = tmp_path / "out"
@@ -177,7 +229,35 @@ class TestOutput:
         output.prepare()
         self.write(output, value=3)
         self.write(output, name=".part-000000000000-2.parquet.0")  # of a worker that was killed while it wrote
-        output.publish([PART], {"key": "k"})
+        self.publish(output)
         assert self.read(str(place)) == [3, 3]
         assert sorted(os.listdir(tmp_path)) == ["out"]
         assert sorted(os.listdir(place)) == [".shoal-job", MARKER, PART]
+
+
+def test_a_worker_that_ends_in_the_middle_of_a_file_leaves_none_that_counts(tmp_path, monkeypatch):
+    """In an object store, closing the stream completes the file, whatever the reason."""
+    import fsspec
+
+    parquet.write_table(pa.table({"a": list(range(300))}), tmp_path / "rows.parquet", row_group_size=100)
+    source = ParquetSource(tmp_path / "rows.parquet")
+    assignment = worker.Assignment("models:/m/1", source, (), ("a",), "prediction", "memory://worker/out")
+    [[file]] = plan_files(source.row_groups(), 1)
+    batches = []
+
+    class Twice:
+        columns = ("a",)
+
+        def predict_table(self, table):
+            batches.append(table)
+            if len(batches) == 2:
+                raise SystemExit  # as Ray's workers do on SIGTERM
+            return table["a"].to_numpy() * 2
+
+    monkeypatch.setattr(worker.model, "load", lambda *_: Twice())
+    with pytest.raises(SystemExit):
+        worker.predict(assignment, [file])
+    worker.predict(assignment, [file])
+    with fsspec.open(f"memory://worker/out/{file.name}") as stored:
+        assert parquet.read_table(stored)["prediction"].to_pylist() == [value * 2 for value in range(300)]
+    fsspec.filesystem("memory").store.clear()

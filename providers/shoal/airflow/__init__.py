@@ -11,11 +11,15 @@ UI_FIELDS: dict[str, Any] = {
     "relabeling": {"host": "Pool name", "schema": "Backend"},
     "placeholders": {"host": "retrain", "schema": "local"},
 }
-"""Fields of Airflow's connection form that are hidden, their labels, and their placeholders."""
+"""Settings of Airflow's form for a connection: which fields are hidden, how fields are labelled, and which example text
+is shown in an empty field."""
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Return the provider info for Airflow's entry point `apache_airflow_provider`."""
+    """Return the description of this provider, which Airflow reads through the entry point `apache_airflow_provider`.
+
+    The description lists the modules with operators, sensors and hooks, and the connection type.
+    """
     return {
         "package-name": "shoal",
         "name": "shoal",
@@ -43,11 +47,12 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def pool_options() -> dict[str, str]:
-    """Return the pool options that a connection's extra may contain, as option name -> description."""
+    """Return the pool options that the extra field of a connection may contain, as a dict of name to description."""
     from shoal.pool.spec import PoolSpec
 
     return {
         name: field.description or ""
         for name, field in PoolSpec.model_fields.items()
-        if name not in ("name", "backend")  # The connection's host and schema contain these two.
+        # The name of the pool is in the connection's host field, and the backend is in its schema field.
+        if name not in ("name", "backend")
     }

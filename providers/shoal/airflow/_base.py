@@ -1,4 +1,4 @@
-"""Base class of shoal's operators: the arguments that select pool and lease, and the handling of a killed task."""
+"""Base class of shoal's operators: select the pool and the lease by arguments, and end a task that Airflow kills."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 class TaskKilledError(AirflowException):
-    """Error of a task that Airflow ends: the task was marked or cleared, its run deleted, or its worker shut down."""
+    """Raised in a task that Airflow ends: the task was marked or cleared, its run deleted, or its worker shut down."""
 
 
 class PoolOperator(BaseOperator):
     """Base class of operators on a compute pool.
 
     :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param lease: Id of the task that leases the nodes, for a DAG with several leases. ``pool_for_run`` sets it for the
-        tasks of its block.
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Give this or
+        `pool_name`, but not both. (templated)
+    :param lease: Id of the task that leases the nodes. A DAG with several leases needs it to know which lease a task
+        uses. ``pool_for_run`` sets it for the tasks of its block.
     """
 
     template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id")
@@ -48,24 +49,26 @@ class PoolOperator(BaseOperator):
 
     @property
     def hook(self) -> ComputePoolHook:
-        """Return a hook for the pool."""
+        """Return a hook for the pool that the operator's arguments select."""
         return ComputePoolHook(self.compute_pool_conn_id, self.pool_name)
 
     def holder_in(self, context: Context) -> str:
-        """Return the holder of this task's lease and jobs.
-
+        """Return the name of the holder to which this task's lease and jobs belong (see `holder_of`).
         :param context: Airflow's context of the task.
         """
         return holder_of(context, self.lease)
 
     def on_kill(self) -> None:
-        """Request that `execute` rolls back and ends; Airflow allows 5 seconds for this."""
+        """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for this."""
         # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception raised
         # here would leave the store locked. `execute` checks the flag only where it can safely end.
         self._killed = True
 
     def end_if_killed(self) -> None:
-        """Raise TaskKilledError if Airflow has called `on_kill`. Call this only where no work is half done."""
+        """Raise TaskKilledError if Airflow has called `on_kill`.
+
+        Call this method only at points where an exception leaves no work half done, such as a transaction.
+        """
         if self._killed:
             raise TaskKilledError(
                 f"task {self.task_id} was ended from outside: it was marked or cleared, its run was deleted, or its "
@@ -73,10 +76,13 @@ class PoolOperator(BaseOperator):
             )
 
     def look(self, status: PoolStatus, holder: str | None = None) -> None:
-        """Log each change of the pool, and end a killed task; used as `on_progress` of the pool's methods.
+        """Log the number of ready nodes if it has changed, and end the task if Airflow has killed it.
+
+        Operators pass this method as `on_progress` to the methods of the pool that wait.
 
         :param status: Current status of the pool.
-        :param holder: Holder whose lease the task waits for; its place in the queue is logged, too.
+        :param holder: Name of the holder whose lease the task waits for. If this lease is in the queue, its place is
+            logged, too.
         """
         self.end_if_killed()
         text = f"pool {status.name}: {len(status.active)} of {status.target} nodes ready"

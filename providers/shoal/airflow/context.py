@@ -27,7 +27,7 @@ _OWN_ARGUMENTS = {
     "trigger_rule": "Airflow decides when a setup and a teardown run",
     "lease": "pool_for_run sets it",
 }
-"""Arguments of operators that `pool_for_run` does not take, and what to do instead."""
+"""Arguments of operators that `pool_for_run` does not accept. The values are the advice in the error message."""
 
 _COUNTS_THE_SETUP = frozenset(
     {
@@ -38,7 +38,9 @@ _COUNTS_THE_SETUP = frozenset(
         TriggerRule.ALL_SKIPPED,
     }
 )
-"""Trigger rules with which a task directly after the setup would start before the setup has ended, or never."""
+"""Trigger rules that `pool_for_run` rejects for a task directly after the setup task. With such a rule, the task could
+start before the setup has ended, because another upstream task has ended, or never start, because the setup has not
+failed."""
 
 _COUNTS_THE_FIRST = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
 """Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
@@ -48,7 +50,7 @@ _Operator: TypeAlias = BaseOperator | MappedOperator
 
 @dataclass(frozen=True)
 class PoolTasks:
-    """The setup and teardown tasks of a leased pool. Use them to order other tasks (``prepare >> tasks.setup``)."""
+    """The two tasks that `pool_for_run` creates. Use them to order other tasks (``prepare >> tasks.setup``)."""
 
     setup: LeasePoolOperator
     """Task that brings the pool up and leases its nodes."""
@@ -58,7 +60,7 @@ class PoolTasks:
 
 
 _open_blocks: ContextVar[tuple[PoolTasks, ...]] = ContextVar("_open_blocks", default=())
-"""The blocks of `pool_for_run` around the code that runs, the outermost first."""
+"""The tasks of all ``with pool_for_run(...)`` blocks that contain the code that runs now, the outermost block first."""
 
 
 @contextmanager
@@ -84,16 +86,17 @@ def pool_for_run(
 
     :param size: Number of nodes, including the head node.
     :param pool_name: Name or URI of the pool.
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`.
-    :param is_async: Let the setup task end before the nodes are ready. A ``NodesSensor`` in the block then waits for
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Give this or
+        `pool_name`, but not both.
+    :param is_async: Let the setup task end before the nodes are ready. Use a ``NodesSensor`` in the block to wait for
         the nodes.
-    :param exclusive: Add the nodes to those of other leases, instead of sharing them. If the pool has no room for them,
-        the setup task waits for its turn.
+    :param exclusive: Add the nodes to those of other leases, instead of sharing them. If they do not fit into MAX_NODES
+        of the pool, the setup task waits in the pool's queue until other leases are released.
     :param options: The same options as for ``ScaleClusterOperator``.
     :param prefix: Prefix of the ids of the two tasks: with ``prefix="score"`` they are ``score_lease_pool`` and
         ``score_clean_up_pool``. By default the ids are ``lease_pool`` and ``clean_up_pool``.
-    :param task_kwargs: Airflow's arguments of the two tasks, such as ``retries``, ``queue``, ``executor_config``, and
-        ``pool`` (Airflow's pool of slots).
+    :param task_kwargs: Arguments of Airflow's ``BaseOperator`` for the two tasks, such as ``retries``, ``queue``,
+        ``executor_config``, and ``pool`` (Airflow's pool of slots, which is not the compute pool).
     """
     _check_task_kwargs(task_kwargs)
     start = f"{_checked_prefix(prefix)}_" if prefix is not None else ""
@@ -129,7 +132,9 @@ def pool_for_run(
         )
     setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
-        pass  # This orders the two tasks within a setup and teardown of Airflow's own around the block.
+        # If the block is inside another setup and teardown context of Airflow, entering this context orders the two
+        # tasks after that setup and before that teardown.
+        pass
     before = set(dag.task_dict)
     around = _open_blocks.get()
     token = _open_blocks.set((*around, tasks))
@@ -143,11 +148,12 @@ def pool_for_run(
 
 
 def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
-    """Put the tasks that a block has created between its setup and its teardown.
+    """Order the tasks that a block has created after its setup task and before its teardown task.
 
-    Airflow's own context manager does this only for plain operators. It also orders the teardown only after the last
-    tasks. Airflow 3 before apache/airflow#64181 then runs the teardown as soon as one of the last tasks is
-    upstream_failed, while others of its upstream tasks still run.
+    Airflow's own context manager for setup and teardown is not used for this, for two reasons. It orders only plain
+    operators. And it orders the teardown only after the last tasks of the block. In versions of Airflow 3 without the
+    fix apache/airflow#64181, the teardown then runs as soon as one of these last tasks is upstream_failed, while other
+    tasks of the block still run. So here the teardown is ordered after every task of the block.
     """
     setup, teardown = tasks.setup, tasks.teardown
     outside = setup.get_flat_relative_ids(upstream=True) | teardown.get_flat_relative_ids(upstream=False)
@@ -166,7 +172,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
-        # A setup of another block has its own teardown, which ends before this one.
+        # The setup of a nested block needs no order here: it ends before the nested block's teardown, and that teardown
+        # ends before this one.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
 
@@ -180,9 +187,10 @@ def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapp
 
 
 def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTasks, ...]) -> None:
-    """Set which lease the tasks of a block belong to.
+    """Set the argument `lease` of the tasks of a block, so that they use the nodes that this block leases.
 
-    In nested blocks, a task belongs to the innermost block of its pool.
+    In nested blocks, a task gets the lease of the innermost block that leases the task's pool. A lease that the user
+    has set is not changed.
     """
     pool = _pool_of(tasks.setup.pool_name, tasks.setup.compute_pool_conn_id)
     outer_pools = {_pool_of(one.setup.pool_name, one.setup.compute_pool_conn_id) for one in around}
@@ -202,7 +210,10 @@ def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTa
 
 
 def _pool_of(pool_name: str | None, compute_pool_conn_id: str | None) -> str | None:
-    """Return a text that is the same for two tasks of the same pool, given by name, URI or connection."""
+    """Return a text that identifies the pool of a task, or None if the task names no pool.
+
+    Name and URI of the same pool give the same text. A connection gives a text of its own.
+    """
     if compute_pool_conn_id:
         return f"connection {compute_pool_conn_id}"
     return pool_name.partition("?")[0].rpartition("://")[2] if isinstance(pool_name, str) else None
@@ -217,7 +228,7 @@ def _checked_prefix(prefix: str) -> str:
 
 
 def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments for both tasks: Airflow's own error would not say which arguments exist."""
+    """Check the arguments for the two tasks, because Airflow's own error would not say which arguments exist."""
     legal = set(inspect.signature(BaseOperator.__init__).parameters) - {"self", "kwargs", *_OWN_ARGUMENTS}
     for name, value in task_kwargs.items():
         if name in _OWN_ARGUMENTS:

@@ -1,4 +1,7 @@
-"""The decorator `@task.distributed`: run a function in every worker of a gang on a compute pool."""
+"""The decorator `@task.distributed`: run a function in every worker of a gang on a compute pool.
+
+A gang is a group of worker processes that start and end together, as distributed training needs it.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ if TYPE_CHECKING:
 class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
     """Operator that submits the decorated function as the `train_func` of a job.
 
-    :param num_workers: Number of workers, on any nodes of the pool; by default one per GPU, or one without GPUs.
+    :param num_workers: Number of workers. They may run on any nodes of the pool. By default, there is one worker per
+        GPU, or one worker if `gpus` is 0.
     :param num_cpus: Number of CPUs per worker.
     :param gpus: Total number of GPUs of all workers.
-    :param gpu_type: Required type of the GPUs, by Ray's name (``H100``).
-    :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``. Their
-        values are templated.
+    :param gpu_type: Type of GPU that the workers need, as Ray names it (for example ``H100``). By default, any type.
+    :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``. The
+        values of these fields are templated.
     """
 
     template_fields: Sequence[str] = DistributedTrainOperator.template_fields
@@ -67,7 +71,10 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         )
 
     def execute(self, context: Context) -> Any:
-        """Submit the job, or attach to it, and wait; return a list of the function's return values, by rank."""
+        """Submit the job, or attach to a job of an earlier try, and wait for its end.
+
+        Returns a list of the function's return values, in the order of the workers' ranks.
+        """
         from shoal.jobs import load_results
 
         self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
@@ -76,7 +83,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return self._handle_output(list(load_results(self.train(context), location).results))
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
-        """Return the values of Airflow's context that are parameters of the function, such as ``run_id``."""
+        """Return the values of Airflow's context whose names are parameters of the function, such as ``run_id``."""
         return {
             name: value for name, value in context.items() if name in inspect.signature(self.python_callable).parameters
         }
@@ -85,8 +92,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
     """Convert a function to a task that runs the function in every worker of a gang (``@task.distributed``).
 
-    The task returns a list of the function's return values, by rank; they must be values that an XCom can store. Lease
-    the pool with ``pool_for_run`` around the task.
+    The task returns a list of the function's return values, in the order of the workers' ranks. The values must be of
+    types that an XCom can store. The pool has to be up, so use the task inside a ``with pool_for_run(...)`` block.
 
     :param python_callable: The function.
     :param kwargs: Arguments of :class:`DistributedDecoratedOperator`, such as ``num_workers`` and ``pool_name``, and of
@@ -98,7 +105,9 @@ def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs
         )
     return task_decorator_factory(
         python_callable=python_callable,
-        multiple_outputs=False,  # Airflow would set it for a function that returns a dict, but the task returns a list.
+        # For a function that returns a dict, Airflow would set `multiple_outputs`. This task returns a list of such
+        # dicts, which Airflow could not split into several outputs.
+        multiple_outputs=False,
         decorated_operator_class=DistributedDecoratedOperator,
         **kwargs,
     )

@@ -14,11 +14,11 @@ from shoal.pool.spec import PoolSpec, is_uri
 
 try:
     from airflow.sdk.exceptions import AirflowNotFoundException
-except ImportError:  # Airflow 3.0
+except ImportError:  # In Airflow 3.0, the class is in another module.
     from airflow.exceptions import AirflowNotFoundException  # type: ignore[attr-defined]
 try:
     from airflow.sdk import BaseHook
-except ImportError:  # Airflow 3.0
+except ImportError:  # In Airflow 3.0, the class is in another module.
     from airflow.hooks.base import BaseHook  # type: ignore[attr-defined,no-redef]
 
 if TYPE_CHECKING:
@@ -30,14 +30,15 @@ ENGINE = "airflow"
 
 
 ONLY_LEASE = "lease_pool"
-"""Id of the lease task of a DAG with one lease. The holder of this lease is the DAG run itself."""
+"""Default id of the task that leases the nodes. The holder of this task's lease is named after the DAG run only,
+without the id of the task."""
 
 
 def holder_of(context: Context, lease: str | None = None) -> str:
-    """Return the holder of a DAG run's leases and jobs: ``airflow:<dag_id>/<run_id>``.
+    """Return the name of the holder to which a DAG run's lease and jobs belong: ``airflow:<dag_id>/<run_id>``.
 
-    A further lease of the run has a holder of its own, ``airflow:<dag_id>/<run_id>#<lease>``. The clean-up after one
-    lease therefore leaves the nodes and jobs of the others alone.
+    If a DAG run has several leases, each further lease has another holder, ``airflow:<dag_id>/<run_id>#<lease>``. A
+    clean-up ends everything of one holder. So the clean-up after one lease does not end the nodes and jobs of another.
 
     :param context: Airflow's context of a task of the DAG run.
     :param lease: Id of the task that leases the nodes.
@@ -48,8 +49,9 @@ def holder_of(context: Context, lease: str | None = None) -> str:
 
 
 def run_of(holder: str) -> str:
-    """Return the part of a holder's name that names the DAG run, without the id of a lease."""
-    return holder.partition("#")[0]  # Airflow's default pattern for run ids does not allow "#".
+    """Return a holder's name without the id of the lease, so that only the name of the DAG run is left."""
+    # Everything after the first "#" is the lease. Airflow's default pattern for run ids does not allow "#".
+    return holder.partition("#")[0]
 
 
 class ComputePoolHook(BaseHook):
@@ -60,7 +62,7 @@ class ComputePoolHook(BaseHook):
     The connection's host is the name of the pool, its schema is the backend (``local``), and its extra contains the
     options of a pool URI: ``compute-pool://retrain/local?max_nodes=4``.
 
-    :param compute_pool_conn_id: Connection of type ``compute_pool``.
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``. Give this or `pool_name`, but not both.
     :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool.
     """
 
@@ -90,14 +92,15 @@ class ComputePoolHook(BaseHook):
         return PoolSpec.parse(self.pool_name) if self.pool_name and is_uri(self.pool_name) else None
 
     def pool(self, holder: str | None = None) -> ComputePool:
-        """Return a client of the pool that acts for a holder.
+        """Return a client of the pool, with methods such as ``up()``, ``lease()`` and ``scale()``.
 
-        :param holder: Holder of the leases and jobs that are requested through this client; see :func:`holder_of`.
+        :param holder: Name of the holder to which the leases and jobs belong that are requested through this client;
+            see :func:`holder_of`. By default, a name made from user, host and process id.
         """
         return ComputePool(self.spec or self.pool_name, holder=holder)
 
     def get_conn(self) -> ComputePool:
-        """Return a client of the pool; the standard method of Airflow's hooks."""
+        """Return a client of the pool. Every hook of Airflow has this method."""
         return self.pool()
 
     def test_connection(self) -> tuple[bool, str]:
@@ -112,12 +115,18 @@ class ComputePoolHook(BaseHook):
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Return the settings of the connection form; Airflow 3.2 and later read them from the provider info."""
+        """Return the settings of the form for a connection, for Airflow before 3.2.
+
+        Later versions read the settings from the provider info (`shoal.airflow.get_provider_info`).
+        """
         return UI_FIELDS
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
-        """Return the additional fields of the connection form; Airflow 3.2 and later read the provider info."""
+        """Return the additional fields of the form for a connection, for Airflow before 3.2.
+
+        Later versions read the fields from the provider info (`shoal.airflow.get_provider_info`).
+        """
         from flask_appbuilder.fieldwidgets import BS3TextFieldWidget  # type: ignore[import-not-found]
         from wtforms import StringField  # type: ignore[import-untyped]
 
@@ -128,14 +137,15 @@ class ComputePoolHook(BaseHook):
 
 
 _DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-"""Airflow's connection type -> SQLAlchemy's dialect and driver, where they differ."""
+"""SQLAlchemy's name of dialect and driver, by Airflow's connection type. Types that are not in this dict have the same
+name in SQLAlchemy."""
 
 
 def database_url(conn_id: str) -> str | None:
     """Return the SQLAlchemy URL of an Airflow connection to a database; None if there is no such connection.
 
-    :param conn_id: Id of the connection. Its extra may contain ``{"sqlalchemy_url": "..."}``, for databases whose URL
-        has more than host, port, schema, login and password.
+    :param conn_id: Id of the connection. If the database's URL needs more than host, port, schema, login and password,
+        write the whole URL into the connection's extra field: ``{"sqlalchemy_url": "..."}``.
     """
     from sqlalchemy import URL
 
@@ -159,16 +169,18 @@ def database_url(conn_id: str) -> str | None:
 
 
 def spec_of(connection: Connection) -> PoolSpec:
-    """Return the definition of the pool in a connection.
+    """Convert an Airflow connection to the definition of a pool.
 
-    :param connection: Connection of type ``compute_pool``.
+    :param connection: Connection of type ``compute_pool``. Its host is the pool's name, its schema is the backend, and
+        its extra contains the other options.
     """
     if not connection.host:
         raise InvalidArgumentError(
             f'connection "{connection.conn_id}" names no pool: write the name of the pool into the host field'
         )
     try:
-        # `extra_dejson` returns an empty dict if the extra is not valid JSON, so that error is detected here.
+        # If the extra is not valid JSON, Airflow's `extra_dejson` returns an empty dict without an error. So the extra
+        # is first parsed with `json.loads`, which raises an error.
         json.loads((connection.extra or "").strip() or "{}")
         extra = connection.extra_dejson
     except (ValueError, RecursionError):
@@ -178,7 +190,8 @@ def spec_of(connection: Connection) -> PoolSpec:
             f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as '
             '{"max_nodes": 4}'
         )
-    given = {name: value for name, value in extra.items() if value not in (None, "")}  # The form stores empty fields.
+    # Airflow's form also stores the fields that the user left empty. They are dropped, so that the defaults apply.
+    given = {name: value for name, value in extra.items() if value not in (None, "")}
     if twice := [name for name in ("backend", "name") if name in given]:
         raise InvalidArgumentError(
             f'the extra of connection "{connection.conn_id}" must not contain "{twice[0]}": write the name of the pool '

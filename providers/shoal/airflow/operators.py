@@ -1,4 +1,8 @@
-"""Operators on compute pools. Each operator makes one call of shoal's API, with the DAG run as holder."""
+"""Operators on compute pools: scale and lease nodes, train, predict, and clean up.
+
+Each operator calls one function of shoal's API. The leases and jobs belong to the DAG run (the holder), so that a later
+task of the run can find and end them.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +28,21 @@ if TYPE_CHECKING:
 _ENDED = ("success", "failed")
 
 _LOOK_S = 0.2
-"""Seconds between checks whether the task was killed. Airflow allows a killed task 5 s to end."""
+"""Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
 
 
 class ScaleClusterOperator(PoolOperator):
-    """Operator that sets a pool's base demand, which stays in force until it is set again.
+    """Operator that sets a pool's base demand: the number of nodes that the pool keeps until the demand is set again.
 
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
 
     :param expected_cluster_size: Number of nodes, including the head node. (templated)
     :param is_async: Return when the request is accepted, before the nodes are ready. A ``NodesSensor`` can then wait
         for the nodes.
-    :param options: Dict with ``rollback_after_seconds`` and ``block_until_min_cluster_size``. (templated)
+    :param options: Dict that may contain ``rollback_after_seconds`` (time until the deadline; default: 720) and
+        ``block_until_min_cluster_size`` (number of ready nodes with which the task may end). (templated)
     :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
@@ -52,11 +57,13 @@ class ScaleClusterOperator(PoolOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.expected_cluster_size = expected_cluster_size
-        self.returns_at_once = is_async  # Airflow's operators have an attribute `is_async` with another meaning.
+        # The attribute is not called `is_async`, because Airflow's operators have an attribute of this name with
+        # another meaning.
+        self.returns_at_once = is_async
         self.options = options
 
     def execute(self, context: Context) -> bool:
-        """Scale the pool; if the task is killed during the scaling, the scaling is rolled back."""
+        """Set the base demand and wait for the nodes. If the task is killed meanwhile, the request is rolled back."""
         return self.hook.pool(self.holder_in(context)).scale(
             int(self.expected_cluster_size),
             is_async=self.returns_at_once,
@@ -72,14 +79,14 @@ class LeasePoolOperator(PoolOperator):
     its last lease is released.
 
     :param size: Number of nodes, including the head node. (templated)
-    :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits
-        for its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
-        lease.
+    :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits in
+        the pool's queue, at most until the deadline (``rollback_after_seconds``). By default, all runs share the nodes
+        of the largest lease.
     :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
         the nodes.
     :param options: The same options as for ``ScaleClusterOperator``. (templated)
     :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
@@ -118,10 +125,14 @@ class LeasePoolOperator(PoolOperator):
 
 
 class _JobOperator(PoolOperator):
-    """Operator that submits a job, streams its log, and waits for its result."""
+    """Base class of operators that submit a job, copy its log to the task's log, and wait for its result."""
 
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
-        """Submit the job, or attach to it, wait for its end, and return its result."""
+        """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
+
+        :param spec: Spec of the job.
+        :param context: Airflow's context of the task.
+        """
         from shoal.jobs import submit
 
         if self.pool_name or self.compute_pool_conn_id:
@@ -132,14 +143,14 @@ class _JobOperator(PoolOperator):
             spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}", connection_url=database_url
         )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
-        # Airflow's signals raise an exception in the main thread. Waiting for the job in another thread means that such
-        # an exception cannot interrupt a transaction.
+        # When Airflow ends a task, a signal raises an exception in the main thread. So the job is awaited in another
+        # thread, where the exception cannot interrupt a transaction.
         with ThreadPoolExecutor(1) as threads:
             result = threads.submit(handle.wait, on_log=self.log.info)
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
-            except BaseException as end:  # The task was killed, or exceeded its execution_timeout.
+            except BaseException as end:  # Airflow has killed the task, or the task has exceeded its execution_timeout.
                 handle.cancel(str(end) or f"task {self.task_id} was ended")
                 raise
             return result.result()
@@ -154,13 +165,14 @@ class DistributedTrainOperator(_JobOperator):
 
     :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of
         the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
-    :param framework: Library that trains the model, if `spec` does not contain it.
-    :param train_func: Function that runs in every worker. Pass the function itself (which is pickled by value), its
+    :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
+    :param train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code),
+    its
         name as ``pkg.module:name``, or the path of a script.
     :param op_args: Positional arguments of the function, or command line arguments of the script. (templated)
     :param op_kwargs: Keyword arguments of the function. (templated)
-    :param pool_name: Name or URI of the pool; by default the pool in `spec`. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec", "op_args", "op_kwargs")
@@ -193,7 +205,10 @@ class DistributedTrainOperator(_JobOperator):
         return self.train(context).to_dict()
 
     def train(self, context: Context) -> JobResult:
-        """Submit the job, or attach to it, wait for its end, and return its result."""
+        """Build the spec from the operator's arguments, run the job, and return the job's result.
+
+        :param context: Airflow's context of the task.
+        """
         from shoal.jobs import spec_of
 
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
@@ -206,18 +221,18 @@ class DistributedTrainOperator(_JobOperator):
 class BatchPredictOperator(_JobOperator):
     """Operator that predicts the rows of a dataset on a pool, and writes the predictions as Parquet.
 
-    Like a training, the prediction is a job of this task: a retry attaches to it. If the same predictions are in
-    `output_path` already, nothing is done. The operator returns the job's result as a dict: ``rows``, ``output_path``,
-    ``model_uri`` with its version.
+    The prediction is a job that belongs to this task. A retry of the task attaches to the job if the job still runs. If
+    `output_path` already contains the same predictions, the job does nothing. The operator returns the job's result as
+    a dict with ``rows``, ``output_path`` and ``model_uri``, which contains the version of the model.
 
     :param model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
         (templated)
     :param dataset: A `DataConnector`, or its spec as a dict, such as ``{"paths": ["/data/{{ ds }}"]}``. (templated)
-    :param output_path: Directory or URI for the predictions. (templated)
+    :param output_path: Directory or URI to which the predictions are written. (templated)
     :param spec: Further fields of a `PredictJobSpec`, such as ``keep_cols``, ``overwrite``, ``scaling_config``.
         (templated)
-    :param pool_name: Name or URI of the pool; by default the pool in `spec`. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "model", "dataset", "output_path", "spec")
@@ -243,11 +258,13 @@ class BatchPredictOperator(_JobOperator):
 class CleanupPoolOperator(PoolOperator):
     """Operator that cleans up after a DAG run on a pool: the teardown task of ``pool_for_run``.
 
-    It cancels the run's jobs, releases the run's lease, and removes leftovers without an owner.
+    The operator cancels the run's jobs and releases the run's lease. Then it sweeps this host: it ends nodes that no
+    demand needs, and records the end of lost jobs.
 
-    :param holder: Holder of the jobs and the lease, ``airflow:<dag_id>/<run_id>``; by default this DAG run. (templated)
+    :param holder: Name of the holder whose jobs and lease are ended: ``airflow:<dag_id>/<run_id>``. By default, the
+        holder of this DAG run. (templated)
     :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "holder")
@@ -257,7 +274,7 @@ class CleanupPoolOperator(PoolOperator):
         self.holder = holder
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Clean up, and return a report of what was done; safe to run twice."""
+        """Clean up, and return a report as a dict (see `shoal.jobs.clean_up`). A second run does no harm."""
         from shoal.jobs import clean_up
 
         report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))
@@ -268,11 +285,11 @@ class CleanupPoolOperator(PoolOperator):
 
 
 class SweepPoolsOperator(BaseOperator):
-    """Operator that cleans up after ended DAG runs, on every pool of this host; use it in a janitor DAG.
+    """Operator that cleans up after ended DAG runs, on every pool of this host. Use it in a DAG that runs periodically.
 
-    It cancels the jobs and releases the leases of DAG runs that have ended, and removes leftovers without an owner. If
-    this Airflow does not know a run, the run may belong to another Airflow. Its leases are not touched, and expire
-    after their time to live.
+    The operator cancels the jobs and releases the leases of DAG runs that have ended. Then it sweeps this host: it ends
+    nodes that no demand needs, and records the end of lost jobs. A run that this Airflow does not know may belong to
+    another Airflow. So its jobs and leases are not changed; the leases expire when they are no longer renewed.
     """
 
     def execute(self, context: Context) -> list[str]:
@@ -281,7 +298,7 @@ class SweepPoolsOperator(BaseOperator):
 
         def why_ended(run: str) -> str | None:
             dag_id, slash, run_id = run_of(run).partition("/")
-            if not slash:  # A user chose this holder name; `holder_of` always adds a slash.
+            if not slash:  # This is not a name from `holder_of`, which always contains a slash. A user has chosen it.
                 return None
             try:
                 state = context["ti"].get_dagrun_state(dag_id, run_id)

@@ -1,4 +1,4 @@
-"""Sensors on compute pools."""
+"""Airflow sensors on compute pools: `NodesSensor` waits until nodes are ready."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 class NodesSensor(BaseSensorOperator):
     """Sensor that waits until a pool has a number of nodes ready, and renews the DAG run's lease while it waits.
 
-    The sensor fails immediately if the pool's demand is below this number, for example because the scaling or the lease
-    was rolled back. The error message contains the reason.
+    The sensor fails without waiting if fewer nodes are requested than it waits for, for example because the request was
+    rolled back. The error message contains the reason.
 
     :param expected_nodes: Number of nodes, including the head node. (templated)
     :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param lease: Id of the task that leases the nodes, for a DAG with several leases. ``pool_for_run`` sets it for the
-        tasks of its block.
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param lease: Id of the task that leases the nodes. A DAG with several leases needs it to know which lease the
+    sensor
+        waits for. ``pool_for_run`` sets it for the tasks of its block.
     :param poke_interval: Seconds between two checks. The default is short because nodes start within seconds.
     """
 
@@ -49,7 +50,7 @@ class NodesSensor(BaseSensorOperator):
         self.lease = lease
 
     def poke(self, context: Context) -> bool:
-        """Renew the lease and return whether the nodes are ready."""
+        """Renew the DAG run's lease, and return whether the nodes are ready."""
         pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context, self.lease))
         pool.renew()
         expected = int(self.expected_nodes)

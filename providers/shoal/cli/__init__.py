@@ -1,4 +1,7 @@
-"""The `shoal` command. Heavy modules are imported only by the commands that need them."""
+"""The `shoal` command: subcommands, error messages and exit codes.
+
+Modules that take long to import are imported only by the commands that need them, so that `shoal --help` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ from shoal.cli.exits import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
 
-# Base class of typer's usage errors: older releases import it from click, newer ones have a copy.
+# Base class of typer's usage errors. Older releases of typer import this class from click, and newer releases contain a
+# copy of it. So the class is looked up by its name among the base classes of `typer.BadParameter`.
 _UsageError: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
 
 class _ShoalGroup(TyperGroup):
-    """Root command, which turns every exception of a command into an error message and an exit code."""
+    """Root command. It converts each exception of a command to an error message and an exit code."""
 
     def main(
         self,
@@ -44,9 +48,10 @@ class _ShoalGroup(TyperGroup):
         except _UsageError as error:
             _say_usage(error, as_json)
             sys.exit(ExitCode.WRONG_ARGUMENT)
-        except KeyboardInterrupt:  # a second Ctrl-C, while the first was being reported
+        except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first one was printed
             sys.exit(ExitCode.INTERRUPTED)
-        except Exception as error:  # a bug in shoal: the user needs the traceback for a report
+        # Any other exception is a bug in shoal. It is raised again, because the user needs the traceback for a report.
+        except Exception as error:
             if as_json:
                 print_error(error, as_json=True)
             raise
@@ -54,14 +59,14 @@ class _ShoalGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # typer would exit without a message
+        except KeyboardInterrupt:  # without this, typer would exit without a message
             raise InterruptedCommandError("interrupted") from None
 
 
 def _say_usage(error: BaseException, as_json: bool) -> None:
     message = str(getattr(error, "format_message", error.__str__)()).strip()
     context = getattr(error, "ctx", None)
-    if not message:  # typer has printed the help, because the command had no arguments
+    if not message:  # the command had no arguments, so typer has already printed the help
         return
     if context is not None:
         error.add_note(f"see `{context.command_path} --help`")

@@ -1,4 +1,7 @@
-"""Checks of `shoal doctor`. No check imports an optional package, and no check starts or ends a process."""
+"""The checks of `shoal doctor`.
+
+A check does not import an optional package, because such imports are slow. A check does not start or end a process.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,19 @@ _MB = 1024**2
 _GB = 1024**3
 
 _DISK_NEEDED = 500 * _MB
-"""Bytes for a node's logs and the store; with less, Ray fails at once."""
+"""Free bytes that a disk needs for a node's logs and the store. With less, Ray fails at once, so the check fails."""
 _DISK_WANTED = 5 * _GB
-"""Bytes for staged data, checkpoints and spilled objects of a small training."""
+"""Free bytes that a small training needs for its local copy of the data, its checkpoints, and the objects that Ray
+moves from memory to disk. With less, the check gives a note."""
 _RAY_DISK_LIMIT = 0.95
-"""Used share of a disk from which Ray considers it full and stops spilling."""
+"""Used share of a disk (0 to 1) above which Ray considers the disk full. Ray then no longer moves objects from memory
+to disk, so a training may run out of memory."""
 
 _FILES_NEEDED = 1024
 _FILES_WANTED = 4096
-"""Open files: a raylet needs some for each worker and connection. Ray raises the soft limit to the hard limit."""
+"""Number of open files that a process should be allowed to have. A raylet (Ray's main process of a node) needs several
+for each worker and connection. The checks compare these numbers with the hard limit, because Ray raises the soft limit
+to the hard limit."""
 
 _PACKAGES = (
     ("xgboost", ("xgboost", "xgboost-cpu"), "XGBEstimator"),
@@ -44,7 +51,8 @@ _PACKAGES = (
     ("airflow", ("apache-airflow",), "the Airflow provider"),
     ("prefect", ("prefect",), "the Prefect collection"),
 )
-"""Extra (also the import name), names of its distributions on PyPI, and its purpose."""
+"""Optional packages: name of shoal's extra (which is also the import name), names of the package on PyPI, and the part
+of shoal that needs it."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,8 @@ class Check:
     Attributes:
         name: Name of the check.
         status: ``ok``; ``note`` if shoal works all the same; ``broken`` if local pools cannot work.
-        found: Description of the state that was found.
-        advice: Way to fix the problem; None if there is none.
+        found: Description of what the check found, for the user.
+        advice: Instruction how to fix the problem. None if there is no problem.
     """
 
     name: str
@@ -65,7 +73,7 @@ class Check:
 
 
 def all_checks() -> Iterator[Check]:
-    """Run all checks; a check comes after those that it depends on."""
+    """Run all checks, and yield their results. A check runs after the checks on which it depends."""
     yield _python()
     yield _ray()
     yield from (_package(*package) for package in _PACKAGES)
@@ -82,14 +90,17 @@ def leftovers(store: Store) -> list[str]:
     from shoal.pool.backends import LocalBackend
     from shoal.state.schema import Node
 
-    found = LocalBackend().existing()  # read before the rows, because a node's row is written before the node starts
+    # The nodes are listed before the rows are read. A node's row is written before the node starts, so a listed node
+    # without a row is really left over.
+    found = LocalBackend().existing()
     with store.reading() as session:
         known = set(session.scalars(select(Node.id)))
     return [node for node in found if node not in known]
 
 
 def _python() -> Check:
-    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")  # pip checks the version
+    # The version is always ok, because pip does not install shoal for a version that shoal does not support.
+    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
 
 
 def _ray() -> Check:
@@ -120,7 +131,10 @@ def _version(distribution: str) -> str | None:
 
 
 def _tested_ray() -> str | None:
-    """Return the minor release of Ray that shoal's package metadata requires, such as "2.55"."""
+    """Return the minor release of Ray that shoal's package metadata requires, such as "2.55".
+
+    The result is None if the metadata cannot be found or does not name a release.
+    """
     try:
         needed = importlib.metadata.requires("shoal") or []
     except importlib.metadata.PackageNotFoundError:
@@ -233,7 +247,8 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
     from shoal.pool.spec import PoolSpec
 
     name = "/dev/shm"
-    # The sum of all nodes' limits: Ray allocates this memory only when objects need it.
+    # This is the memory that all nodes of all pools may use together. It is compared with the free memory, because Ray
+    # allocates memory only when objects need it, so most of it is not yet in use.
     specs = [PoolSpec.parse(pool.uri) for pool in pools if pool.state != "down"] or [PoolSpec(name="default")]
     wanted = sum(spec.max_nodes * spec.object_store_mb for spec in specs) * _MB
     try:
@@ -279,7 +294,9 @@ def _chosen_pool(pools: list[PoolStatus]) -> Check:
 
 
 def reconciler(pools: list[PoolStatus]) -> Check:
-    """Check whether the reconciler of this `$SHOAL_HOME` runs, and is not suspended.
+    """Check whether the reconciler (the background process that manages the pools) runs and is not suspended.
+
+    Only the reconciler of this `$SHOAL_HOME` counts.
 
     Args:
         pools: All pools in the store.
@@ -303,7 +320,8 @@ def reconciler(pools: list[PoolStatus]) -> Check:
 def _reconciler_process() -> tuple[int, bool] | None:
     """Return the pid of this `$SHOAL_HOME`'s reconciler, and whether it is suspended; None if it does not run.
 
-    The reconciler's lock is not tried: if a reconciler starts at that moment, it finds the lock taken and exits.
+    The function searches all processes. It does not test the reconciler's lock, because a reconciler that starts at
+    this moment would find the lock taken, and exit.
     """
     import psutil
 
@@ -313,6 +331,6 @@ def _reconciler_process() -> tuple[int, bool] | None:
         try:
             if "shoal.pool.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
                 return int(process.pid), process.status() == psutil.STATUS_STOPPED
-        except psutil.Error:  # the process has ended, or belongs to another user
+        except psutil.Error:  # the process has ended, or belongs to another user, so it is not the one
             continue
     return None

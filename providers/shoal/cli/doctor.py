@@ -1,4 +1,4 @@
-"""Command `shoal doctor`."""
+"""Command `shoal doctor`: check this machine, and print the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit codes of the command, and the exit code for each error."""
+"""Exit codes of the `shoal` command, and the function that selects the exit code for an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.errors import CapacityError, InvalidArgumentError, JobNotFoundError, 
 
 
 class ExitCode(IntEnum):
-    """Exit codes, which scripts may rely on."""
+    """Exit codes of the `shoal` command. Scripts may rely on them, so their numbers do not change."""
 
     DONE = 0
     FAILED = 1
@@ -32,11 +32,11 @@ EPILOG = "\n\n".join(["**Exit codes**", *(f"- {code.value}: {meaning}" for code,
 
 
 class InterruptedCommandError(Exception):
-    """The command was interrupted; the message says what happens with the operation that it had started."""
+    """The command was interrupted. The message says what became of the operation that the command had started."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code for an error."""
+    """Return the exit code with which the command ends after an error: FAILED for errors without an own code."""
     match error:
         case InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT

@@ -1,4 +1,8 @@
-"""Handle Ctrl-C and SIGTERM: both raise `KeyboardInterrupt`, and one line each tells what happens and the outcome."""
+"""Handle Ctrl-C and SIGTERM while a command runs.
+
+Both signals raise `KeyboardInterrupt`. One line is printed at once, because undoing the operation may take long. A
+second line tells the outcome.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +19,36 @@ _UNFINISHED = "interrupted before everything was undone: see what is left with `
 
 
 class _Interrupts:
-    """State of the signal handler, kept at module level because a handler gets no arguments of ours."""
+    """State of the signal handler. It is global because Python passes only the signal and the frame to a handler.
+
+    Attributes:
+        notice: Text to print at the first signal; None outside of `on_interrupt`.
+        seen: Number of signals since `on_interrupt` began.
+    """
 
     notice: str | None = None
     seen = 0
 
 
 def install() -> None:
-    """Treat SIGTERM like Ctrl-C; the console script calls this function once."""
+    """Install the signal handler for SIGTERM and SIGINT (Ctrl-C). The console script calls this function once."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored if a script started it with `&`
+    # A shell script that starts a command with `&` makes the command ignore SIGINT. This is left as it is.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 @contextmanager
 def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
-    """Print messages when the block is interrupted.
+    """Print messages when Ctrl-C or SIGTERM interrupts the ``with`` block.
 
     Args:
-        notice: Printed at once, because undoing may take long.
-        outcome: Message of the raised error, printed at the end.
+        notice: Text that is printed at once, because undoing the operation may take long.
+        outcome: Message of the raised error, which is printed after the operation was undone. If a second signal
+            interrupts the undoing, another message is used.
 
     Raises:
-        InterruptedCommandError: The block was interrupted; raised instead of `KeyboardInterrupt`.
+        InterruptedCommandError: The block was interrupted. This error replaces the `KeyboardInterrupt`.
     """
     _Interrupts.notice, _Interrupts.seen = notice, 0
     try:
@@ -53,6 +64,7 @@ def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _Interrupts.seen += 1
     if _Interrupts.notice and _Interrupts.seen == 1:
-        # sys.stderr is not used, because the signal may have interrupted a write to it.
+        # The signal may have interrupted a write to sys.stderr, and a second write to it would then fail. So the text
+        # is written to the file descriptor.
         os.write(_STDERR, f"\ninterrupted: {_Interrupts.notice}\n".encode())
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Commands `shoal train` and `shoal jobs …`."""
+"""Commands `shoal train` (submit a job) and `shoal jobs …` (list, show, follow and cancel jobs)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
 
 _NO_PATHS = {"params", "hyper_params", "args", "kwargs"}
-"""Fields of a spec with the user's own values: paths inside them are not changed."""
+"""Fields of a spec that contain the user's own values. Other fields may contain a list `paths`, whose relative paths
+are made absolute. In these fields, a list of this name is not changed."""
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
 
@@ -69,7 +70,9 @@ def list_(
 
     found = list_jobs(pool_name, limit=limit)
     if pool_name and not found:
-        _require_pool(pool_name)  # checked only now, because the jobs of a deleted pool are still listed
+        # A pool without jobs has to exist, so that a mistyped name is reported. The pool is not checked before, because
+        # the jobs of a deleted pool are still listed.
+        _require_pool(pool_name)
     if as_json:
         print_json({"jobs": found})
     elif not found:
@@ -160,10 +163,13 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
 def _follow(handle: JobHandle) -> JobResult:
     try:
         say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
-        with ProgressDisplay(first_line_s=math.inf) as display:  # the log has the lines
+        # Without a terminal, the display would print the progress as lines. `inf` turns this off, because the job's log
+        # already contains such lines.
+        with ProgressDisplay(first_line_s=math.inf) as display:
             return handle.wait(on_log=_log, on_progress=display.show)
     except KeyboardInterrupt:
-        # Ctrl-C may have come before `wait` began, which cancels the job itself.
+        # An interrupted `wait` has already cancelled the job. But Ctrl-C may have come before `wait` began, so the job
+        # is cancelled here, too.
         handle.cancel("the process that waited for the job was interrupted")
         raise
 
@@ -182,7 +188,7 @@ def _require_pool(name: str) -> None:
 
 
 def _read(source: str) -> dict[str, Any]:
-    """Read the JSON object in a file or on stdin."""
+    """Read a job spec as a JSON object from a file, or from stdin if `source` is "-"."""
     from shoal.jobs.spec import check_json
 
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
@@ -192,7 +198,8 @@ def _read(source: str) -> dict[str, Any]:
         raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
     except RecursionError:
         raise InvalidArgumentError(f"{what} is nested too deeply: make it flatter") from None
-    except ValueError as error:  # not JSON, an integer of more than 4300 digits, or a path with NUL
+    # This error means: the text is not JSON, contains an integer of more than 4300 digits, or the path contains NUL.
+    except ValueError as error:
         raise InvalidArgumentError(f"{what} is not valid JSON: {error}") from None
     check_json(document)
     if not isinstance(document, dict):
@@ -201,7 +208,10 @@ def _read(source: str) -> dict[str, Any]:
 
 
 def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:
-    """Build the spec from its fields and the options; resolve datasets' relative paths in the working directory."""
+    """Build the job spec from the fields of the JSON file and the options of the command.
+
+    The relative paths of datasets are made absolute, because the job runs in another working directory.
+    """
     from shoal.jobs import parse_spec
 
     run_config: dict[str, Any] = {}
@@ -237,12 +247,12 @@ def _log(line: str) -> None:
 
 
 def _brief(text: str | None) -> str | None:
-    """Return the first line of an error for the list; `shoal jobs show` prints the whole error."""
+    """Return the first line of a job's error, for the list of jobs. `shoal jobs show` prints the whole error."""
     return text.splitlines()[0] if text else text
 
 
 def _state(job: JobStatus) -> str:
-    """Return the state, and for a job in its pool's queue its place."""
+    """Return a job's state as text. If the job waits in its pool's queue, the text contains its place in the queue."""
     return job.state.value if job.position is None else f"{job.state.value}, position {job.position}"
 
 

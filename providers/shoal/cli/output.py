@@ -1,4 +1,4 @@
-"""Print results on stdout, and messages and errors on stderr."""
+"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout, too."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shoal.redaction import redact
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document on stdout.")]
 
 _PIPE_WIDTH = 200
-"""Width in characters without a terminal, so that tables in a pipe are not cut at 80 characters."""
+"""Width in characters of the output to a file or a pipe. Without it, rich would cut tables at 80 characters."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Build a console on the present sys.stdout or sys.stderr."""
+    """Build a rich console that writes to the present value of sys.stdout or sys.stderr."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         stderr=stderr, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else _PIPE_WIDTH
@@ -52,7 +52,8 @@ def print_json(document: Any) -> None:
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:
     """Print an error as ``error: …`` on stderr, or with `as_json` as ``{"error": {…}}`` on stdout."""
     text = redact("\n".join([message or str(error), *getattr(error, "__notes__", [])]))
-    # An argument that is not UTF-8 has lone surrogates in Python, which streams refuse to write.
+    # If a command line argument is not valid UTF-8, Python represents the invalid bytes as lone surrogates. Streams
+    # refuse to write these, so they are escaped.
     text = text.encode(errors="backslashreplace").decode()
     if not as_json:
         label = "" if isinstance(error, InterruptedCommandError) else "error: "
@@ -69,7 +70,7 @@ def print_error(error: BaseException, *, as_json: bool, message: str | None = No
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
-    """Build a table; None is shown as a dash."""
+    """Build a table of rows, for :func:`show`. None and empty texts are shown as a dash."""
     made = Table(
         *columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -79,7 +80,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
-    """Build a list of names and values, one pair per line; pairs without a value are left out."""
+    """Build a list of names and values, one pair per line, for :func:`show`. Pairs without a value are left out."""
     made = Table.grid(padding=(0, 2, 0, 0))
     for name, value in pairs:
         if value is not None and value != "":
@@ -88,7 +89,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
 
 
 def when(seconds: float | None) -> str | None:
-    """Format a time, given in seconds since the epoch, in the local time zone."""
+    """Format a time in the local time zone. The time is given in seconds since the epoch; None gives None."""
     return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,4 +1,5 @@
-"""Commands `shoal pool …` and `shoal sweep`."""
+"""Commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes and jobs without an
+owner)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Start, scale, show and stop compute pools.")
 
 _MOST_JOBS = 10_000
-"""Unfinished jobs that `describe` counts at most."""
+"""Largest number of unfinished jobs that `shoal pool describe` reads and counts."""
 
 _DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool."
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class PoolProgress:
-    """An `on_progress` callback for the pool API: a live bar on a terminal, otherwise a line for every change.
+    """An `on_progress` callback that shows how far a pool is: as a progress bar on a terminal, else as printed lines.
+
+    Without a terminal, a line is printed each time the number of nodes in a state changes.
 
     Args:
         doing: Description of the operation, for example "scaling retrain to 3".
@@ -53,7 +55,11 @@ class PoolProgress:
             self._bar.stop()
 
     def __call__(self, status: PoolStatus) -> None:
-        """Show the status of the pool."""
+        """Show how many nodes are in which state, and print the error of each failed node once.
+
+        Args:
+            status: Current status of the pool.
+        """
         for node in status.failed:
             self._once(f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})")
         counts = describe_counts(status)
@@ -70,7 +76,11 @@ class PoolProgress:
             (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
 
     def _done(self, status: PoolStatus) -> tuple[int, int]:
-        """Return the numbers of finished and of all steps; when a pool shrinks, a step is a node that has ended."""
+        """Return the filled length and the full length of the progress bar, both as numbers of nodes.
+
+        While the pool grows, these are the numbers of active and of wanted nodes. While the pool shrinks, they are the
+        numbers of nodes that have ended and that have to end.
+        """
         there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
         self._most = max(self._most, there)
         if there > status.target:
@@ -79,7 +89,7 @@ class PoolProgress:
 
 
 def describe_counts(status: PoolStatus) -> str:
-    """Describe the nodes of a pool, for example ``2 of 3 nodes active, 1 pending``."""
+    """Describe how many nodes of a pool are in which state, for example ``2 of 3 nodes active, 1 pending``."""
     more = [
         f"{len(nodes)} {what}"
         for what, nodes in (("pending", status.pending), ("failed", status.failed), ("leaving", status.leaving))

@@ -1,4 +1,8 @@
-"""Datasets: connectors, the row-group plan and ingesters. Arrow is imported only when data is read."""
+"""Describe datasets, assign their rows to workers and read them.
+
+The classes in this package are the connectors (datasets that users pass to estimators) and the ingesters (readers of
+rows). Arrow is imported only when data is read.
+"""
 
 from shoal.data.connector import DataConnector, ShardedDataConnector
 from shoal.data.ingest import ArrowIngester, RayDataIngester

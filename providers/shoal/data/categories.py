@@ -1,4 +1,7 @@
-"""Encode categorical columns: a value has the same code in every worker, in every eval set and at prediction."""
+"""Replace the values of categorical columns by integer codes.
+
+A value has the same code in every worker, in every eval set and at prediction.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,19 @@ if TYPE_CHECKING:
     from shoal.data.parquet.source import ParquetSource
 
 Categories = Mapping[str, "pa.Array"]
-"""Column -> its categories in ascending order, in the type that `category_type` returns. A category's code is its
-index in this array, from 0."""
+"""Categories of each categorical column: column -> array of its distinct values in ascending order, in the type that
+`category_type` returns. The code of a category is its index in this array, from 0."""
 
 MOST_CATEGORIES = 100_000
-"""Maximum number of categories in a column. Every worker and every model holds all of them (2 MB of text). A column
-with more categories, such as customer ids, has too few rows per category to learn from."""
+"""Maximum number of categories in a column; a column with more is refused. Every worker and every model contains all
+categories (2 MB of text at this limit), and a column with more, such as customer ids, has too few rows per category to
+learn from."""
 
 
 def category_type(type_: pa.DataType) -> pa.DataType | None:
-    """Return the type in which a column's categories are compared, whatever width the column is stored in.
+    """Return the Arrow type in which the categories of a column are compared.
+
+    Columns of the same kind get the same type, even if the files store them in different widths.
 
     Args:
         type_: Type of the column.
@@ -88,7 +94,7 @@ def encoded(table: pa.Table, categories: Categories) -> pa.Table:
         categories: Result of `find_categories`. All other columns of the table stay unchanged.
 
     Returns:
-        A table whose categorical columns are int32. A code is null where the value is null or an unknown category.
+        A table whose categorical columns are int32. The code is null if the value is null or an unknown category.
 
     Raises:
         DataError: If a column holds an integer outside the range of int64.
@@ -102,7 +108,7 @@ def encoded(table: pa.Table, categories: Categories) -> pa.Table:
 
 
 def to_lists(categories: Categories) -> dict[str, list[Any]]:
-    """Convert categories to lists of str, int or bool by column, for JSON."""
+    """Convert the categories of each column to a list of str, int or bool, which can be stored as JSON."""
     return {name: values.to_pylist() for name, values in categories.items()}
 
 

@@ -1,4 +1,7 @@
-"""Checks of a dataset's columns before training, mostly from footers. Every error names the file and the column."""
+"""Check the columns of a dataset before training, mostly from Parquet footers, without reading rows.
+
+Every error message contains the file and the column.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def validate_columns(
 
 
 def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -> dict[str, str]:
-    """Check that all columns exist in every file that has rows, with the same type and one that torch supports.
+    """Check that all columns exist in every file that has rows, and have a type that torch supports in all files.
 
     Args:
         source: The dataset.
@@ -124,7 +127,7 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: 
 
 
 def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) -> None:
-    """Check that categorical columns have types that can be compared with the categories of the training set.
+    """Check that categorical columns have the same kind of type (text, integer or boolean) as in the training set.
 
     Args:
         source: Dataset to evaluate or to predict.
@@ -148,7 +151,7 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 def check_label(source: ParquetSource, label_col: str) -> None:
     """Check with the footers' statistics that no label is null.
 
-    Footers without statistics show no nulls; :func:`check_label_values` finds these nulls when the rows are read.
+    Footers without statistics do not show nulls. :func:`check_label_values` finds such nulls when the rows are read.
 
     Args:
         source: The dataset.
@@ -241,7 +244,7 @@ def check_roles(
 
 
 def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
-    """Return all names, each once."""
+    """Return the names of all columns in the arguments, without duplicates."""
     return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
 
@@ -285,7 +288,7 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
 
 
 def _advice(type_: pa.DataType, what: str) -> str | None:
-    """Return how the user can convert a column of an unsupported type; None if the type is supported."""
+    """Return a text that tells the user how to convert a column of an unsupported type; None for supported types."""
     import pyarrow as pa
 
     types = pa.types
@@ -322,7 +325,8 @@ def _check_like_reference(
         if name in partitions:
             continue
         type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
-        # pandas may store the same text categories with int8 codes in one file and with int16 codes in another.
+        # The types of categorical columns may differ in their width, because pandas may store the same text categories
+        # with int8 codes in one file and with int16 codes in another.
         alike = name in categorical_cols and category_type(type_) == category_type(expected)
         if type_ != expected and not alike:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Convert Arrow columns for torch datasets: to NumPy arrays, or to Arrow arrays for text and bytes."""
+"""Convert Arrow columns for torch datasets: numbers to NumPy arrays, text and bytes to Arrow arrays."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 Column: TypeAlias = "np.ndarray | pa.Array"
 
 OBJECTS = "object"
-"""Name of the dtype of text and bytes columns, whose values become Python objects."""
+"""Name of the dtype of text and bytes columns. The values of these columns become Python objects and not tensors."""
 
-# torch has the dtypes uint16, uint32 and uint64, but few of its operations support them.
+# Unsigned Arrow types -> signed types to which they are converted. torch has the dtypes uint16, uint32 and uint64, but
+# few of its operations support them.
 _WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def check_present(path: str, name: str, present: Sequence[str]) -> None:
-    """Check that a file has a column, and only one of that name.
+    """Check that a file has exactly one column of a given name.
 
     Args:
         path: Path of the file, for the message.
@@ -32,7 +33,7 @@ def check_present(path: str, name: str, present: Sequence[str]) -> None:
         present: Names of the file's columns.
 
     Raises:
-        DataError: If there is no such column, or several. The message has the nearest names.
+        DataError: If there is no such column, or several. The message contains similar names.
     """
     if present.count(name) > 1:
         raise DataError(f'{path} has several columns named "{name}": rename all but one')
@@ -76,7 +77,9 @@ def dtype_of(type_: pa.DataType) -> str | None:
 
 
 def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) -> Column:
-    """Convert a column of one row range, without a copy if the stored type is already the wanted type.
+    """Convert an Arrow column of one row range to a NumPy array, or to an Arrow array for text and bytes.
+
+    The values are not copied if they already have the right type.
 
     Args:
         column: Values of the column.
@@ -105,13 +108,14 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
             "NaN): fill in these values, leave these rows out, or write the column as floats"
         )
     if dtype == OBJECTS:
-        # The large types have 64-bit offsets, so the joined row groups may exceed 2 GiB.
+        # The values are cast to Arrow's "large" types, which have 64-bit offsets. With 32-bit offsets, joined row
+        # groups could not exceed 2 GiB.
         column = column.cast(pa.large_string() if _is_text(type_) else pa.large_binary())
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_decimal(type_):
         column = column.cast(pa.float64())
     elif pa.types.is_boolean(type_):
-        # Arrow stores booleans as bits, which NumPy cannot read without a copy.
+        # Arrow stores booleans as bits, which NumPy cannot read without a copy, so they are converted to bytes first.
         column = column.cast(pa.uint8())
     pieces = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
     values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -124,7 +128,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
-    """Join the pieces of a column and reorder its rows.
+    """Join the arrays of a column from several row ranges into one array, and reorder its rows.
 
     Args:
         pieces: Values of the column, one array per row range.
@@ -144,7 +148,7 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
 
 
 def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
-    """Copy the rows ``start <= i < stop``, so that keeping them does not keep the whole column in memory.
+    """Copy the rows ``start <= i < stop`` of a column, so that the whole column can be freed while these rows are kept.
 
     Returns:
         A NumPy array, or a list of str or bytes.
@@ -153,7 +157,8 @@ def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
 
     if isinstance(column, np.ndarray):
         return column[start:stop].copy()
-    # Arrow's `to_pylist` creates a scalar object for every value and takes ten times as long as `to_numpy().tolist()`.
+    # `to_numpy().tolist()` is used, because Arrow's `to_pylist` creates a scalar object for every value and takes ten
+    # times as long.
     values: list[Any] = column.slice(start, stop - start).to_numpy(zero_copy_only=False).tolist()
     return values
 

@@ -1,4 +1,4 @@
-"""Data connectors: datasets that users pass to estimators and that a job's spec stores."""
+"""Define data connectors, the datasets that users pass to estimators and that are stored in a job's spec."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ PathLike = str | os.PathLike[str]
 
 
 class DataConnector:
-    """A dataset in Parquet files that is read lazily. Create a connector with one of the ``from_...`` methods.
+    """A dataset in Parquet files; its rows are read only when they are needed.
+
+    Create a connector with one of the ``from_...`` methods.
 
     Args:
         source: The Parquet files.
@@ -130,7 +132,7 @@ class DataConnector:
 
         Args:
             query: SQL text or a SQLAlchemy selectable.
-            connection: SQLAlchemy URL, Engine or Connection. It is used only in this process and never stored.
+            connection: SQLAlchemy URL, Engine or Connection. Only this process uses it, and it is never stored.
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 
@@ -149,7 +151,7 @@ class DataConnector:
         ingestor_class: IngesterClass = ArrowIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Connect to a ``pyarrow.dataset.Dataset``.
+        """Create a connector from a ``pyarrow.dataset.Dataset``, and copy its rows to a staging location if necessary.
 
         A dataset of local Parquet files is read without a copy. All other datasets are streamed to a staging location:
         other formats, datasets with a filter or a changed schema, and datasets on remote filesystems, whose credentials
@@ -251,7 +253,10 @@ class DataConnector:
         return cls(ParquetSource(directory), ingestor_class, directory)
 
     def to_spec(self) -> DatasetSpec:
-        """Return the dataset part of a job's spec: paths, filters and splits, but no rows or credentials."""
+        """Return the description of this dataset for a job's spec.
+
+        The description contains paths, filters and splits, but no rows and no credentials.
+        """
         return DatasetSpec(
             paths=self.source.paths,
             ingester="ray" if self.ingestor_class is RayDataIngester else "arrow",
@@ -263,21 +268,25 @@ class DataConnector:
             staging=self.staging,
         )
 
-    # Metadata read from footers
+    # Metadata
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the first file that has rows, followed by the partition columns."""
+        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
         return self.source.schema()
 
     def num_rows(self) -> int:
-        """Return the number of rows. With filters, their columns are read where the footers do not decide."""
+        """Return the number of rows, from the Parquet footers.
+
+        With filters, the filter columns of those row groups are read for which the footers do not show how many rows
+        match.
+        """
         return self.source.num_rows()
 
     def digest(self) -> str:
         """Return a fingerprint of the dataset: 32 hex digits, independent of the files' location.
 
-        It is computed from the footers. With filters, it is computed from the values of all rows, which are read for
-        it.
+        The fingerprint is computed from the footers. With filters, all rows are read and the fingerprint is computed
+        from their values.
         """
         return self.source.digest()
 
@@ -314,7 +323,7 @@ class DataConnector:
         return (min(ends), max(ends)) if ends else None
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Assign the rows to workers; see :func:`shoal.data.planning.row_groups.plan_shards`.
+        """Assign the rows to workers, one shard for each; see :func:`shoal.data.planning.row_groups.plan_shards`.
 
         Args:
             num_workers: Number of shards.
@@ -334,7 +343,7 @@ class DataConnector:
         return plan_shards(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
-        """Return the number of groups of rows. The whole group column is read to count them."""
+        """Return the number of groups of rows; the whole group column is read to count the groups."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:
@@ -346,7 +355,7 @@ class DataConnector:
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield all rows in the order of the files, one table per row group.
 
-        Arrow reads the rows in this process, whatever `ingestor_class` is.
+        The rows are always read by Arrow in this process, even if `ingestor_class` is `RayDataIngester`.
 
         Args:
             columns: Columns to read, in this order; all by default.
@@ -402,7 +411,7 @@ class DataConnector:
         return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns)
 
     def to_ray_dataset(self) -> Any:
-        """Return a lazy Ray Dataset of the same rows, in the same order.
+        """Return a lazy Ray Dataset with the rows of this connector, in the same order.
 
         Returns:
             A ``ray.data.Dataset``.
@@ -430,7 +439,9 @@ class DataConnector:
         return [type(self)(part, self.ingestor_class, self.staging) for part in self.source.split(weights, seed)]
 
     def discard_staging(self) -> bool:
-        """Remove the staged copy of the data, if there is one; safe to call again.
+        """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers), if there is one.
+
+        The method may be called again.
 
         Returns:
             True if a staged copy was removed.
@@ -458,15 +469,15 @@ def _is_time(type_: pa.DataType) -> bool:
 
 
 class ShardedDataConnector(DataConnector):
-    """A dataset that is split between the workers of a gang: each worker reads only its shard."""
+    """A dataset that is divided among the workers of a gang, so that each worker reads only its shard."""
 
     sharded: ClassVar[bool] = True
 
     def get_shard(self) -> DataShard:
-        """Return the shard of this worker; outside a gang, a shard with all rows.
+        """Return the rows that this worker reads; a process outside a gang gets all rows.
 
         Returns:
-            The shard of this process's rank. Every rank computes the same plan from the same footers.
+            The shard of this process's rank. All ranks compute the same plan, because they use the same footers.
         """
         here = current_position()
         plan = self.plan(here.world_size, here.seed)

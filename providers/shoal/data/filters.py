@@ -1,4 +1,7 @@
-"""Row filters in the form that pyarrow, pandas and Dask share: checked when a spec is parsed, stored as JSON."""
+"""Check row filters, and bring them into a form that can be stored as JSON in a job's spec.
+
+The filters have the form that pyarrow, pandas and Dask also use.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from shoal.errors import InvalidArgumentError, shown
 Operator = Literal["=", "!=", "<", ">", "<=", ">=", "in", "not in"]
 Scalar = bool | int | float | str
 Term = tuple[str, Operator, Scalar | tuple[Scalar, ...]]
-"""(column, operator, value): one comparison. "in" and "not in" have a tuple of values. A null matches no term."""
+"""One comparison of a filter: (column, operator, value). The value of "in" and "not in" is a tuple of values. A null in
+the column matches no term."""
 
 Filters = tuple[tuple[Term, ...], ...]
-"""Alternatives, joined with OR. The terms of an alternative are joined with AND."""
+"""Filters of rows: a row must match at least one of the alternatives, and it matches an alternative if it matches all
+of the alternative's terms."""
 
 OPERATORS: tuple[Operator, ...] = get_args(Operator)
 
@@ -23,7 +28,7 @@ _FORM = 'write filters=[["month", ">=", 3], ["month", "<", 6]], or a list of suc
 
 
 def parse_filters(given: Any) -> Filters:
-    """Check filters and bring them into one form.
+    """Check the filters that the user wrote, and convert them to tuples of alternatives and terms.
 
     Args:
         given: A list of terms ``[column, operator, value]``, which are joined with AND, or a list of such lists, which
@@ -42,7 +47,8 @@ def parse_filters(given: Any) -> Filters:
         raise InvalidArgumentError(f"filters is empty: omit it to read all rows, or {_FORM}")
     if isinstance(given[0], str):
         raise InvalidArgumentError(f"filters={shown(given)} is a single term: put it into a list, [{shown(given)}]")
-    # A list of terms has a column's name at this place; a list of alternatives has a term.
+    # The user may give one list of terms or a list of such lists. In the first case the first item of the first item is
+    # the name of a column, in the second case it is a term.
     flat = _is_list(given[0]) and bool(given[0]) and isinstance(given[0][0], str)
     alternatives = [given] if flat else given
     parsed = []
@@ -61,13 +67,13 @@ def describe_filters(filters: Filters) -> str:
 
 
 def describe_term(term: Term) -> str:
-    """Return a term as a short text for a message."""
+    """Return one comparison of a filter as a short text for a message, such as ``month >= 3``."""
     column, operator, value = term
     return f"{column} {operator} {shown(list(value) if isinstance(value, tuple) else value)}"
 
 
 def columns_of(filters: Filters) -> list[str]:
-    """Return the names of the columns in the filters, each once."""
+    """Return the names of the columns that the filters compare, without duplicates."""
     return list(dict.fromkeys(column for terms in filters for column, _, _ in terms))
 
 
@@ -94,7 +100,7 @@ def _parse_term(given: Any) -> Term:
         )
     values = tuple(_parse_scalar(item, given) for item in value)
     if isinstance(value, set | frozenset):
-        values = tuple(sorted(values, key=lambda item: (str(type(item)), item)))  # a set has no order to store
+        values = tuple(sorted(values, key=lambda item: (str(type(item)), item)))  # equal sets then give equal JSON
     if not values:
         raise InvalidArgumentError(f'filters has the term {shown(given)}: "{operator}" needs at least one value')
     return column, operator, values
@@ -102,8 +108,8 @@ def _parse_term(given: Any) -> Term:
 
 def _parse_scalar(value: Any, term: Any) -> Scalar:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # a NumPy scalar
-    if isinstance(value, date):  # and datetime, which is a subclass
+        value = value.item()  # converts a NumPy scalar to a Python object
+    if isinstance(value, date):  # also true for a datetime, because datetime is a subclass of date
         return value.isoformat()
     if value is None:
         raise InvalidArgumentError(

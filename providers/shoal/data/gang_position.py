@@ -1,4 +1,7 @@
-"""Rank of this process in its gang and the gang's size. A process outside a gang is rank 0 of 1."""
+"""Store the rank of this process in its gang (the group of workers of one training) and the size of the gang.
+
+A process outside a gang is rank 0 of 1.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from shoal.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GangPosition:
-    """Rank of a process in its gang, the gang's size, and the seed with which all its members plan the shards.
+    """Rank of a process in its gang, size of the gang, and the seed with which all workers of the gang plan the shards.
 
     Raises:
         InvalidArgumentError: If `rank` is negative or not below `world_size`.
@@ -31,17 +34,21 @@ class GangPosition:
 
 ALONE = GangPosition(rank=0, world_size=1)
 
-# A global and not a context variable: a new thread has an empty context, so a thread that the user starts in a worker
-# would see rank 0 of 1 and read every row.
+# The position is a global variable and not a context variable. A new thread begins with an empty context, so a thread
+# that the user starts in a worker would see rank 0 of 1 and read every row.
 _position = ALONE
 
 
 def current_position() -> GangPosition:
-    """Return the gang position of this process; rank 0 of 1 outside a gang."""
+    """Return the rank of this process and the size of its gang; outside a gang, this is rank 0 of 1."""
     return _position
 
 
 def set_current_position(position: GangPosition) -> None:
-    """Set the gang position of this process; `ALONE` resets it. The training package calls this in each worker."""
+    """Set the rank of this process and the size of its gang; the training package calls this function in each worker.
+
+    Args:
+        position: New position; `ALONE` resets the process to rank 0 of 1.
+    """
     global _position
     _position = position

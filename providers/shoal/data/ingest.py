@@ -1,4 +1,4 @@
-"""Ingesters: read the rows of a worker's shard."""
+"""Define the ingesters, the classes that read the rows of a worker's shard: with Arrow or with Ray Data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Ingester(Protocol):
-    """Interface of a reader of shards. Each worker creates one instance."""
+    """Interface of the classes that read the rows of a shard. Each worker creates one instance."""
 
     name: ClassVar[str]
     worker_cpu_fraction: ClassVar[float]
@@ -23,7 +23,7 @@ class Ingester(Protocol):
     def __init__(self, source: ParquetSource) -> None: ...
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield one table per row range of `shard`, in the order of the ranges."""
+        """Read the rows of a shard and yield one table per row range, in the order of the ranges."""
         ...
 
 
@@ -35,14 +35,17 @@ class ArrowIngester:
     """
 
     name: ClassVar[str] = "arrow"
-    # Share of the CPUs per worker that the worker process itself requests from Ray.
+    # Share of the CPUs per worker that the worker process itself requests from Ray. Arrow reads in the worker process,
+    # so the process requests all of them.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield one table per row range of the shard, in the order of the ranges, without keeping any table.
+        """Read the rows of a shard and yield one table per row range, in the order of the ranges.
+
+        Only one table is in memory at a time.
 
         Args:
             shard: The rows to read.
@@ -58,8 +61,9 @@ class ArrowIngester:
 class RayDataIngester:
     """Ingester that reads row groups in Ray Data tasks, outside the worker's process.
 
-    Plan and tables are the same as with `ArrowIngester`. Each worker runs one Ray Data stream over the row ranges of
-    its shard. Ray's own sharding (``streaming_split(equal=True)``) is not used because it drops rows.
+    The rows of each worker and the tables are the same as with `ArrowIngester`. Each worker runs one Ray Data stream
+    over the row ranges of its shard. Ray's own sharding (``streaming_split(equal=True)``) is not used, because it drops
+    rows.
 
     Args:
         source: The dataset.
@@ -74,7 +78,9 @@ class RayDataIngester:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield one table per row range of the shard, in the order of the ranges; at most two are read ahead.
+        """Read the rows of a shard and yield one table per row range, in the order of the ranges.
+
+        At most two tables are read ahead.
 
         Args:
             shard: The rows to read.

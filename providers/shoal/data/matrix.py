@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-# Rows per block that is copied column by column. The matrix is row-major, so copying a whole column touches one cache
-# line per value: this took 0.34 s for 1M x 50 values, against 0.08 s in blocks that fit in the cache (4096 x 50 float32
-# values are 800 KB).
+# Number of rows that are copied together, column by column. The matrix is row-major, so copying a whole column touches
+# one cache line per value. For 1M x 50 values this took 0.34 s, but only 0.08 s in blocks that fit in the cache. A
+# block of 4096 x 50 float32 values has 800 KB.
 _BLOCK_ROWS = 4_096
 
 
@@ -43,7 +43,7 @@ def to_matrix(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
 
 
 def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarray:
-    """Copy one column into a vector.
+    """Copy one column of a table into a NumPy vector.
 
     Args:
         table: The rows.
@@ -65,9 +65,9 @@ def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarra
 
 
 def _reader(column: pa.Array) -> Callable[[int, int], Any]:
-    """Return a function that returns the rows ``start <= i < stop`` as a NumPy array.
+    """Return a function ``read(start, stop)`` that returns the column's rows ``start <= i < stop`` as a NumPy array.
 
-    The array is a view of the column if the column has no nulls.
+    If the column has no nulls, the array is a view of the column and no values are copied.
     """
     import numpy as np
     import pyarrow as pa
@@ -75,8 +75,8 @@ def _reader(column: pa.Array) -> Callable[[int, int], Any]:
     if pa.types.is_null(column.type):
         return lambda start, stop: np.nan
     if pa.types.is_boolean(column.type):
-        # Arrow stores booleans as bits, which NumPy cannot view. A boolean column with nulls would become an array of
-        # Python objects.
+        # Booleans are converted to bytes first. Arrow stores them as bits, which NumPy cannot view, and a boolean
+        # column with nulls would become an array of Python objects.
         column = column.cast(pa.uint8())
     if column.null_count == 0:
         whole = column.to_numpy(zero_copy_only=True)

@@ -1,4 +1,4 @@
-"""SQL in a dataset's spec: one SELECT with bound parameters, and a connection that is given by its name."""
+"""Check the SQL query in a dataset's spec: one SELECT with bound parameters, and the name of a connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from shoal.errors import InvalidArgumentError, shown
 
 CONNECTION_PREFIX = "SHOAL_CONNECTION_"
-"""Prefix of the environment variables with the URLs of connections."""
+"""Prefix of the names of environment variables that contain the URLs of database connections."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
@@ -18,7 +18,7 @@ _SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
 
 def check_connection_name(name: str) -> None:
-    """Check that a connection is given by a name and not by a URL.
+    """Check that the text is the name of a connection and not a URL, which could contain a password.
 
     Raises:
         InvalidArgumentError: If it is not a legal name.
@@ -32,9 +32,9 @@ def check_connection_name(name: str) -> None:
 
 
 def check_query(sql: str, params: Mapping[str, Any]) -> None:
-    """Check that SQL text is a single SELECT and that its parameters are given, before a database is asked.
+    """Check that SQL text is a single SELECT and that all its parameters have values, without a database.
 
-    The check protects from mistakes. The protection from writes is a read-only transaction or connection; see
+    This check only finds mistakes. Writes are prevented by a read-only transaction or connection; see
     :func:`shoal.data.staging.sql.stage_select`.
 
     Args:
@@ -49,7 +49,8 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
 
     body = sql.rstrip().removesuffix(";")
     if ";" in body:
-        # Each database has its own rules for quotes and comments, so ";" is not looked for outside of them only.
+        # A ";" inside a quoted text or a comment is refused, too, because each database has its own rules for quotes
+        # and comments, so this code cannot reliably find where they end.
         raise InvalidArgumentError(
             'sql contains a ";" before its end: give one statement, and a text with ";" as a parameter, such as :name '
             "with params={'name': ...}"
@@ -75,5 +76,5 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
 
 
 def connection_variable(name: str) -> str:
-    """Return the environment variable with the URL of a connection, such as SHOAL_CONNECTION_WAREHOUSE."""
+    """Return the name of the environment variable with a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
     return CONNECTION_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())

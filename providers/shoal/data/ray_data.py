@@ -1,4 +1,4 @@
-"""Read row ranges with Ray Data, so that every planned row is read exactly once."""
+"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data; every planned row is read exactly once."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# CPUs per read task. A worker with one CPU requests half of it (`RayDataIngester.worker_cpu_fraction`), so a read task
-# that requested a whole CPU would wait forever.
+# Number of CPUs that a read task requests. A worker with one CPU requests half of this CPU for itself
+# (`RayDataIngester.worker_cpu_fraction`), so a read task that requested a whole CPU would wait forever.
 READ_TASK_CPUS = 0.5
 
-# Concurrent read tasks per worker: the next table is read while the worker trains on the current one. More tasks would
-# only fill Ray's object store.
+# Number of read tasks of a worker that run at the same time, so that the next table is read while the worker uses the
+# current one. More tasks would only fill Ray's object store.
 READ_TASKS = 2
 
-# Name of the column in which a read task returns the message of a DataError.
+# Name of the column in which a read task returns the message of a DataError, instead of raising the error.
 _ERROR = "__shoal_data_error__"
 
 
 def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    """Read row ranges in Ray Data tasks.
+    """Read row ranges in Ray Data tasks and yield one table per range.
 
     Args:
         source: The dataset.
@@ -44,8 +44,8 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
 
     dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
     blocks = _blocks(dataset)
-    # Ray Data splits large tables into blocks. Joining the blocks gives the same tables as the ArrowIngester, and so
-    # the same model.
+    # Ray Data splits large tables into blocks. The blocks are joined again, so that the tables, and therefore the
+    # model, are the same as with the ArrowIngester.
     spare: list[pa.Table] = []
     have = 0
     for part in ranges:
@@ -100,7 +100,7 @@ def ranges_dataset(
 
     if not ranges:
         raise DataError(f"the dataset has no rows: {source.paths[0]}")
-    source.footers()  # Read here, so that the pickled source carries the footers to the tasks.
+    source.footers()  # The footers are read now, so that the pickled source contains them and no task reads them again.
     wanted = list(ranges)
 
     def read(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The rows of a dataset that one worker of a gang reads."""
+"""Define `DataShard`, the rows of a dataset that one worker of a gang reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DataShard:
-    """The rows of a dataset that one worker reads from storage.
+    """The rows of a dataset that one worker reads, with methods that return them as tables or torch datasets.
 
     Args:
         ingester: Reader of the rows.
@@ -41,7 +41,7 @@ class DataShard:
         return self.shard.rows
 
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield one table per row range of the shard.
+        """Read this worker's rows and yield one table per row range.
 
         Args:
             columns: Columns to read, in this order; all by default.
@@ -49,13 +49,13 @@ class DataShard:
         return self.ingester.iter_batches(self.shard, columns)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the whole shard into one table."""
+        """Read all rows of this worker into one Arrow table."""
         import pyarrow as pa
 
         return pa.concat_tables(self.iter_batches(columns))
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Read the shard into a DataFrame.
+        """Read this worker's rows into a pandas DataFrame.
 
         Args:
             limit: Maximum number of rows to read; all by default.
@@ -73,7 +73,7 @@ class DataShard:
         columns: Sequence[str] | None = None,
         pad: bool = True,
     ) -> TorchDataset:
-        """Return a torch ``IterableDataset`` of the shard's rows.
+        """Return a torch ``IterableDataset`` of this worker's rows.
 
         Args:
             batch_size: Number of rows per item. An item is a dict of column -> tensor ``[batch_size]`` (a list for text

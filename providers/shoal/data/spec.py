@@ -1,4 +1,4 @@
-"""Models for the dataset part of a job's JSON spec."""
+"""Define the pydantic models that describe a dataset in a job's JSON spec."""
 
 import json
 from typing import Annotated, Any, Literal, Self
@@ -13,48 +13,66 @@ from shoal.settings import Settings
 class SplitSpec(Settings):
     """One part of a random split, described by weights, index and seed; no row numbers are stored."""
 
-    weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all the parts.")
-    index: int = Field(ge=0, description="Index of this part, from 0.")
-    seed: int = Field(description="Seed of the split.")
+    weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all parts of the split.")
+    index: int = Field(ge=0, description="Index of this part among the parts, from 0.")
+    seed: int = Field(description="Seed of the random split. The same seed gives the same parts.")
 
 
 class DatasetSpec(Settings):
-    """A dataset in a job's spec. `DataConnector.from_spec` builds a connector from it, on any machine."""
+    """Description of a dataset in a job's spec; `DataConnector.from_spec` creates a connector from the description."""
 
-    format: Literal["parquet"] = Field(default="parquet", description="File format.")
+    format: Literal["parquet"] = Field(default="parquet", description="Format of the files.")
     paths: tuple[str, ...] = Field(
-        default=(), description="Files, directories or globs: absolute paths or URIs. None with `sql`."
+        default=(),
+        description="Absolute paths or URIs of files, directories or glob patterns. Leave the list empty if `sql` "
+        "selects the rows.",
     )
-    ingester: Literal["arrow", "ray"] = Field(default="arrow", description="Ingester that reads the rows in workers.")
-    sharded: bool = Field(default=False, description="Whether the connector is a `ShardedDataConnector`.")
+    ingester: Literal["arrow", "ray"] = Field(
+        default="arrow",
+        description="Library with which the workers read the rows: arrow (Arrow in the worker itself) or ray (Ray "
+        "Data).",
+    )
+    sharded: bool = Field(
+        default=False,
+        description="Whether the connector is a `ShardedDataConnector`, of which each worker reads only its own shard.",
+    )
     splits: tuple[SplitSpec, ...] = Field(
-        default=(), description="Random splits in sequence: each one splits the part that the previous one selected."
+        default=(),
+        description="Random splits in sequence. Each split is applied to the part that the previous split selected. "
+        "The default is the whole dataset.",
     )
     filters: Filters | None = Field(
         default=None,
-        description='Only rows that match: [["month", ">=", 3]], or a list of such lists for alternatives. Null '
-        "matches nothing.",
+        description='Conditions that the rows must match: a list of conditions such as [["month", ">=", 3]], or a '
+        "list of such lists, of which a row must match at least one. A null value matches no condition. "
+        "None: all rows.",
     )
     sql: str | None = Field(
         default=None,
-        description="One SELECT, which the job runs, in place of `paths`; parameters are written as :name.",
+        description="SELECT statement that the job runs to get the rows; it is used instead of `paths`. Parameters "
+        "are written as :name.",
     )
     connection: str | None = Field(
         default=None,
-        description="Name of the connection of `sql`: the submitter's variable SHOAL_CONNECTION_<NAME> has its "
-        "SQLAlchemy URL, or an Airflow connection or a Prefect Secret block of this name.",
+        description="Name of the connection that runs `sql`. The SQLAlchemy URL is read from the submitter's "
+        "environment variable SHOAL_CONNECTION_<NAME>, or from an Airflow connection or a Prefect Secret "
+        "block of this name.",
     )
     params: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str | None] | None = Field(
-        default=None, description="Values of the parameters of `sql`, which are bound and not pasted into the text."
+        default=None,
+        description="Values of the parameters of `sql`. The values are passed to the database as bound parameters and"
+        " are not inserted into the text of the statement.",
     )
     time_col: str | None = Field(
         default=None,
         min_length=1,
-        description="Column with the time of each row, whose range stands in the job's result; by default the date or "
-        "timestamp column of the filters, if there is one.",
+        description="Name of the column that contains the time of each row. The job's result contains the range of "
+        "these times. None: the date or timestamp column of the filters, if there is one.",
     )
     staging: str | None = Field(
-        default=None, description="Directory of the staged copy, which is removed when its job ends."
+        default=None,
+        description="Directory of the staged copy (the rows that the job copied to files before the training). The "
+        "directory is removed when the job ends.",
     )
 
     @field_validator("filters", mode="before")
@@ -82,23 +100,26 @@ class DatasetSpec(Settings):
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """Where the rows come from: the paths, or the connection's name."""
+        """The source of the rows: the paths, or the name of the database connection."""
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
     def query_key(self) -> str | None:
-        """Return a text that is equal for equal queries; None if the dataset has no query."""
+        """Return the SQL query as JSON text, so that two queries can be compared; None if the dataset has no query."""
         return None if self.sql is None else json.dumps([self.connection, self.sql, self.params], sort_keys=True)
 
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out newer options that are not set: specs that earlier versions stored keep their fingerprints."""
+        """Leave newer options that are not set out of the stored data.
+
+        A spec that an earlier version stored then keeps its fingerprint.
+        """
         return {name: value for name, value in write(self).items() if value is not None or name not in _NEWER}
 
 
 _NEWER = ("filters", "sql", "connection", "params", "time_col")
-"""Options that were added after specs had been stored."""
+"""Options that did not exist in earlier versions, which have already stored specs without these options."""
 
 
 def as_dataset_spec(value: Any) -> Any:
-    """Return the spec of a `DataConnector`; any other value as it is, for pydantic to check."""
+    """Return the spec of a `DataConnector`; return any other value unchanged, so that pydantic checks it."""
     return value.to_spec() if hasattr(value, "to_spec") else value

@@ -1,4 +1,7 @@
-"""Public training API, with one module per library, so that importing a module loads only its own library."""
+"""Provide the public API for training and prediction.
+
+Each training library has a module of its own, so that an import of the module loads only this library.
+"""
 
 from __future__ import annotations
 

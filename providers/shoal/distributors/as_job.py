@@ -1,4 +1,7 @@
-"""Run a training or a function as a job, on the pool that is meant or on one embedded in this process."""
+"""Run a training, a function or a prediction as a job on a pool.
+
+If there is no pool, an embedded pool is started: a pool with one node that belongs to this process and ends with it.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ _embedded = itertools.count(1)
 
 
 def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
-    """Submit a training as a job, print its log here, and load its result.
+    """Submit a training as a job, print the job's log in this process, and return the training's result.
 
     Args:
-        request: The training.
+        request: Description of the training.
         user_code: Callbacks, objective and metrics of the user.
 
     Raises:
         InvalidArgumentError: A callback or function cannot be pickled.
-        DataError: The footers show that the data cannot be used; nothing was started.
+        DataError: The footers of the Parquet files show that the data cannot be used. Nothing was started then.
         JobFailedError: The training failed. The message ends with the cause.
     """
     from shoal.jobs import submit
@@ -48,7 +51,8 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     from shoal.jobs.spec import JobSpec
     from shoal.training.boosting.inputs import checked_data
 
-    # The job checks this as well; here a misspelt column or folder does not cost the start of a pool.
+    # The job makes the same checks. They are made before that too, so that no pool is started in vain if the name of a
+    # column or folder is misspelt.
     checked_data(request)
     locations.try_out(storage.root(request.run_config.artifact_location))
     with _pool_for(request.run_config.pool_name) as pool_name:
@@ -59,12 +63,12 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
 
 
 def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
-    """Submit the run of a function as a job, print its log here, and load its result.
+    """Submit the run of a function as a job, print the job's log in this process, and return the function's results.
 
     Args:
-        request: The run.
+        request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
-        embedded: Use a pool embedded in this process, even where another pool exists.
+        embedded: Whether to use an embedded pool (see this module's docstring) even if another pool exists.
 
     Raises:
         JobFailedError: A rank raised an error or was lost. The message ends with the cause.
@@ -81,16 +85,19 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
 
 
 def _result(handle: JobHandle) -> JobResult:
-    """Wait for a job; print its log, and show its progress as a bar in a terminal."""
-    with ProgressDisplay(first_line_s=math.inf) as display:  # the log has the lines
+    """Wait for a job, and return its result; meanwhile print the job's log, and show a progress bar in a terminal."""
+    # Without a terminal, the display would print lines about the progress. It prints none, because the job's log has
+    # them.
+    with ProgressDisplay(first_line_s=math.inf) as display:
         return handle.wait(on_log=say, on_progress=display.show)
 
 
 def predict_as_job(spec: PredictJobSpec) -> PredictResult:
-    """Submit a batch prediction as a job, print its log here, and wait for its end.
+    """Submit a batch prediction as a job, print the job's log in this process, and return the prediction's result.
 
     Args:
-        spec: The prediction; its pool is filled in.
+        spec: Spec of the prediction. If it names no pool, the pool in `$SHOAL_POOL`, the only pool or an embedded one
+            is used.
 
     Raises:
         JobFailedError: The prediction failed. The message ends with the cause.
@@ -115,7 +122,10 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
-    """Build the fields of a job's spec from a request; the run is tracked if the environment names a server."""
+    """Return the fields of a job's spec for a request and a pool.
+
+    The job records an MLflow run only if the environment variable MLFLOW_TRACKING_URI is set.
+    """
     from shoal.jobs.spec import Tracking
 
     return {
@@ -127,7 +137,11 @@ def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[st
 
 @contextmanager
 def _pool_for(name: str | None) -> Iterator[str]:
-    """Yield the name of the pool that is meant, or of a pool embedded in this process where there is none."""
+    """Yield the name of the pool to use; if there is no pool, start an embedded one and take it down at the end.
+
+    Args:
+        name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool.
+    """
     try:
         known = which_pool(Store(), name)
     except NoPoolError:

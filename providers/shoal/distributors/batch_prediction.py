@@ -1,4 +1,4 @@
-"""`predict`: predict the rows of a dataset with a model of MLflow's registry, and write them as Parquet."""
+"""Provide `predict`, which predicts the rows of a dataset with a model from MLflow and writes Parquet files."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ def predict(
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
 ) -> PredictResult:
-    """Predict every row of a dataset, in the connected Ray cluster or else as a job on a pool.
+    """Predict every row of a dataset.
 
-    The rows are sharded over the workers; each worker reads, predicts and writes its own share. The output is complete
-    or absent: every row is in it once, in the order of the dataset. A call for predictions that are there already, of
-    the same rows by the same version of the model, does nothing.
+    If this process is connected to a Ray cluster, the prediction runs there, otherwise as a job on a pool. The rows are
+    divided among the workers; each worker reads, predicts and writes its own share. Each row's prediction is in the
+    output exactly once, in the order of the dataset, and the output appears only when it is complete. If the output
+    already has the predictions of the same rows by the same version of the model, the call does nothing.
 
     Args:
-        model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder. A
-            booster of XGBoost or LightGBM predicts by itself, every other model through MLflow's pyfunc.
-        dataset: Rows to predict.
-        output_path: Directory or URI for the Parquet files. All nodes must reach it.
-        keep_cols: Columns of the dataset that the output has as well; all of them by default.
-        prediction_col: Column of the predictions. A model with several values per row gets ``NAME_0``, ``NAME_1`` and
-            so on.
-        input_cols: Input columns of a model whose signature is a tensor, which names no columns.
-        overwrite: Replace other predictions in `output_path` that shoal has written, instead of refusing.
-        scaling_config: Number and CPUs of the workers; by default one per node.
+        model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
+            XGBoost and LightGBM models are called directly, all other models through MLflow's pyfunc.
+        dataset: Dataset with the rows to predict.
+        output_path: Directory or URI for the Parquet files. All nodes of the pool must be able to reach it.
+        keep_cols: Columns of the dataset that are copied into the output beside the predictions; by default all.
+        prediction_col: Name of the output column with the predictions. If the model returns several values per row,
+            the columns are ``NAME_0``, ``NAME_1`` and so on.
+        input_cols: Names of the input columns, in order. Only a model whose signature is a tensor needs them, because
+            such a signature has no column names.
+        overwrite: Whether to replace other predictions that shoal has written to `output_path` before. If False, the
+            call fails if there are any.
+        scaling_config: Number of the workers and CPUs of each worker; by default one worker per node.
         run_config: Pool to run on, and the limits of the run.
 
     Returns:
-        Where the predictions are, their number, and the version of the model that predicted.
+        The location and number of the predictions, the version of the model, and statistics of the run.
 
     Raises:
-        InvalidArgumentError: An argument is not legal, or the output has something that must not be replaced.
+        InvalidArgumentError: An argument is not legal, or `output_path` has files that must not be replaced.
         DataError: The dataset has no rows, or lacks a column that the model needs.
         JobError: The model does not exist or cannot be loaded.
         JobFailedError: The job failed; the message ends with the cause.

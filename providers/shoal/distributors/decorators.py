@@ -1,4 +1,7 @@
-"""`@distributed` and `@ray_launch`: call a function in every worker of a group, or as a Ray driver on a pool."""
+"""Provide the decorators `@distributed` (call a function in several workers) and `@ray_launch` (call it on a pool).
+
+A function with `@ray_launch` is called once, in a process from which it can start Ray tasks and actors itself.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ _CLAIMS_NOTHING = WorkerResourceConfig(num_cpus=0)
 
 @dataclass(frozen=True)
 class Site:
-    """Place and resources for the calls of a decorated function.
+    """Settings that determine where a decorated function runs, and with which resources.
 
     Args:
-        claim: Number of workers and the resources that each reserves.
-        remote: Whether to run on a pool, which grows for the call, instead of on this node.
+        claim: Number of workers, and the resources that each of them reserves.
+        remote: Whether the function runs on a pool, which grows for the call, instead of on this node.
         run_config: Pool and limits of the run.
     """
 
@@ -54,11 +57,11 @@ class Site:
             args: Positional arguments of the function.
             kwargs: Keyword arguments of the function.
             scaling: Workers that call the function.
-            once: Whether `claim` is for the Ray tasks and actors that the function starts, and not for the workers that
-                call it.
+            once: Whether the resources in `claim` are for the Ray tasks and actors that the function starts itself,
+                instead of for the workers that call the function.
 
         Returns:
-            Return values of the ranks, in the order of ranks.
+            What the function has returned in each worker, in the order of the ranks.
         """
         program = Program.of(function, args, kwargs).dumps()
         request = FunctionRequest(
@@ -71,7 +74,14 @@ class Site:
             return dispatch.run_function(request, program, embedded=not self.remote).results
 
     def _nodes(self) -> AbstractContextManager[Any]:
-        """Return a lease of the nodes that the call needs; an empty context if the call needs none."""
+        """Return a context manager that leases as many of the pool's nodes as the call needs.
+
+        The context manager does nothing if the function runs on this node, or in a connected Ray cluster.
+
+        Raises:
+            PoolDownError: No node of the pool is ready, so the size of the nodes is not known.
+            InvalidArgumentError: A worker needs more CPUs or GPUs than one node has.
+        """
         if not self.remote or dispatch.is_connected():
             return nullcontext()
         from shoal.pool.api import ComputePool
@@ -95,11 +105,11 @@ class Site:
 
 
 class _Decorated(Generic[P, T]):
-    """A decorated function; a plain call runs the function in this process.
+    """Base class of decorated functions; a plain call runs the function in this process.
 
     Args:
-        function: The function.
-        site: Place and resources for `.distributed` calls.
+        function: The function that was decorated.
+        site: Settings that determine where and with which resources `.distributed` runs the function.
     """
 
     def __init__(self, function: Callable[P, T], site: Site) -> None:
@@ -108,18 +118,21 @@ class _Decorated(Generic[P, T]):
         self._site = site
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function in this process."""
+        """Call the function in this process, and return its result."""
         return self._function(*args, **kwargs)
 
 
 class DistributedFunction(_Decorated[P, T]):
-    """A function that `.distributed` calls in every worker of a group, and a plain call in this process."""
+    """Function that was decorated with `@distributed`.
+
+    A call of `.distributed` runs the function in every worker of a group. A plain call runs it in this process.
+    """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call the function in every worker, and wait until all have ended.
 
         Returns:
-            Return values of the ranks, in the order of ranks.
+            What the function has returned in each worker, in the order of the ranks.
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
@@ -137,15 +150,20 @@ class DistributedFunction(_Decorated[P, T]):
 
 
 class LaunchedFunction(_Decorated[P, T]):
-    """A function that `.distributed` calls as a Ray driver on a pool, and a plain call in this process."""
+    """Function that was decorated with `@ray_launch`.
+
+    A call of `.distributed` runs the function once in a process that is connected to the pool's Ray cluster. A plain
+    call runs the function in this process.
+    """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function once on the pool, where it may use Ray freely: tasks, actors, Ray Train, Ray Tune.
+        """Call the function once, in a process where it may use Ray itself: tasks, actors, Ray Train, Ray Tune.
 
-        The function itself reserves no CPUs and no GPUs, so that all are free for the tasks and actors that it starts.
+        The process of the function reserves no CPUs and no GPUs, so that all of them are free for the tasks and actors
+        that the function starts.
 
         Returns:
-            Return value of the function.
+            The return value of the function.
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
@@ -171,11 +189,12 @@ def distributed(
 
     Args:
         gpus: Number of GPUs of all workers together.
-        num_workers: Number of workers; by default one per GPU, or one without GPUs.
+        num_workers: Number of workers; by default one worker per GPU, or one worker if `gpus` is 0.
         num_cpus: Number of CPUs that each worker reserves.
-        gpu_type: Required type of the GPUs, as Ray names it, for example ``H100``.
-        remote: Run on a pool instead of on this node. The pool is the one in `run_config`, in ``$SHOAL_POOL``, or the
-            only pool. It is leased for the call, grows if necessary, and is restored afterwards.
+        gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
+        remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in
+            ``$SHOAL_POOL``, or the only pool. Nodes of the pool are leased for the call: the pool grows if necessary,
+            and gets its previous size afterwards.
         run_config: Pool and limits of the run.
 
     Raises:
@@ -203,16 +222,20 @@ def ray_launch(
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
-    """Decorate a function so that ``f.distributed(...)`` calls it as a Ray driver; ``f(...)`` calls it in this process.
+    """Decorate a function so that ``f.distributed(...)`` calls it once, in a process where it can use Ray.
+
+    A plain call ``f(...)`` still runs the function in this process. The options tell how many resources the Ray tasks
+    and actors need that the function starts.
 
     Args:
         gpus: Number of GPUs that the function's own tasks and actors need together.
         num_workers: Number of the function's own tasks and actors, each with `num_cpus` CPUs and an equal share of
-            `gpus`; by default one per GPU, or one without GPUs. The pool is leased for all of them.
-        num_cpus: Number of CPUs for each of them.
-        gpu_type: Required type of the GPUs, as Ray names it, for example ``H100``.
-        remote: Run on a pool instead of on this node. The pool is the one in `run_config`, in ``$SHOAL_POOL``, or the
-            only pool. It is leased for the call, grows if necessary, and is restored afterwards.
+            `gpus`; by default one per GPU, or one if `gpus` is 0. The leased nodes have room for all of them.
+        num_cpus: Number of CPUs for each of the tasks and actors.
+        gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
+        remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in
+            ``$SHOAL_POOL``, or the only pool. Nodes of the pool are leased for the call: the pool grows if necessary,
+            and gets its previous size afterwards.
         run_config: Pool and limits of the run.
 
     Raises:

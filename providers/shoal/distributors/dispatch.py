@@ -15,7 +15,7 @@ __all__ = ["is_connected", "run", "run_function"]
 
 
 def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
-    """Run a training in the connected Ray cluster, or else as a job on a pool.
+    """Run a training in the Ray cluster that this process is connected to, or else as a job on a pool.
 
     Args:
         request: Description of the training.
@@ -34,15 +34,16 @@ def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
 
 
 def run_function(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
-    """Run a function on all ranks, in the connected Ray cluster or else as a job on a pool.
+    """Run a function on all ranks, in the Ray cluster that this process is connected to, or else as a job on a pool.
 
     Args:
         request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
-        embedded: If this process is not connected, use a pool embedded in it, even where another pool exists.
+        embedded: Whether to use an embedded pool (a pool with one node that ends with this process) even if another
+            pool exists. The option has no effect if this process is connected to a Ray cluster.
 
     Returns:
-        Return values of the ranks, and statistics of the run.
+        What the function has returned on each rank, and statistics of the run.
     """
     if is_connected():
         from shoal.jobs.files import storage

@@ -1,4 +1,7 @@
-"""The base class of the boosting estimators: it takes a dataset of any kind and returns the library's own model."""
+"""Provide the base class of the XGBoost and LightGBM estimators, which take any kind of dataset.
+
+An estimator returns the model as an object of the boosting library itself.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.data.spec import DatasetSpec
 
 Dataset = Any
-"""A `DataConnector` or `ShardedDataConnector`, or a pandas DataFrame."""
+"""Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a pandas DataFrame."""
 
 BoosterT = TypeVar("BoosterT")
 
@@ -31,9 +34,9 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
     """Estimator that trains with a boosting library on all nodes of a pool.
 
     Args:
-        n_estimators: Rounds of boosting.
-        params: The library's parameters, already merged with the estimator's arguments.
-        scaling_config: Number and size of the workers.
+        n_estimators: Number of boosting rounds.
+        params: The library's parameters, already merged with the estimator's other arguments.
+        scaling_config: Number of the workers and resources of each worker.
         user_code: Callbacks, objective and metrics of the user.
         run_config: Pool to run on, and limits of the run.
 
@@ -76,31 +79,35 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
     ) -> BoosterT:
-        """Train a model. Every row goes to exactly one worker.
+        """Train a model on all workers together, and return it. Every row of the dataset goes to exactly one worker.
 
         Args:
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
-            input_cols: Feature columns, numeric or boolean except `categorical_cols`. Nulls are missing values.
-            label_col: Label column, without nulls.
-            eval_set: Rows to evaluate on after each round, reported as "eval"; a dict names several eval sets.
-            verbose_eval: Print the metrics here: True every round, n every n rounds.
-            weight_col: Column of row weights; with XGBoost and groups, the same for all rows of one.
-            group_col: Column of groups, such as queries, for ranking. The rows of a group must be adjacent; they go to
-                one worker.
-            base_margin_col: Column of margins to boost from.
-            early_stopping_rounds: Stop when the last metric of the last eval set has not improved for this many rounds;
-                a `custom_metric` comes after the library's own metrics.
-            external_memory: Keep the quantised rows on the nodes' disks (True) or in memory (False); by default on disk
-                only where they do not fit in memory. LightGBM does not support True.
-            categorical_cols: Feature columns whose values are categories: text, whole numbers or booleans. The model
-                stores its categories; any other value in an eval set or a prediction counts as missing.
+            input_cols: Names of the feature columns. They must be numeric or boolean, except `categorical_cols`. Nulls
+                count as missing values.
+            label_col: Name of the label column, which must have no nulls.
+            eval_set: Rows on which the model is evaluated after each round, with the name "eval". A dict gives several
+                such datasets by name.
+            verbose_eval: How often the metrics are printed in this process. True: after every round; a number n: after
+                every n rounds.
+            weight_col: Name of the column with the weight of each row. With XGBoost and `group_col`, all rows of a
+                group must have the same weight.
+            group_col: Name of the column that assigns rows to groups, such as queries, for ranking. The rows of a group
+                must be adjacent in the dataset; all of them go to the same worker.
+            base_margin_col: Name of the column with the margin (raw score) of each row from which boosting starts.
+            early_stopping_rounds: Number of rounds without an improvement after which the training stops. Only the last
+                metric of the last eval set counts; a `custom_metric` comes after the library's own metrics.
+            external_memory: Whether the workers keep the quantised rows on disk (True) or in memory (False). By
+                default, rows are kept on disk only if they do not fit in memory. LightGBM does not support True.
+            categorical_cols: Names of the feature columns whose values are categories: text, whole numbers or booleans.
+                The model stores the categories; any other value in an eval set or a prediction counts as missing.
 
         Returns:
-            The library's own booster, with `input_cols` as its feature names.
+            The model as the library's own booster, with `input_cols` as its feature names.
 
         Raises:
             InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
-            DataError: The data cannot be used. The message names file, column and row group where it can.
+            DataError: The data cannot be used. If they are known, the message names the file, column and row group.
             CapacityError: The active nodes have too few CPUs or GPUs.
             TrainingError: The library refuses a parameter, or the training failed. The message names the rank that
                 failed first.
@@ -124,16 +131,16 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             )
             self._result = run(self._request, self.user_code)
         finally:
-            # These copies of DataFrames were staged for this training only.
+            # DataFrames were staged, that is, copied to files for this training only, so the copies are removed.
             for connector in own:
                 connector.discard_staging()
         return self.get_booster()
 
     def get_booster(self) -> BoosterT:
-        """Return the model of the last `fit`.
+        """Return the model that the last call of `fit` has trained.
 
         Raises:
-            InvalidArgumentError: If there was none.
+            InvalidArgumentError: `fit` has not been called, or has failed.
         """
         if self._booster is None:
             self._require()
@@ -141,26 +148,30 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         return self._booster
 
     def get_eval_results(self) -> dict[str, dict[str, list[float]]]:
-        """Return eval set -> metric -> value per round, of the last `fit`."""
+        """Return the metrics of the last call of `fit`: one value per round, by eval set and by metric."""
         return self.get_result().eval_results
 
     def get_result(self) -> TrainResult:
-        """Return the result of the last `fit`: metrics, best round, rows, and time and memory of each worker."""
+        """Return the result of the last call of `fit`: metrics, best round, and statistics of each worker.
+
+        Raises:
+            InvalidArgumentError: `fit` has not been called, or has failed.
+        """
         if self._result is None:
             raise InvalidArgumentError("this estimator has no model yet: call fit() first")
         return self._result
 
     def predict(self, dataset: Dataset) -> np.ndarray:
-        """Predict every row in this process, one row group at a time.
+        """Predict every row of a dataset in this process, one row group at a time.
 
         Args:
-            dataset: The rows, with the columns that the model was trained on, including its margin column if it had
-                one.
+            dataset: Rows to predict. They must have the columns that the model was trained on, and also the column with
+                the margins if `fit` had a `base_margin_col`.
 
         Returns:
-            ``[rows]``, or ``[rows, classes]`` where the objective gives several values per row, in row order. If the
-            objective is a function, these are raw scores; with several scores per row (``num_class``) XGBoost returns
-            the index of the highest.
+            Predictions in the order of the rows: ``[rows]``, or ``[rows, classes]`` if the objective gives several
+            values per row. If the objective is a function, the predictions are raw scores; if there are several scores
+            per row (``num_class``), XGBoost returns the index of the highest one instead.
         """
         booster = self.get_booster()
         assert self._request is not None
@@ -174,11 +185,17 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     @abstractmethod
     def _device(self) -> str | None:
-        """Return the device that the parameters name; None if they name none."""
+        """Return the device in the library's parameters, such as "cpu"; None if the parameters name no device."""
 
     @abstractmethod
     def _predict(self, booster: BoosterT, connector: DataConnector, request: TrainRequest) -> np.ndarray:
-        """Predict the rows with a model."""
+        """Return a model's predictions for the rows of a dataset.
+
+        Args:
+            booster: The model.
+            connector: Dataset with the rows.
+            request: Description of the training of this model.
+        """
 
     def _make_request(
         self,
@@ -207,10 +224,10 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
 
 def checked_rounds(n_estimators: int) -> int:
-    """Check the number of rounds, and return it.
+    """Return the number of boosting rounds after checking it.
 
     Raises:
-        InvalidArgumentError: If it is no positive whole number.
+        InvalidArgumentError: The number is not a positive whole number.
     """
     if isinstance(n_estimators, bool) or not isinstance(n_estimators, int) or n_estimators < 1:
         raise InvalidArgumentError(f"n_estimators must be a positive number, not {n_estimators!r}")
@@ -218,7 +235,16 @@ def checked_rounds(n_estimators: int) -> int:
 
 
 def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> DataConnector:
-    """Return the dataset as a connector. A DataFrame is staged, and its connector added to `own`."""
+    """Return a dataset as a connector; a DataFrame is first staged, that is, copied to files.
+
+    Args:
+        argument: Name of the argument, for error messages.
+        dataset: A connector or a DataFrame.
+        own: List to which the connector of a DataFrame is added, so that the caller can remove the copy.
+
+    Raises:
+        InvalidArgumentError: `dataset` is neither a connector nor a DataFrame.
+    """
     if isinstance(dataset, DataConnector):
         return dataset
     if isinstance(dataset, str) or not hasattr(dataset, "__arrow_c_stream__"):
@@ -231,7 +257,10 @@ def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> Dat
 
 
 def _kept(connector: DataConnector) -> DatasetSpec:
-    """Return the dataset's spec, and keep a staged copy until this process ends: predictions may use it after `fit`."""
+    """Return a dataset's spec without its `staging`, so that the job does not remove the staged copy of a DataFrame.
+
+    The copy is removed only when this process ends, because predictions may use it after `fit`.
+    """
     if connector.staging:
         atexit.register(connector.discard_staging)
     return connector.to_spec().model_copy(update={"staging": None})

@@ -1,4 +1,4 @@
-"""`LightGBMEstimator`: distributed LightGBM with the interface of a single-process estimator."""
+"""Provide `LightGBMEstimator`, which trains LightGBM on several nodes with the interface of a local estimator."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
 
     Args:
         n_estimators: Number of boosting rounds.
-        objective: LightGBM's name of the objective, which may also be given in `params`; default ``regression``. Or a
-            function ``(preds, dataset) -> (grad, hess)``. Each worker calls the function with the raw scores of its
-            rows, ``[rows]`` or ``[rows, num_class]``, and with its ``lightgbm.Dataset``; the function returns two
-            arrays of the scores' shape. With a function there is no default metric.
+        objective: LightGBM's name of the objective, which may also be given in `params`; the default is ``regression``.
+            The objective may also be a function ``(preds, dataset) -> (grad, hess)``. Each worker calls the function
+            with the raw scores of its rows, ``[rows]`` or ``[rows, num_class]``, and with its ``lightgbm.Dataset``; the
+            function returns two arrays of the scores' shape. With a function there is no default metric.
         params: Parameters of LightGBM.
-        scaling_config: Number and size of the workers; by default one worker per active node.
-        callbacks: Callbacks of ``lightgbm.train``; every worker gets a copy.
+        scaling_config: Number of the workers and resources of each worker; by default one worker per active node.
+        callbacks: Callbacks of ``lightgbm.train``; every worker gets a copy of them.
         run_config: Pool and limits of the run.
         custom_metric: Function ``(preds, dataset) -> (name, value, higher_is_better)``, or a list of such functions,
             evaluated in addition to the metrics in `params`. A function may also return a list of such tuples. `preds`

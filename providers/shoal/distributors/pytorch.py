@@ -1,4 +1,4 @@
-"""`PyTorchDistributor` and `TorchDistributor`: run a function or a script on all ranks."""
+"""Provide `PyTorchDistributor` and `TorchDistributor`, which run a function or script in several processes (ranks)."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Response:
-    """Result of a run.
+    """Result of a `PyTorchDistributor.run`: the model's location, the metrics and the return values.
 
     Args:
-        result: Result as the training engine returned it.
+        result: The training engine's result, from which the methods read.
     """
 
     result: FunctionResult
@@ -51,19 +51,19 @@ class Response:
         return dict(self.result.metrics)
 
     def get_results(self) -> list[Any]:
-        """Return the return values of the ranks, in the order of ranks."""
+        """Return what the function has returned on each rank, in the order of the ranks."""
         return list(self.result.results)
 
 
 class PyTorchDistributor:
-    """Runner of a function or a script on all ranks.
+    """Object that runs a function or a script on all ranks (worker processes) of a distributed training.
 
     Every rank gets the environment variables that torchrun sets, so that DDP, FSDP2, Fabric and Accelerate work without
     changes.
 
     Args:
-        train_func: The function, or the path of a script. It is sent by value; a function together with the variables
-            that it closes over.
+        train_func: The function, or the path of a script. The code itself is sent to the workers, so that it need not
+            be installed there; a function is sent together with the variables that it closes over.
         scaling_config: Number of nodes, workers per node, and resources of each worker; by default one worker with one
             CPU.
         run_config: Pool and limits of the run.
@@ -102,12 +102,12 @@ class PyTorchDistributor:
         """Run the function or script on all ranks, and wait until all have ended.
 
         Args:
-            args: Positional arguments of the function; the command line of a script.
-            dataset_map: Datasets by name, for ``get_context().get_dataset_map()``. Every rank reads all rows of a
-                `DataConnector`, and its own share of the rows of a `ShardedDataConnector`.
-            hyper_params: Plain data for ``get_context().get_hyper_params()``.
-            artifact_location: Directory or URI for the model, writable on all nodes.
-            artifact_stage_location: Another name of `artifact_location`.
+            args: Positional arguments of the function, or command-line arguments of the script.
+            dataset_map: Datasets by name, which the function gets from ``get_context().get_dataset_map()``. Every rank
+                reads all rows of a `DataConnector`, and its own share of the rows of a `ShardedDataConnector`.
+            hyper_params: Plain data, which the function gets from ``get_context().get_hyper_params()``.
+            artifact_location: Directory or URI for the model; all nodes must be able to write there.
+            artifact_stage_location: Another name of `artifact_location`; only one of both may be given.
             kwargs: Keyword arguments of the function.
 
         Raises:

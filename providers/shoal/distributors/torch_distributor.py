@@ -1,4 +1,4 @@
-"""`TorchDistributor`: the interface of PySpark's class of that name, on the same engine as `PyTorchDistributor`."""
+"""Provide `TorchDistributor`, with the interface of PySpark's class of that name and the engine of shoal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shoal.training.run_config import RunConfig
 
 
 class TorchDistributor:
-    """Runner of a function or a script in several processes, which returns the return value of rank 0.
+    """Object that runs a function or a script in several processes, and returns what rank 0 has returned.
 
     Args:
-        num_processes: Number of processes. With `local_mode` and `use_gpu`, a number above the node's number of GPUs is
-            reduced to that, with a warning.
+        num_processes: Number of processes. If `local_mode` and `use_gpu` are both True and the node has fewer GPUs than
+            that, the number is reduced to the number of GPUs, with a warning.
         local_mode: Whether to run all processes on one node instead of spreading them over the pool.
         use_gpu: Whether each process gets a GPU; pass False on nodes without GPUs.
         run_config: Pool and limits of the run.
@@ -61,11 +61,11 @@ class TorchDistributor:
 
         Args:
             main: The function, or the path of a script.
-            args: Positional arguments of the function; the command line of a script.
+            args: Positional arguments of the function, or command-line arguments of the script.
             kwargs: Keyword arguments of the function.
 
         Returns:
-            Return value of rank 0; None for a script.
+            The value that the function has returned on rank 0; None for a script.
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
@@ -88,6 +88,6 @@ class TorchDistributor:
         if not self.local_mode:
             each = WorkerResourceConfig(num_cpus=1, num_gpus=gpus)
             return SpreadScalingConfig(num_workers=self.num_processes, resource_requirements_per_worker=each)
-        # Like PySpark's local mode: processes on one machine share its CPUs and reserve none.
+        # The processes reserve no CPUs, because in PySpark's local mode, too, all processes share the machine's CPUs.
         each = WorkerResourceConfig(num_cpus=0, num_gpus=gpus)
         return PyTorchScalingConfig(num_workers_per_node=self.num_processes, resource_requirements_per_worker=each)

@@ -1,4 +1,4 @@
-"""`XGBEstimator`: distributed XGBoost with the interface of a single-process estimator."""
+"""Provide `XGBEstimator`, which trains XGBoost on several nodes with the interface of a local estimator."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
 
     Args:
         n_estimators: Number of boosting rounds.
-        objective: XGBoost's name of the objective, which may also be given in `params`; default ``reg:squarederror``.
-            Or a function ``(predt, dtrain) -> (grad, hess)``. Each worker calls the function with the raw scores of its
-            rows, ``[rows]`` or ``[rows, num_class]``, and with its ``xgboost.DMatrix``; the function returns two arrays
-            of the scores' shape.
+        objective: XGBoost's name of the objective, which may also be given in `params`; the default is
+            ``reg:squarederror``. The objective may also be a function ``(predt, dtrain) -> (grad, hess)``. Each worker
+            calls the function with the raw scores of its rows, ``[rows]`` or ``[rows, num_class]``, and with its
+            ``xgboost.DMatrix``; the function returns two arrays of the scores' shape.
         params: Parameters of XGBoost.
-        scaling_config: Number and size of the workers; by default one worker per active node.
-        callbacks: ``xgboost.callback.TrainingCallback`` objects; every worker gets a copy.
+        scaling_config: Number of the workers and resources of each worker; by default one worker per active node.
+        callbacks: ``xgboost.callback.TrainingCallback`` objects; every worker gets a copy of them.
         run_config: Pool and limits of the run.
         custom_metric: Function ``(predt, dmatrix) -> (name, value)``, or a list of such functions, evaluated together
             with the metrics in `params`. `predt` are predictions, or raw scores if the objective is a function. Every
             worker calls the function with its own part of an eval set, and XGBoost takes the mean of the workers'
-            values. The parts have nearly equal sizes, so the mean is the value on all rows for a metric that is a mean
-            over rows, and close to it for other metrics. ``early_stopping_rounds`` of `fit` treats a lower value as
-            better, unless the metric's name begins with ``auc``, ``map``, ``ndcg`` or ``pre``: XGBoost has the same
-            rule.
+            values. The parts have nearly equal sizes. If the metric is a mean over rows, the mean of the workers'
+            values is therefore the metric on all rows; for other metrics it is close to that. For
+            ``early_stopping_rounds`` of `fit`, a lower value is better, unless the metric's name begins with ``auc``,
+            ``map``, ``ndcg`` or ``pre``, because XGBoost has the same rule.
 
     Raises:
         InvalidArgumentError: Arguments contradict one another.

@@ -1,1 +1,1 @@
-"""Examples: retraining on real flights and two PyTorch networks, used by `make run`, the DAGs and the flows."""
+"""Provide the examples of `make run`, the DAGs and the flows: a retraining on flights, and two PyTorch networks."""

@@ -1,7 +1,8 @@
 """Run the retraining as an Airflow DAG: ``python -m shoal.examples.airflow_run``, called by `make run`.
 
-This starts an Airflow on loopback, triggers ``dags/scheduled_retraining.py`` for a month, and prints the progress. At
-the end it stops everything, even after an error. With ``--up`` (`make up`), Airflow and its UI run until Ctrl-C.
+The program starts an Airflow on loopback, triggers ``dags/scheduled_retraining.py`` for a month, and prints the
+progress. At the end the program stops everything that it has started, even after an error. With ``--up`` (`make up`),
+Airflow and its UI run until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ DAGS = Path(__file__).parents[3] / "dags"
 DAG_ID = "scheduled_retraining"
 RUN_POOL = "local://airflow-run?max_nodes=4"
 UP_POOL = "local://retrain?max_nodes=4&idle_timeout=1800"
-"""URI of the pool for `make up`. If `make up` is killed with SIGKILL, the pool goes down after 1,800 s without work."""
+"""URI of the pool for `make up`. It has an idle timeout, because `make up` cannot take the pool down if it is killed
+with SIGKILL; the pool then goes down by itself after 1,800 s without work."""
 
 _LOOK_S = 0.5
 _LOG_TAIL = 15
@@ -59,8 +61,8 @@ def run(month: int, rounds: int) -> JobResult:
     timeline.say("starting a pool and Airflow")
     try:
         with ThreadPoolExecutor(1) as threads:
-            # With this process as owner, the pool goes down even if this process is killed, and the run's jobs and
-            # lease end with the pool.
+            # This process is the pool's owner, so that the pool goes down by itself if this process is killed. The
+            # run's jobs and its lease of nodes then end with the pool.
             pool_up = threads.submit(pool.up, owner=ProcessId.mine())
             with _airflow(RUN_POOL) as airflow:
                 pool_up.result()
@@ -136,7 +138,7 @@ def _look(pool: ComputePool, timeline: Timeline) -> None:
 
 
 def _explain(airflow: LocalAirflow, run_id: str) -> None:
-    """Print the end of the log of each failed task."""
+    """Print the last lines of the log of each task that has failed."""
     for task_id, state in airflow.task_states(DAG_ID, run_id).items():
         if state == "failed":
             console.print(f"[red]{task_id} failed[/]; the end of its log:")
@@ -171,7 +173,7 @@ def main() -> int:
     arguments = parser.parse_args()
     work = up if arguments.up else lambda: run(arguments.month, arguments.rounds)
     code = run_alone(work, farewell="Airflow is stopped and the pool is down", lock="airflow")
-    return 0 if arguments.up and code == INTERRUPTED else code  # Ctrl-C is the normal end of `make up`.
+    return 0 if arguments.up and code == INTERRUPTED else code  # Ctrl-C is the normal end of `make up`, not an error.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`complete`: create a folder atomically, so that it never exists with only some of its files."""
+"""Provide `complete`, which creates a folder atomically, so that it never exists with only some of its files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def complete(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.exists():  # Another process may have created the folder first, with the same files.
+            # If the folder exists, another process has created it first with the same files, so nothing is missing.
+            if not folder.exists():
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -16,7 +16,8 @@ COLUMNS = tuple(name for name in FEATURES if name not in ("month", "day"))
 training data."""
 
 _CODES = {"carrier_code": 16, "origin_code": 3, "dest_code": 105}
-"""Columns that contain codes instead of quantities -> number of different codes in 2013."""
+"""Number of different codes in 2013, by the name of each column that contains codes instead of quantities. The network
+has an embedding for each of these columns."""
 
 
 def training_spec(month: int = 12, epochs: int = 3, workers: int = 2) -> FunctionJobSpec:
@@ -67,5 +68,8 @@ def train() -> dict[str, float]:
 
 
 def _squared_hours(predicted: Any, minutes: Any) -> Any:
-    """Return the mean squared error in hours, because its scale suits Adam's usual learning rates."""
+    """Return the mean squared error of delays, converted from minutes to hours.
+
+    The scale of hours suits Adam's usual learning rates.
+    """
     return (((predicted - minutes) / 60) ** 2).mean()

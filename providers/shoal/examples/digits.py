@@ -21,7 +21,7 @@ PIXELS = tuple(f"pixel_{number:02}" for number in range(64))
 
 MODEL = "digits"
 _EVERY = 5
-"""Every fifth image is in the holdout."""
+"""Every image whose number is a multiple of this value is in the holdout, and not in the training data."""
 
 
 def digit_files(folder: Path | None = None) -> tuple[str, str]:
@@ -37,7 +37,7 @@ def digit_files(folder: Path | None = None) -> tuple[str, str]:
 
 
 def _prepare(folder: Path) -> None:
-    """Write both files; if this fails, the folder is not created."""
+    """Write the training file and the holdout file into a new folder; after an error, the folder does not exist."""
     import pandas as pd
 
     try:

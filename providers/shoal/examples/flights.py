@@ -1,8 +1,8 @@
 """Run the retraining from plain Python: ``python -m shoal.examples.flights``, called by `make run-python`.
 
-This grows a pool from 1 to 3 nodes, trains a model on the flights of all months before the given month, and evaluates
-it on this month against the champion. If the new model is better, it becomes the champion. At the end the pool goes
-down, even after an error.
+The program grows a pool from 1 to 3 nodes, and trains a model on the flights of all months before the given month. The
+model is then compared with the champion (the registered version in use) on the given month, and becomes the champion if
+it is better. At the end the pool goes down, even after an error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MODEL = "flight-delays"
 RECENT_MODEL = "recent-flight-delays"
-"""Model of the scheduled runs. The sample's recent months have the flights of 2013, which `MODEL` may have been trained
-on, so the two must not be compared."""
+"""Name of the registered model of the scheduled runs. It is not `MODEL`, because the sample's recent months have the
+same flights as 2013: `MODEL` may have been trained on them, so versions of the two must not be compared."""
 
 WINDOW_MONTHS = 6
 """Number of months that a scheduled run trains on."""
@@ -97,7 +97,7 @@ def _spec(model: str, train: list[str], holdout: list[str], run_name: str, n_est
 
 
 def check_month(month: int) -> None:
-    """Raise if the model cannot be evaluated on a month.
+    """Raise an error if there are no months of 2013 before a month to train on, or the month does not exist.
 
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12.
@@ -111,7 +111,7 @@ def check_month(month: int) -> None:
 
 
 class Timeline:
-    """Record of the number of nodes over time, which prints each change."""
+    """Object that records the number of a pool's nodes over time, and prints each change."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -122,7 +122,7 @@ class Timeline:
         return time.monotonic() - self._began
 
     def say(self, text: str) -> None:
-        """Print a line with the current time in seconds."""
+        """Print a text after the seconds since this object was created."""
         console.print(f"[dim]{self.seconds():6.1f} s[/]  {text}")
 
     def look(self, status: PoolStatus) -> None:
@@ -153,7 +153,7 @@ def retrain(month: int, rounds: int) -> JobResult:
     spec = retraining_spec(month, n_estimators=rounds)
     pool = ComputePool(POOL)
     timeline.say(f"bringing up the pool {pool.name}")
-    # With this process as owner, the pool goes down even if this process is killed.
+    # This process is the pool's owner, so that the pool goes down by itself if this process is killed.
     pool.up(on_progress=timeline.look, owner=ProcessId.mine())
     try:
         timeline.look(pool.describe())
@@ -177,7 +177,7 @@ def retrain(month: int, rounds: int) -> JobResult:
 
 
 def check_it_loads(result: JobResult) -> None:
-    """Check that the registered model exists and can be loaded.
+    """Check that the model version that a job has registered exists and can be loaded.
 
     Raises:
         ShoalError: The model has no boosting rounds.
@@ -197,10 +197,10 @@ def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> N
     """Print a summary of the retraining.
 
     Args:
-        timeline: Number of nodes over time.
+        timeline: Record of the number of nodes over time.
         month: Month that the model was evaluated on.
         result: Result of the job.
-        module: Module to run for another month.
+        module: Name of the module that the user can run for another month; it is printed as a hint.
     """
     table = Table(title="Retraining", show_header=False, title_justify="left")
     rows: list[tuple[str, Any]] = [
@@ -235,7 +235,7 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
         farewell: Text to print after Ctrl-C, which tells what was stopped.
         lock: Name of the lock. Examples with the same lock share a pool, and only one of them runs at a time.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM has the same effect as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the example cleanly, as Ctrl-C does.
     with open_locked(subfolder("examples") / f"{lock}.lock", wait=False) as locked:
         if not locked:
             console.print(
@@ -245,7 +245,8 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
         try:
             work()
         except ShoalError as error:
-            # Without `escape`, Rich would interpret texts such as "[rank 1 …]" as markup.
+            # The text is escaped, because Rich would otherwise take texts such as "[rank 1 …]" for markup and hide
+            # them.
             console.print(f"[red]error:[/] {escape(str(error))}")
             return 1
         except KeyboardInterrupt:

@@ -36,7 +36,7 @@ FEATURES = (
 """Feature columns: all numeric, and known when the plane leaves the gate."""
 
 _WEATHER = ["temp", "humid", "wind_speed", "precip", "pressure", "visib"]
-_ROWS_PER_GROUP = 8192  # This gives three to four row groups per month, enough to assign evenly to a few workers.
+_ROWS_PER_GROUP = 8192  # A month then has three to four row groups, which can be divided evenly among a few workers.
 
 
 def month_files(months: range | list[int], folder: Path | None = None) -> list[str]:
@@ -68,7 +68,7 @@ def months_before(day: date, count: int) -> list[str]:
         day: The day. Its own month is not complete.
         count: Number of months.
     """
-    newest = day.year * 12 + day.month - 2  # months since the year 0, January is 0
+    newest = day.year * 12 + day.month - 2  # number of months since January of the year 0
     return [f"{number // 12:04}-{number % 12 + 1:02}" for number in range(newest - count + 1, newest + 1)]
 
 
@@ -92,12 +92,13 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
             [source] = month_files([int(file.stem[-2:])])
             partial = folder / f".{file.stem}-{uuid.uuid4().hex[:8]}"
             shutil.copyfile(source, partial)
-            partial.rename(file)  # Another process may write the same file.
+            # The copy is renamed in one step, because another process may write the same file at the same time.
+            partial.rename(file)
     return [str(file) for file in files]
 
 
 def _prepare(folder: Path) -> None:
-    """Write all twelve files; if this fails, the folder is not created."""
+    """Write the files of all twelve months into a new folder; after an error, the folder does not exist."""
     with complete(folder) as partial:
         for month, table in _joined().groupby("month"):
             table.to_parquet(partial / f"2013-{month:02}.parquet", row_group_size=_ROWS_PER_GROUP, index=False)

@@ -1,8 +1,9 @@
-"""`LocalAirflow`: run an Airflow on loopback that ends with the process that started it.
+"""Provide `LocalAirflow`, which runs an Airflow on loopback that ends with the process that started it.
 
-``python -m shoal.examples.local_airflow`` is the keeper process. It starts scheduler, DAG processor and API server in
-its own session. When its standard input closes, it ends all processes in this session. The standard input closes when
-`LocalAirflow.stop` is called, or when the process that started the keeper is killed.
+``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that started it. The
+keeper starts scheduler, DAG processor and API server in a session of its own. When the keeper's standard input closes,
+it ends all processes in that session. The standard input closes when `LocalAirflow.stop` is called, or when the process
+that started the keeper is killed.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ _COMPONENTS = (
     ("dag-processor",),
 )
 _READY_S = 180.0
-"""Maximum time in seconds until the API answers and the scheduler has a heartbeat; 15 to 30 s on 2 busy cores."""
+"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 busy cores, this takes 15 to
+30 s."""
 
 _GRACE_S = 12.0
-"""Seconds from SIGTERM to SIGKILL. A training task cancels its job within 5 s."""
+"""Seconds from SIGTERM to SIGKILL. The time is sufficient for a training task to cancel its job, which takes up to
+5 s."""
 
 
 class LocalAirflow:
@@ -78,7 +81,7 @@ class LocalAirflow:
 
     @property
     def password(self) -> str:
-        """Return the password of the user ``admin``."""
+        """Return the password of Airflow's user ``admin``, which was generated at the first start."""
         passwords: dict[str, str] = json.loads(self._password_file.read_text())
         return passwords[USER]
 
@@ -89,7 +92,7 @@ class LocalAirflow:
 
     @property
     def session(self) -> int:
-        """Return the session id of Airflow's processes."""
+        """Return the id of the operating system's session to which all processes of Airflow belong."""
         assert self._keeper is not None
         return self._keeper.pid
 
@@ -108,7 +111,8 @@ class LocalAirflow:
         return answer.json() if answer.content else None
 
     def _send(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
-        # Where Airflow shares 2 busy cores with a training, one answer took more than 30 s. Reading again does no harm.
+        # A GET request that gets no answer in time is repeated, which does no harm. On 2 busy cores that Airflow shared
+        # with a training, one answer took more than the limit of 30 s.
         attempts = stop_after_attempt(4 if method == "GET" else 1)
         retrying = Retrying(retry=retry_if_exception_type(httpx.ReadTimeout), stop=attempts, reraise=True)
         return retrying(self._http.request, method, path, json=body or None)
@@ -133,12 +137,12 @@ class LocalAirflow:
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Return the state of each task of a run, as task id -> state."""
+        """Return the state of each task of a run, by the task's id; None for a task that has no state yet."""
         found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {one["task_id"]: one["state"] for one in found}
 
     def returned(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """Return the value that a task returned."""
+        """Return the value that a task of a run returned, which Airflow keeps as an XCom."""
         entry = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         return self.call("GET", f"{entry}?deserialize=true")["value"]
 
@@ -153,7 +157,7 @@ class LocalAirflow:
         return [line for line in lines if line and not line.startswith("::")]
 
     def alive(self) -> bool:
-        """Return whether Airflow is running."""
+        """Return whether Airflow is running, that is, whether its keeper process has not ended."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def stop(self) -> None:
@@ -165,7 +169,8 @@ class LocalAirflow:
         with suppress(BrokenPipeError):
             self._keeper.stdin.close()
         if self._keeper.wait() != 0:
-            _end_session(self._keeper.pid, signal.SIGKILL)  # The keeper was killed before it could end its processes.
+            # The keeper was killed before it could end Airflow's processes, so they are killed directly.
+            _end_session(self._keeper.pid, signal.SIGKILL)
 
     def _start(self) -> None:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -260,7 +265,7 @@ class LocalAirflow:
             "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             "workers": {"min_heartbeat_interval": 2},
-            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 send usage data by default.
+            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 would send usage data.
         }
         named = {
             f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
@@ -296,7 +301,7 @@ def keep() -> None:
         for command in _COMPONENTS
     ]
     while all(process.poll() is None for process in components):
-        # Nothing is ever written to standard input, so it becomes readable only when it is closed.
+        # Standard input becomes readable only when it is closed, because nothing is ever written to it.
         if select.select([sys.stdin], [], [], 0.5)[0]:
             break
     _end_session(os.getsid(0), signal.SIGTERM, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The two networks of the PyTorch examples, and the training loop that every rank runs."""
+"""Define the two networks of the PyTorch examples, and the training loop that every rank runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class DigitNet(nn.Module):  # type: ignore[misc]
-    """A small convolutional network for 8 x 8 images: pixels ``[rows, 64]`` from 0 to 16 -> logits ``[rows, 10]``."""
+    """Small convolutional network that classifies images of 8 x 8 pixels as one of ten digits.
+
+    Its input is the pixels ``[rows, 64]`` with values from 0 to 16, and its output the logits ``[rows, 10]``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,16 +32,18 @@ class DigitNet(nn.Module):  # type: ignore[misc]
         )  # fmt: skip
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return the logits ``[rows, 10]``."""
+        """Return the logits ``[rows, 10]`` of images, given their pixels ``[rows, 64]``."""
         return self.layers((pixels / 16).reshape(-1, 1, 8, 8))
 
 
 class DelayNet(nn.Module):  # type: ignore[misc]
-    """A perceptron for flights: features ``[rows, features]`` -> arrival delay in minutes ``[rows]``.
+    """Perceptron that predicts the arrival delay of flights.
+
+    Its input is the features ``[rows, features]``, and its output the delays in minutes ``[rows]``.
 
     Args:
         numbers: Indices of the numeric columns.
-        codes: Index of each column of codes -> number of different codes.
+        codes: Number of different codes, by the index of each column that contains codes.
     """
 
     def __init__(self, numbers: Sequence[int], codes: dict[int, int]) -> None:
@@ -54,7 +59,7 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the arrival delay in minutes; a missing feature counts as 0."""
+        """Return the arrival delays in minutes ``[rows]``; a missing feature counts as 0."""
         features = torch.nan_to_num(features)
         parts = [self.scale(features[:, self.numbers])]
         for index, embedding in zip(self.codes, self.embeddings, strict=True):
@@ -123,7 +128,7 @@ def keep(net: nn.Module, num_features: int) -> None:
 def _log(net: nn.Module, num_features: int) -> None:
     import os
 
-    if "MLFLOW_RUN_ID" not in os.environ:  # The job is not tracked in MLflow.
+    if "MLFLOW_RUN_ID" not in os.environ:  # The job has no MLflow run to which the network could be logged.
         return
     import mlflow
     from mlflow.models import ModelSignature

@@ -1,7 +1,8 @@
 """Run the retraining as a Prefect flow: ``python -m shoal.examples.prefect_run``, called by `make run-prefect`.
 
-This starts a Prefect server on loopback, runs ``flows/scheduled_retraining_flow.py`` against this server in another
-process, and prints the number of nodes while the flow runs. At the end it stops everything, even after an error.
+The program starts a Prefect server on loopback, runs ``flows/scheduled_retraining_flow.py`` against this server in
+another process, and prints the number of nodes while the flow runs. At the end the program stops everything that it has
+started, even after an error.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _process(
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
-        finally:  # A second Ctrl-C interrupts the wait.
+        finally:  # The process is killed even if a second Ctrl-C interrupts the wait.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -166,7 +167,7 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # The flow has not brought the pool up yet.
+    with suppress(PoolNotFoundError):  # There is no pool until the flow has brought it up.
         timeline.look(ComputePool(POOL).describe())
 
 

@@ -1,4 +1,7 @@
-"""Release everything that a run still holds on a pool, and record the end of lost jobs."""
+"""Cancel the jobs and release the leases that a run still has on a pool, and record the end of lost jobs.
+
+A job is lost if its driver or its submitter died before it could record the end of the job.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +32,25 @@ log = logging.getLogger(__name__)
 _ACTIVE = (JobState.PENDING, JobState.RUNNING)
 
 _QUEUE_PERIOD_S = 1.0
-"""Seconds between two looks at the queues by the process that starts waiting jobs."""
+"""Seconds between two checks of the queues by the process that starts waiting jobs."""
 
 _SETTLE_EVERY = 30
-"""Looks at the queues between two checks of all unfinished jobs, which end those that must not wait any more."""
+"""Number of checks of the queues after which all unfinished jobs are checked once. That check ends the jobs that must
+not wait any more, for example because their timeout is over."""
 
 _AT_ONCE = 1000
-"""Unfinished jobs that one sweep checks; the next sweep checks the rest."""
+"""Largest number of unfinished jobs that one sweep (clean-up of this host) checks; the next sweep checks the rest."""
 
 
 @dataclass(frozen=True)
 class CleanupReport:
-    """Report of one clean-up.
+    """Report of the actions that `clean_up` has taken for one run, its holder.
 
     Attributes:
-        cancelled: Ids of the holder's jobs that were cancelled.
-        released: Whether a lease of the holder was released.
-        swept: Actions of the sweep of this host, one sentence each.
-        left: Actions that another host takes by itself, one sentence each.
+        cancelled: Ids of the run's jobs that were cancelled.
+        released: Whether the run had a lease of nodes, which was released.
+        swept: Actions that `sweep` has taken on this host, one sentence each.
+        left: Actions that are still to be done and that another host does by itself, one sentence each.
     """
 
     cancelled: tuple[str, ...]
@@ -55,15 +59,16 @@ class CleanupReport:
     left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, for an XCom or an artifact."""
+        """Return the report as plain data, for an Airflow XCom or a Prefect artifact."""
         return asdict(self)
 
 
 def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
-    """Cancel a run's jobs on a pool, release its lease, and sweep this host.
+    """Cancel a run's jobs on a pool, release the run's lease of nodes, and call `sweep` for this host.
 
-    Idempotent, and safe at any time. Called on another host than the pool's, this function cancels the jobs and
-    releases the lease in the store; the pool's host then ends the drivers and nodes, which the report mentions.
+    The function may be called at any time and repeatedly. If the pool is on another host, this function only cancels
+    the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes; the report mentions
+    that.
 
     Args:
         pool_name: Name of the pool; a pool that is gone or down has nothing to clean up.
@@ -88,9 +93,9 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
 
 
 def sweep() -> list[str]:
-    """Remove everything on this host that has no owner, and record the end of lost jobs.
+    """Remove processes and files on this host that no run needs any more, and record the end of lost jobs.
 
-    Idempotent, and safe at any time and concurrently.
+    The function may be called at any time, repeatedly, and by several processes at the same time.
 
     Returns:
         The actions that were taken, one sentence each.
@@ -99,7 +104,7 @@ def sweep() -> list[str]:
 
 
 def settle_jobs() -> list[str]:
-    """Record the end of jobs whose driver or submitter died before recording it, and remove their files.
+    """Record the end of jobs whose driver or submitter died before recording the end, and remove the jobs' files.
 
     Returns:
         The actions that were taken, one sentence each.
@@ -109,10 +114,10 @@ def settle_jobs() -> list[str]:
         try:
             handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
-        except ShoalError as error:  # for example: the job's pool is bound to another machine
+        except ShoalError as error:  # expected, for example if the job's pool is on another host, which checks the job
             log.info("job %s was not checked: %s", job.job_id, error)
             continue
-        except Exception as error:  # the other jobs must be checked all the same
+        except Exception as error:  # an unexpected error with one job must not stop the check of the others
             log.exception("job %s could not be checked", job.job_id)
             did.append(f"job {job.job_id}: could not be checked: {type(error).__name__}: {error}")
             continue
@@ -125,8 +130,11 @@ def settle_jobs() -> list[str]:
 def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
     """Start the waiting jobs of this host's pools as soon as there is room, until no job waits.
 
-    Jobs that no process waits for are started this way, and jobs that must not wait any more are ended. Only one
-    process of a host does so at a time; a second call returns at once.
+    The function starts jobs that no process waits for, and ends jobs that must not wait any more. Only one process of a
+    host runs this function at a time; a call in a second process returns at once.
+
+    Args:
+        sleep: Waits for a number of seconds.
     """
     store = Store()
     with open_locked(lock_file("queue"), wait=False) as mine:
@@ -136,7 +144,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
                 for key in admission.look(store, pool).free_for:
                     try:
                         attach(key.job_id, key.attempt).start_if_room()
-                    except ShoalError as error:  # for example: the pool was deleted a moment ago
+                    except ShoalError as error:  # expected, for example if the pool was deleted a moment ago
                         log.info("job %s was not started: %s", key.job_id, error)
             sleep(_QUEUE_PERIOD_S)
             rounds += 1
@@ -145,14 +153,16 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
 
 
 def _pools_with_queue(store: Store) -> list[str]:
-    """Return the pools of this host with a waiting job."""
+    """Return the names of this host's pools on which a job waits, sorted."""
     with store.reading() as session:
         here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
     return sorted(admission.pools_with_queue(store) & here)
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
-    """Call `clean_up` on every pool where a run has a job or a lease; report errors and go on with the next pool.
+    """Call `clean_up` for every pool on which a run has an unfinished job or a lease of nodes.
+
+    An error on one pool is logged and reported, and the function goes on with the next pool.
 
     Args:
         holder: Name of the run.
@@ -177,12 +187,14 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
 
 
 def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
-    """Clean up on all pools after those runs of a workflow engine that have ended; called by the engine's janitor.
+    """Clean up on all pools after those runs of a workflow engine that have ended.
+
+    The engine's janitor (a scheduled DAG or flow) calls this function.
 
     Args:
-        engine: First part of the engine's holder names: ``airflow`` or ``prefect``.
-        why_ended: Function from the rest of a holder's name to the way in which the run ended. It returns None for a
-            run that goes on, and for an unknown run, which may belong to another server.
+        engine: First part of the holder names of the engine's runs: ``airflow`` or ``prefect``.
+        why_ended: Function that gets the rest of a holder's name, and returns how that run ended, as text. It returns
+            None for a run that goes on, and for an unknown run, which may belong to another server.
 
     Returns:
         The actions that were taken, one sentence each.
@@ -196,7 +208,7 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
 
 
 def _claims() -> set[tuple[str, str]]:
-    """Return (pool, holder) of every lease and of every job that has not ended."""
+    """Return the pair (pool, holder) for every lease of nodes and for every unfinished job, up to 1,000 jobs."""
     with Store().reading() as session:
         leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}
     return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE, limit=_AT_ONCE)}

@@ -1,4 +1,4 @@
-"""Client for the jobs of a pool's head. The submitting process does not need Ray."""
+"""Submit, look up and stop jobs through the HTTP API of a pool's head, so that the submitter needs no Ray."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from shoal.errors import JobError
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 
 _TIMEOUT_S = 30.0
-"""For one request: a submission waits for the head's agent, which took up to 10 s on a busy 2-core machine."""
+"""Time limit in seconds for one request. A submission waits for a Ray process on the head, the agent, which took up to
+10 s on a busy 2-core machine."""
 
 _SUBMIT_ATTEMPTS = 6
-"""Right after the head answers its first request, submissions still get a 500 for about 5 s; 6 tries span 15 s."""
+"""Number of tries to submit a job. After a new head answers its first request, it still refuses submissions with status
+500 for about 5 s; 6 tries take 15 s in total."""
 
 
 class HeadGoneError(JobError):
-    """Nothing answers at the address of the pool's head."""
+    """Error for a request to the head's address that got no answer: the head is gone, or cannot be reached."""
 
 
 class HeadBusyError(JobError):
-    """The head failed to answer this request (5xx); another try may succeed."""
+    """Error for a request that the head answered with status 5xx; another try may succeed."""
 
 
 class _SlowError(HeadGoneError):
-    """No answer within the time limit."""
+    """Error for a request that got no answer within the time limit; a submission is tried again then."""
 
 
 class JobClient(RayHead):
-    """Client of one head; its methods raise `HeadGoneError`, `HeadBusyError`, or `JobError` if the head refuses.
+    """Client of one head's Job API.
+
+    The methods raise `HeadGoneError` if there is no answer, `HeadBusyError` for an answer with status 5xx, and
+    `JobError` if the head refuses the request.
 
     Args:
         api: The head's Job API, ``http://host:port``.
         token: The pool's bearer token; empty where the head asks for none.
-        wait: Seconds between tries of a submission; tests pass zero.
+        wait: Seconds to wait before the second try of a submission; later waits grow to four times that. Tests pass
+            zero.
     """
 
     def __init__(self, api: str, token: str, *, wait: float = 1.0) -> None:

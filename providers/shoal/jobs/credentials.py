@@ -1,7 +1,7 @@
 """Keep credentials out of a job's spec, and pass them from the submitter to the driver in a file.
 
-The store and Ray's history keep a job's spec, and every user who may list jobs can read it there. Credentials are
-therefore passed in a file of mode 0600, which the driver deletes as soon as it has read it.
+The store and Ray's history keep a job's spec, and every user who may list jobs can read the spec there. Credentials are
+therefore passed in a file of mode 0600, which the driver deletes as soon as it has read the file.
 """
 
 from __future__ import annotations
@@ -26,26 +26,34 @@ _ENVIRONMENT = re.compile(
     r"MLFLOW_TRACKING_(USERNAME|PASSWORD|TOKEN|INSECURE_TLS|SERVER_CERT_PATH)"
     r"|MLFLOW_S3_ENDPOINT_URL|AWS_[A-Z0-9_]+|GOOGLE_APPLICATION_CREDENTIALS|AZURE_[A-Z0-9_]+"
 )
-"""Environment variables that the driver gets from the submitter: settings for storage and tracking servers only."""
+"""Names of the environment variables that are passed from the submitter to the driver. They are only settings for
+storage and for tracking servers."""
 
 _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
-"""Pattern in the names of variables whose values are secret; the name of a region, for example, is not."""
+"""Pattern that matches the names of variables whose values are secret. A variable such as AWS_REGION does not match, so
+that its value stays readable in logs."""
 
 _SQLITE = "sqlite:///"
 
 _SHORTEST_SECRET = 6
-"""Length from which secrets are searched for in a log: shorter ones would match inside ordinary words."""
+"""Smallest number of characters of a secret that is replaced in texts. A shorter secret would also match inside
+ordinary words."""
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """Credentials that a job needs and its spec must not contain."""
+    """Credentials that a job needs, but that its spec must not contain.
+
+    Attributes:
+        environment: Environment variables for the driver, by name.
+        uris: Original values that were removed from the spec, by JSON pointer (their place in the spec).
+    """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # JSON pointer into the spec -> the original value
+    uris: Mapping[str, str] = field(default_factory=dict)  # original values by JSON pointer into the spec
 
     def redact(self, text: str) -> str:
-        """Return a text without these credentials and without any other that can be recognised."""
+        """Return a text in which these credentials, and all others that can be recognised, are replaced."""
         for uri in self.uris.values():
             text = text.replace(uri, without_credentials(uri))
         for word in sorted(self._words, key=len, reverse=True):
@@ -55,21 +63,22 @@ class Secrets:
     @cached_property
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if _SECRET_NAME.search(name)}
-        # A value in which no credential is recognised was hidden because of its name: the whole value is secret.
+        # If no credential is recognised in a hidden value, the value was hidden because of its field's name, so the
+        # whole value is secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables without those of database connections, which only the driver uses."""
+        """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
-    def __repr__(self) -> str:  # a traceback that prints local variables must not print the values
+    def __repr__(self) -> str:  # without the values, because a traceback may print local variables
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the submitter's environment that the driver needs."""
+    """Return those of the submitter's environment variables that the driver gets: settings for storage and MLflow."""
     return {name: value for name, value in environment.items() if value and _ENVIRONMENT.fullmatch(name)}
 
 
@@ -84,10 +93,10 @@ def connections(
         url_of: Finds the SQLAlchemy URL of a connection in the workflow engine; returns None if there is none.
 
     Returns:
-        Environment variable -> URL.
+        The URL of each connection, by the name of the environment variable through which the driver gets the URL.
 
     Raises:
-        InvalidArgumentError: A connection has no URL, or two connections have the same variable.
+        InvalidArgumentError: There is no URL for a connection, or two connections have the same variable.
     """
     found: dict[str, str] = {}
     named: dict[str, str] = {}
@@ -106,7 +115,8 @@ def connections(
                 "block of this name"
             )
         if url.startswith(_SQLITE) and not url.startswith(f"{_SQLITE}/"):
-            url = _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())  # the driver works in another folder
+            # The path is made absolute, because the driver's working directory is not the submitter's.
+            url = _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())
         found[variable] = url
     return found
 
@@ -138,7 +148,12 @@ def hide(document: Any) -> tuple[Any, dict[str, str]]:
 
 
 def reveal(document: Any, uris: Mapping[str, str]) -> Any:
-    """Put the original values back into a document from :func:`hide`."""
+    """Return a document from :func:`hide` with the original values put back.
+
+    Args:
+        document: Document without credentials.
+        uris: Original values by JSON pointer, as :func:`hide` returned them.
+    """
     return _mapped(document, lambda _name, value, place: uris.get(place, value))
 
 
@@ -148,7 +163,14 @@ def without_credentials(uri: str) -> str:
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Copy a JSON document; `leaf` returns each new plain value, given its name, old value and JSON pointer."""
+    """Copy a JSON document, and replace each plain value (a value that is no object or list).
+
+    Args:
+        value: The document.
+        leaf: Returns the new value for the name, old value and JSON pointer of a plain value.
+        place: JSON pointer of the document itself.
+        name: Name of the document in its parent; empty for an item of a list.
+    """
     if isinstance(value, dict):
         return {key: _mapped(item, leaf, f"{place}/{_step(key)}", key) for key, item in value.items()}
     if isinstance(value, list):
@@ -157,7 +179,11 @@ def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", n
 
 
 def _step(key: str) -> str:
-    """Escape a name for a JSON pointer."""
+    """Return a name in the form in which a JSON pointer contains it ("~" and "/" are escaped).
+
+    Raises:
+        InvalidArgumentError: The name contains credentials, which would get into the store.
+    """
     if redaction.has_credentials(key):
         raise InvalidArgumentError(
             f'the name "{redaction.redact_value(key)}" contains credentials: put them into a value instead, because '
@@ -167,14 +193,14 @@ def _step(key: str) -> str:
 
 
 def hand_over(submission_id: str, secrets: Secrets) -> None:
-    """Write the credentials for the driver of an attempt into a file; do nothing where there are none.
+    """Write the credentials for the driver of an attempt into a file; without any credentials, write no file.
 
-    If another process has already written the file for the same attempt, that file stays.
+    If another process has already written the file for the same attempt, that file is kept.
     """
     if not secrets.environment and not secrets.uris:
         return
     path = _path(submission_id)
-    # mkstemp creates the file with mode 0600: other users cannot read it at any moment.
+    # mkstemp creates the file with mode 0600, so that other users cannot read the file at any moment.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{submission_id}.")
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -186,7 +212,10 @@ def hand_over(submission_id: str, secrets: Secrets) -> None:
 
 
 def take(submission_id: str) -> Secrets:
-    """Read the credentials that the submitter wrote for an attempt, and delete their file."""
+    """Read the credentials that the submitter wrote for an attempt, delete their file, and return them.
+
+    If there is no such file, the result has no credentials.
+    """
     path = _path(submission_id)
     try:
         content = json.loads(path.read_text())
@@ -197,7 +226,7 @@ def take(submission_id: str) -> Secrets:
 
 
 def discard(submission_id: str) -> None:
-    """Delete the credentials of an attempt if no driver has read them."""
+    """Delete the file with an attempt's credentials if it still exists; a driver deletes the file after reading it."""
     with suppress(FileNotFoundError):
         _path(submission_id).unlink()
 

@@ -1,4 +1,4 @@
-"""The spec of a job that runs a function, and parsing a spec of any kind."""
+"""Define the spec of a job that runs a training function or script, and parse specs of any kind."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from shoal.training.pytorch.train_func import FRAMEWORK, is_name
 
 
 class FunctionRegister(Register):
-    """Registration of the model that the function logs with ``mlflow.pytorch.log_model`` or another flavour's."""
+    """Options to register the model that a training function logs to MLflow.
 
-    label_col: str = Field(min_length=1, description="Label column of the holdout.")
+    The function logs the model with ``mlflow.pytorch.log_model`` or with the same function of another MLflow flavour.
+    """
+
+    label_col: str = Field(min_length=1, description="Name of the holdout's column with the labels.")
     input_cols: tuple[str, ...] = Field(
-        default=(), description="Its feature columns, for a model whose signature is a tensor and names none."
+        default=(),
+        description="Names of the holdout's feature columns, in order. Only a model whose MLflow signature is a tensor "
+        "needs them, because such a signature has no column names.",
     )
     group_col: str | None = Field(
-        default=None, min_length=1, description="Its column of groups, such as queries, for a ranking metric."
+        default=None,
+        min_length=1,
+        description="Name of the holdout's column that assigns rows to groups, such as queries. Ranking metrics need "
+        "it.",
     )
 
     @model_validator(mode="after")
@@ -34,24 +42,39 @@ class FunctionRegister(Register):
 
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
-    """A function, or a script, that runs in every worker of a gang.
+    """Spec of a job that runs a function or a script in every worker of a group of workers that start together.
 
     Example:
         >>> FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3})
     """
 
-    framework: Literal["pytorch"] = Field(default="pytorch", description="What trains.")
+    framework: Literal["pytorch"] = Field(
+        default="pytorch", description="Kind of the job; the value marks a training function."
+    )
     train_func: str | None = Field(
-        default=None, description="The function as pkg.module:name; the nodes must have it installed."
+        default=None,
+        description="Import name of the function as pkg.module:name; the nodes must have the module installed. None: "
+        "`program` has the function.",
     )
-    args: tuple[JsonValue, ...] = Field(default=(), description="Arguments of the function that is named.")
-    kwargs: dict[str, JsonValue] = Field(default_factory=dict, description="Its arguments by name.")
+    args: tuple[JsonValue, ...] = Field(default=(), description="Positional arguments of the function in `train_func`.")
+    kwargs: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Keyword arguments of the function in `train_func`."
+    )
     program: str | None = Field(
-        default=None, description="Path of the pickled function and its arguments; `spec_of` or a distributor sets it."
+        default=None,
+        description="Path of the file with the pickled function and its arguments; `spec_of` or a distributor sets the "
+        "path. None: `train_func` names the function.",
     )
-    arguments: str | None = Field(default=None, description="Digest of the program's arguments; `spec_of` sets it.")
+    arguments: str | None = Field(
+        default=None,
+        description="Digest of the pickled function's arguments, by which the same job is recognised when it is "
+        "submitted again; `spec_of` sets the digest.",
+    )
     register_as: FunctionRegister | None = Field(
-        default=None, alias="register", description="Where the model goes that the function logs; none: nowhere."
+        default=None,
+        alias="register",
+        description="Options to register the model that the function logs to MLflow. None: the model is not "
+        "registered.",
     )
 
     @model_validator(mode="after")
@@ -79,14 +102,16 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
 
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
-"""Spec of a job of any kind."""
+"""Type of a job's spec: boosting (XGBoost or LightGBM), a training function, or a batch prediction."""
 
 
 def parse_spec(fields: Mapping[str, Any]) -> AnyJobSpec:
-    """Build the spec that a file, an operator's arguments or a job's row describe.
+    """Build the spec from fields that come from a file, an operator's arguments or a job's row in the store.
+
+    The field `framework` selects the kind of the spec.
 
     Raises:
-        InvalidArgumentError: Naming each field that is wrong.
+        InvalidArgumentError: At least one field is wrong; the message names each of them.
     """
     kinds: dict[Any, type[FunctionJobSpec | PredictJobSpec]] = {FRAMEWORK: FunctionJobSpec, PREDICT: PredictJobSpec}
     framework = fields.get("framework")

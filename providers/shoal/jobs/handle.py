@@ -47,34 +47,39 @@ from shoal.training.progress import OnProgress, Progress
 log = logging.getLogger(__name__)
 
 _ORPHAN_GRACE_S = 60.0
-"""Seconds past `orphan_after` until another process ends the job: the driver's watchdog, every 2 s, comes first."""
+"""Seconds after the end of `orphan_after` until a process other than the driver ends the job. The driver's watchdog, a
+thread that checks every 2 s, normally ends the job before that time."""
 
 _SUBMISSION_GRACE_S = 20.0
-"""Seconds for which a job may be pending and unknown to its head before another waiting process sends it. The submitter
-itself retries for up to 15 s, and has the credentials from the spec's URIs, which no other process has."""
+"""Seconds for which a job may be pending and unknown to its head before another waiting process sends it. The time is
+longer than the 15 s for which the submitter retries, because only the submitter has the credentials from the spec's
+URIs."""
 
 _FAR_SUBMISSION_GRACE_S = 300.0
-"""The same for a submitter on another host, where its process cannot be checked: far above the 15 s of its retries, and
-above the difference between two hosts' clocks."""
+"""Same as `_SUBMISSION_GRACE_S`, for a submitter on another host: this host cannot check whether that process lives.
+The time is far above the 15 s for which the submitter retries, and above the difference between two hosts' clocks."""
 
 _TURN_PATIENCE_S = 4.0
-"""Seconds for which there may be room for another process's job until this process starts that job. A process that
-waits for its job starts it within 2 s; nothing waits for a detached job."""
+"""Seconds for which there has been room for another waiting job before this process starts that job. If a process waits
+for the job, that process starts it within 2 s; but no process waits for a detached job."""
 
 _STOP_PATIENCE_S = 15.0
-"""Seconds for which `cancel` waits for the driver's end: Ray kills a driver 3 s after SIGTERM."""
+"""Seconds for which `cancel` waits for the driver's end. Ray kills a driver 3 s after SIGTERM, so that the time is
+normally sufficient."""
 
 _CLEAN_UP_PATIENCE_S = 5.0
-"""Seconds for which `wait` lets a driver clean up after it has stored the result; measured: 0.1 s."""
+"""Seconds for which `wait` lets a driver clean up after it has stored the result. The clean-up took 0.1 s when
+measured."""
 
 _CLEAN_UP_POLL_S = 0.05
 
 _DRIVER = 'exec "${SHOAL_PYTHON:-$0}" -P -m shoal.jobs.driver "$@"'
-"""Command for `sh` on the head: runs the driver with the head's Python if the pool sets it, else the submitter's."""
+"""Command for `sh` on the head. It runs the driver with the Python of the variable SHOAL_PYTHON if the pool sets it,
+else with the path of the submitter's Python."""
 
 
 class JobTimeoutError(JobError, TimeoutError):
-    """`wait` reached its timeout; the job goes on."""
+    """Error of `wait` when the job has not ended within the timeout; the job itself goes on."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,14 @@ class JobStatus:
         pool: Name of the pool that the attempt runs on.
         holder: Name of the run that submitted the job.
         state: State of the attempt, see `shoal.state.schema.JobState`.
-        error: Reason why the attempt has no result.
+        error: Reason why the attempt failed or was cancelled; None for any other attempt.
         result: Result of the attempt once it has succeeded.
-        mlflow_run_id: Id of the MLflow run, from the start of that run.
+        mlflow_run_id: Id of the attempt's MLflow run; None before that run has started.
         created_at: Time of the submission.
         started_at: Time when the driver began.
         ended_at: Time when the attempt ended.
-        progress: Last progress of the training that the driver has recorded, at most some seconds old while the attempt
-            runs; None before the first.
+        progress: Latest progress of the training that the driver has recorded, at most some seconds old while the
+            attempt runs; None if no progress has been recorded yet.
         priority: Priority in the pool's queue.
         position: Place in the pool's queue, 1 for the attempt that starts next; None if the attempt does not wait.
     """
@@ -123,7 +128,7 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error and redact(job.error),  # a row that shoal 0.1 wrote may contain credentials
+            error=job.error and redact(job.error),  # because shoal 0.1 stored errors with credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -178,26 +183,30 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
-        """Id of the job."""
+        """Return the id of the job."""
         return self._key.job_id
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt, from 1."""
+        """Return the number of the attempt, from 1."""
         return self._key.attempt
 
     @property
     def pool(self) -> str:
-        """Name of the pool that the job runs on."""
+        """Return the name of the pool that the job runs on."""
         return self._pool
 
     @property
     def left(self) -> str | None:
-        """Sentence about what the driver still does by itself after :meth:`cancel`; None if nothing is left."""
+        """Return a sentence that says what the driver still does by itself after :meth:`cancel`; None if nothing."""
         return self._left
 
     def status(self) -> JobStatus:
-        """Return the status; the call counts as polling, so that a job with `orphan_after` goes on."""
+        """Return the attempt's present status.
+
+        The call also polls the job (updates its `last_polled_at`), so that a job with `orphan_after` does not end
+        itself.
+        """
         return JobStatus.of(self.settle(), self._place)
 
     def wait(
@@ -211,9 +220,9 @@ class JobHandle:
         Ctrl-C cancels the job if plain Python or the CLI submitted it. Any other job goes on.
 
         Args:
-            timeout: Seconds to wait; the job goes on after them. Default: no limit.
-            on_log: Called with each new line of the job's log; None: the log is not read.
-            on_progress: Called with the training's progress when it has changed in the job's row.
+            timeout: Seconds to wait; the job goes on after that time. None: wait without a limit.
+            on_log: Function that is called with each new line of the job's log. None: the log is not read.
+            on_progress: Function that is called with the training's progress each time the progress has changed.
 
         Raises:
             JobFailedError: The job failed; the message ends with the cause.
@@ -231,7 +240,12 @@ class JobHandle:
         return self._outcome()
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
-        """Return the lines of the job's log; with `follow`, go on until the job has ended."""
+        """Return the lines of the job's log.
+
+        Args:
+            follow: Whether to wait for further lines until the job has ended, instead of returning only the present
+                ones.
+        """
         if follow:
             return self._follow(None)
         return self._log().lines(ended=True)
@@ -239,13 +253,19 @@ class JobHandle:
     def cancel(self, reason: str = "cancelled on request") -> bool:
         """Cancel the job and end its driver and workers; return False if the job had ended already.
 
-        The driver of a pool on another host reads the cancellation from the job's row. This method does not wait for
-        that driver; :attr:`left` then says so.
+        If the pool is on another host, the driver reads the cancellation from the job's row and ends by itself. This
+        method does not wait for that; :attr:`left` then has a sentence about it.
         """
         return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason)
 
     def _cancel(self, job: Job, seen: Collection[JobState], reason: str) -> bool:
-        """Cancel the job if it is in one of the states `seen`; return False otherwise."""
+        """Cancel the attempt if its present state is one of `seen`; return False otherwise.
+
+        Args:
+            job: The attempt's row, as the caller has read it.
+            seen: States in which the attempt may be cancelled.
+            reason: Stored as the attempt's error.
+        """
         if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), seen=seen, error=reason):
             return False
         try:
@@ -254,7 +274,7 @@ class JobHandle:
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
-        except JobError as error:  # the head refuses; the driver reads the cancellation from the job's row
+        except JobError as error:  # the head refused, but the driver finds the cancellation in the job's row
             self._left = (
                 f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
                 f"head of the pool gave an error: {error}"
@@ -263,11 +283,14 @@ class JobHandle:
         return True
 
     def _see_driver_end(self, job: Job) -> None:
-        """Stop the driver through Ray and wait for its end; otherwise the driver's watchdog ends it a little later.
+        """Stop the driver through Ray and wait up to 15 s until it has ended.
+
+        If that does not succeed, the driver's watchdog (a thread that reads the job's row) ends the driver a little
+        later.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
-            JobError: The head refuses to answer.
+            JobError: The head refused the request.
         """
         until = self._monotonic() + _STOP_PATIENCE_S
         stopped = False
@@ -276,7 +299,7 @@ class JobHandle:
             if view.silence in (Silence.POOL_GONE, Silence.HEAD_REPLACED) or (view.ray_job and view.ray_job.ended):
                 break
             if view.silence is None and view.ray_job is None:
-                break  # the attempt was never submitted
+                break  # the attempt was never submitted, so there is no driver to wait for
             if not stopped:
                 stopped = self._stop()
             self._sleep(SHORTEST_PAUSE_S)
@@ -314,7 +337,9 @@ class JobHandle:
             log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
 
     def _queue_and_submit(self) -> bool:
-        if self._secrets is not None:  # before the attempt joins the queue: another process may send it from then on
+        # The credentials are written before the attempt joins the queue, because from then on another process may send
+        # the attempt to the head, and the driver needs them.
+        if self._secrets is not None:
             with act(JobStep.HAND_OVER):
                 credentials.hand_over(self._key.submission_id, self._secrets)
         head = self._endpoint_of(self._pool)
@@ -334,14 +359,18 @@ class JobHandle:
         return submitted
 
     def _or_fail(self, submit: Callable[[], bool]) -> bool:
-        """Call a function that submits the attempt, and record the failure of the attempt if the function raises."""
+        """Call `submit`, which sends the attempt to the head, and record the attempt as failed if `submit` raises.
+
+        Returns:
+            The result of `submit`; False if `submit` raised, but another process has submitted the attempt.
+        """
         try:
             return submit()
         except BaseException as error:
             if self._secrets is None and not isinstance(error, Exception):
-                raise  # Ctrl-C in a process that did not submit the job: another process sends the attempt later
-            # The head may have received this submission in spite of the error: its driver then finds the attempt ended,
-            # and does nothing. Another process may also have submitted the attempt meanwhile.
+                raise  # Ctrl-C here must not fail a job that another process submitted: another process sends it later
+            # The head may have received the submission in spite of the error. The driver that it starts then finds that
+            # the attempt has ended, and does nothing. Another process may also have submitted the attempt meanwhile.
             reason = f"the job could not be submitted: {str(error) or type(error).__name__}"
             if self._secrets is not None:
                 reason = self._secrets.redact(reason)
@@ -354,21 +383,23 @@ class JobHandle:
             raise
 
     def _discard_unneeded_credentials(self) -> Job:
-        """Delete the credentials' file unless a driver still has to read it; return the job's row."""
+        """Delete the file with the attempt's credentials unless a driver still has to read it; return the job's row."""
         job = attempts.load(self._store, self._key)
-        # A driver reads the file before the row leaves PENDING, and at its end removes a file that was written later.
+        # A driver reads the file while the row's state is still PENDING, so in any other state the file is not needed.
+        # A file that is written after that is removed by the driver at its end.
         if job.state is not JobState.PENDING:
             credentials.discard(self._key.submission_id)
         return job
 
     def settle(self) -> Job:
-        """Read the row, and record the end of an attempt whose driver died without doing so.
+        """Return the attempt's row; if its driver died without recording its end, record the end first.
 
-        If the job's pool is on another host, this method only reads the row; that host records the end.
+        An attempt that waits in the queue is started if there is room for it. If the job's pool is on another host, a
+        lost attempt is not recorded here, because only that host can check the driver.
         """
         job = self._poll()
         if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
-            return job  # a live driver will record its end itself: the head need not be asked
+            return job  # a live driver records the end itself, so the head is not asked
         if job.is_waiting:
             return self._take_turn(job)
         try:
@@ -380,9 +411,10 @@ class JobHandle:
         return attempts.load(self._store, self._key)
 
     def _take_turn(self, job: Job) -> Job:
-        """Start the waiting attempt if there is room for it now; return its row.
+        """Start this waiting attempt if there is room for it now; return its row.
 
-        Other attempts for which there has been room for a while are started too: nothing waits for them.
+        Other attempts are also started if there has been room for them for some seconds: apparently no process waits
+        for them, and so no other process starts them.
         """
         line = admission.look(self._store, self._pool)
         self._place = line.places.get(self._key)
@@ -396,14 +428,14 @@ class JobHandle:
             for key in overdue:
                 if key != self._key:
                     self._of(key).start_if_room()
-        except PoolElsewhereError:  # a process of the pool's host starts the attempt
+        except PoolElsewhereError:  # the pool is on another host, and a process there starts the attempt
             pass
-        except StoreError as error:  # the next look tries again
+        except StoreError as error:  # not fatal: the next check of the queue tries again
             log.warning("the queue of pool %s could not be changed: %s", self._pool, error)
         return job
 
     def _of(self, key: Key) -> JobHandle:
-        """Return a handle of another attempt on the same pool."""
+        """Return a handle of another attempt on the same pool, by which this process can start that attempt."""
         return JobHandle(
             self._store,
             attempts.load(self._store, key),
@@ -414,12 +446,15 @@ class JobHandle:
         )
 
     def end_if_lost(self) -> bool:
-        """Record the end of the attempt if it was lost, without polling the job; a sweep calls this method.
+        """Record the end of the attempt if it was lost or must not wait any more.
+
+        The clean-up of a host calls this method for all unfinished jobs. The call does not poll the job, so that a job
+        with `orphan_after` still ends if no process asks for it.
 
         Returns:
-            Whether this call ended the attempt: its driver died without recording its end, its submitter died before
-            it joined the queue, it has waited for longer than its timeout, its pool went down, or no process has polled
-            it for longer than `orphan_after`.
+            Whether this call ended the attempt. Reasons for that: the driver died without recording the end, the
+            submitter died before the attempt joined the queue, the attempt has waited for longer than its timeout, the
+            pool went down, or no process has polled the job for longer than `orphan_after`.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -441,7 +476,7 @@ class JobHandle:
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
             return self._cancel(job, {job.state}, reason)
         if missing and self._submitter_is_gone(job):
-            self.send()  # the process that admitted it died before it sent it
+            self.send()  # the process that took the attempt out of the queue died before sending it to the head
         return False
 
     def _end_if_unwanted(self, job: Job) -> bool:
@@ -461,7 +496,7 @@ class JobHandle:
         return False
 
     def _end_pending(self, job: Job, state: JobState, why: str) -> bool:
-        """Record the end of an attempt without a driver; return False if its driver has begun meanwhile."""
+        """Record the end of an attempt that has no driver yet; return False if a driver has started meanwhile."""
         if not attempts.end(self._store, self._key, state, self._clock(), seen={JobState.PENDING}, error=why):
             return False
         self._tidy(job)
@@ -475,8 +510,13 @@ class JobHandle:
         return (self._clock() - job.queued_at if waited is None else waited) > float(timeout)
 
     def _submitter_is_gone(self, job: Job) -> bool:
-        """Return whether the process that has to send the attempt died, or has given no sign of life for long."""
-        if job.submitter is None:  # shoal 0.1 wrote the row
+        """Return whether the process that has to send the attempt to the head seems to be dead.
+
+        That process is the submitter, or the process that has taken the attempt out of the queue. It counts as dead if
+        it does not run any more, or runs on another host and cannot be checked, and the job was not polled for some
+        time (20 s, or 300 s on another host).
+        """
+        if job.submitter is None:  # shoal 0.1 wrote the row without the submitter, so that it cannot be checked
             return False
         submitter = ProcessId.from_json(job.submitter)
         if submitter.alive():
@@ -487,27 +527,29 @@ class JobHandle:
         return unasked > (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S)
 
     def _is_orphan(self, job: Job, grace_s: float) -> bool:
-        """Return whether no process has polled the attempt for `orphan_after` and `grace_s` seconds."""
+        """Return whether no process has polled the attempt for more than `orphan_after` plus `grace_s` seconds."""
         if job.orphan_after is None:
             return False
         unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
             if job.heartbeat_at is not None:
-                return False  # another host or boot wrote the time: only the driver can measure its age
+                # The time was written on another host or before a reboot, so its age cannot be measured here. The
+                # driver, which has written a heartbeat, measures the age.
+                return False
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + grace_s
 
     def _poll(self) -> Job:
-        """Read the job's row once. Update its `last_polled_at` too if the last update was long enough ago."""
+        """Return the job's row; also update its `last_polled_at` if the last update was long enough ago."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
-            if job.is_waiting:  # afterwards its driver does so
+            if job.is_waiting:  # once the job runs, its driver renews the lease
                 self._renew_lease(job)
             return attempts.touch(self._store, self._key, self._clock())
         return job
 
     def _renew_lease(self, job: Job) -> None:
-        """Renew the lease of the job's holder if a third of its time is over, so that it lasts as long as the job."""
+        """Renew the holder's lease of nodes if a third of its time is over, so that it lasts until the job starts."""
         with self._store.reading(snapshot=False) as session:
             held = session.scalars(select(Lease).where(Lease.pool == job.pool, Lease.holder == job.holder)).first()
         if held is None or held.expires_at - self._clock() > held.ttl * 2 / 3:
@@ -531,7 +573,7 @@ class JobHandle:
         if not attempts.end(
             self._store, self._key, verdict.state, self._clock(), seen={job.state}, error=verdict.reason
         ):
-            return None  # the driver has begun or ended meanwhile
+            return None  # the driver has changed the state meanwhile: it started, or recorded its end itself
         self._tidy(job)
         return verdict
 
@@ -554,10 +596,11 @@ class JobHandle:
                 shown = self._place
                 yield f"waiting for room on pool {self._pool}: {shown}"
             ended = job.state in JOB_ENDED
-            if with_log and job.state is not JobState.PENDING:  # before the driver runs, only Ray writes into it
+            # While the job is pending, the log has only Ray's own lines, which are of no use to the user.
+            if with_log and job.state is not JobState.PENDING:
                 yield from follower.lines(ended=ended)
             progress = _progress(job)
-            # Compared as text, because a NaN is not equal to itself.
+            # Progress is compared as text, because a NaN in it is not equal to itself and would count as a change.
             if on_progress is not None and progress is not None and str(progress) != last_progress:
                 on_progress(progress)
                 last_progress = str(progress)
@@ -573,7 +616,7 @@ class JobHandle:
 
     @property
     def _turn_check_s(self) -> float:
-        """Seconds until the next look at the queue."""
+        """Return the seconds until the next check whether the attempt may leave the queue."""
         return turn_check_s(self._place.position if self._place else 1)
 
     def _outcome(self) -> JobResult:
@@ -622,7 +665,10 @@ class JobHandle:
         return last_line("\n".join(self._log().lines(ended=True)))
 
     def _tidy(self, job: Job) -> None:
-        """Remove the files that a dead driver has left; log errors, because the attempt's end is recorded already."""
+        """Remove the files that the attempt has left behind: credentials, staged data and unfinished artifacts.
+
+        Errors are only logged, because the attempt's end is recorded already.
+        """
         with act(JobStep.TIDY):
             try:
                 credentials.discard(self._key.submission_id)

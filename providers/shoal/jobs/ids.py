@@ -11,7 +11,7 @@ from uuid import uuid4
 from shoal.errors import InvalidArgumentError
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DIGEST_LENGTH = 12  # 48 bits: two of a million jobs share an id with a chance of one in 500
+_DIGEST_LENGTH = 12  # 48 bits are enough: among a million jobs, the chance that any two share an id is one in 500
 _INTERACTIVE = ("cli:", "python:")
 
 
@@ -23,26 +23,29 @@ def digest(document: Any) -> str:
 def job_id(framework: str, holder: str, fingerprint: str, key: str = "") -> str:
     """Build the id of a job whose spec has no `job_id`.
 
-    A workflow engine gets the same id for the same spec, so that it finds its job again after a restart. A user of the
-    CLI or of plain Python gets a new id with every call.
+    For a run of a workflow engine, the same spec always gives the same id, so that the engine finds its job again after
+    a restart. For the CLI and plain Python, every call gives a new id.
 
     Args:
         framework: First part of the id, for readability.
         holder: Name of the run that submits the job.
         fingerprint: Fingerprint of the job's spec.
-        key: Distinguishes the tasks of one holder.
+        key: Text that distinguishes tasks of one holder that submit the same spec.
     """
     suffix = uuid4().hex if is_interactive(holder) else digest([holder, key, fingerprint])
     return f"{framework}-{suffix[:_DIGEST_LENGTH]}"
 
 
 def is_interactive(holder: str) -> bool:
-    """Return whether plain Python or the CLI submitted the job: Ctrl-C in the waiting process cancels such a job."""
+    """Return whether a holder's name is that of plain Python or the CLI.
+
+    Ctrl-C in the process that waits for a job of such a holder cancels the job.
+    """
     return holder.startswith(_INTERACTIVE)
 
 
 def is_legal(given: str) -> bool:
-    """Return whether a text is a legal job id."""
+    """Return whether a text is a legal job id, which has 1 to 100 letters, digits, ".", "_" and "-"."""
     return _JOB_ID.fullmatch(given) is not None
 
 

@@ -15,27 +15,33 @@ from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 HEAD_PATIENCE_S = 45.0
-"""Seconds without an answer from the head until its jobs are lost: replacing a head took 8 to 20 s on 2 busy cores."""
+"""Seconds without an answer from the head after which its jobs count as lost. The replacement of a head took 8 to 20 s
+on 2 busy cores and must not end the jobs too early."""
 
 
 _SIGKILLED = (-9, 137)
-"""Exit codes of a process that SIGKILL ended, as Python and as a shell report them."""
+"""Exit codes of a process that SIGKILL ended: -9 as Python reports it, 137 as a shell reports it."""
 
 
 class Silence(Enum):
-    """Reason why the head gave no answer about a job."""
+    """Reason why the pool's head gave no answer about a job; some reasons mean that the job is lost, others not."""
 
     POOL_GONE = auto()
     """The pool is down or does not exist: none of its jobs runs any more."""
     HEAD_REPLACED = auto()
-    """The pool's head is not the one that the job was submitted to."""
+    """The pool has a new head, which does not know the jobs that were submitted to the old one."""
     NO_ANSWER = auto()
     """The head does not answer, or is being replaced; it may answer later."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The head's answer about a submission, or the reason why there is no answer."""
+    """The head's answer about an attempt, or the reason why there is no answer.
+
+    Attributes:
+        ray_job: State of the attempt as Ray reports it; None if Ray does not know the attempt or there is no answer.
+        silence: Reason why there is no answer; None if the head has answered.
+    """
 
     ray_job: RayJob | None = None
     silence: Silence | None = None
@@ -43,24 +49,29 @@ class View:
 
 @dataclass(frozen=True)
 class Lost:
-    """Verdict: the attempt has ended without its driver recording the end."""
+    """Result of `judge` for an attempt that has ended although its driver has not recorded the end.
+
+    Attributes:
+        state: State in which the attempt is to be recorded as ended.
+        reason: Explanation that is stored as the attempt's error.
+    """
 
     state: JobState
     reason: str
 
 
 class Missing(Enum):
-    """Verdict: the head does not know the attempt, because its submitter died or has not sent it yet."""
+    """Result of `judge` for an attempt that the head does not know: its submitter died, or has not sent it yet."""
 
     SUBMISSION = auto()
 
 
 def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], str]) -> Lost | Missing | None:
-    """Decide whether an attempt was lost or never submitted; return None while it runs or while that is uncertain.
+    """Decide whether an attempt was lost or never reached the head; return None if it runs, or if that is uncertain.
 
     Args:
         job: The attempt's row, pending or running.
-        view: The head's answer.
+        view: The head's answer, or the reason why there is none.
         silent_for: Seconds for which the head has not answered.
         last_words: Reads the last line of the attempt's log.
     """
@@ -89,7 +100,7 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
 
 
 def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
-    """Return the endpoint of a pool's head.
+    """Return the endpoint (addresses and token) of a pool's head.
 
     Args:
         name: Name of the pool.
@@ -106,7 +117,7 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:
-    """Return the addresses that a job's row stores to distinguish this head from later ones."""
+    """Return the addresses of a head that a job's row stores, so that a later head is recognised as another one."""
     return {"api": endpoint.api, "gcs": endpoint.gcs}
 
 
@@ -125,13 +136,13 @@ def find_head(store: Store, pool_name: str, endpoint_of: Callable[[str], Endpoin
     except PoolDownError:
         with store.reading() as session:
             pool = session.get(Pool, pool_name)
-        # A pool that is up but has no endpoint is replacing its head node.
+        # If the pool's state is UP although it has no endpoint, its head node is being replaced and may answer later.
         gone = pool is None or pool.state is not PoolState.UP
         return Silence.POOL_GONE if gone else Silence.NO_ANSWER
 
 
 def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View:
-    """Ask the head about an attempt.
+    """Ask the pool's head about an attempt, and return its answer or the reason why there is none.
 
     Raises:
         PoolElsewhereError: The pool is bound to another machine, whose head cannot be asked from here.

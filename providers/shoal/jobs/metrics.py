@@ -1,4 +1,4 @@
-"""Compute the metrics that compare champion and challenger with scikit-learn, in the same way for every framework."""
+"""Compute the metrics by which a new model is compared with the champion, with scikit-learn for every framework."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BaselineKind = Literal["mean", "median", "majority"]
 
 
 class _Takes(StrEnum):
-    """What a metric is computed from, beside the labels."""
+    """Form of the predictions that a metric's function in scikit-learn takes beside the labels."""
 
     VALUES = "values"
     CLASSES = "classes"
@@ -35,11 +35,11 @@ class _Takes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
-    """A metric.
+    """Description of a metric: how to compute it with scikit-learn, and whether a low or a high value is better.
 
     Args:
         best: "min" if a lower value is better, "max" if a higher one is.
-        takes: What it is computed from.
+        takes: Form of the predictions that the function takes.
         function: Name of the function in ``sklearn.metrics``.
         options: Further arguments of the function.
     """
@@ -51,7 +51,14 @@ class _Metric:
 
 
 def _averaged(function: str, **options: Any) -> dict[str, _Metric]:
-    """Return a classifier's metric of two classes, and its averages over many, under scikit-learn's names."""
+    """Return the four variants of a classifier's metric, by scikit-learn's names.
+
+    The variants are the metric of two classes, and its "micro", "macro" and "weighted" averages over many classes.
+
+    Args:
+        function: Name of the function in ``sklearn.metrics``, such as "f1_score".
+        options: Further arguments of the function.
+    """
     name = function.removesuffix("_score")
     averages = {name: "binary", **{f"{name}_{average}": average for average in ("micro", "macro", "weighted")}}
     return {
@@ -67,7 +74,7 @@ _METRICS: dict[str, _Metric] = {
     "error": _Metric("min", _Takes.CLASSES, "zero_one_loss"),
     "auc": _Metric("max", _Takes.SCORES, "roc_auc_score"),
     "accuracy": _Metric("max", _Takes.CLASSES, "accuracy_score"),
-    # From here on under scikit-learn's names, those of its scorers without "neg_".
+    # The metrics from here on have the names of scikit-learn's scorers, without the prefix "neg_".
     **{
         name: _Metric("min", _Takes.VALUES, name)
         for name in (
@@ -103,10 +110,11 @@ _METRICS: dict[str, _Metric] = {
 
 _NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
 _ABSOLUTE = frozenset({"mae", "mean_absolute_error", "median_absolute_error", "d2_absolute_error_score"})
-"""Metrics of which the best constant prediction is the median."""
+"""Metrics for which the median of the labels is the best constant prediction."""
 
 _MOST_CLASSES = 100_000
-"""Bound on class numbers, so that a column of ids as label is an error and not a matrix that fills the memory."""
+"""Largest number of classes. If a column of ids is given as the label by mistake, this limit makes it an error;
+otherwise a matrix with one column per id would fill the memory."""
 
 NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 """Legal values of `register.metric`, with K for a number of ranks."""
@@ -137,7 +145,7 @@ def ranks(metric: str) -> bool:
 
 
 def best_constant(metric: str) -> BaselineKind:
-    """Return which constant prediction is the strongest baseline for a metric.
+    """Return the kind of constant prediction that reaches the best value of a metric.
 
     Returns:
         "majority" for the metrics of classifiers, "median" for absolute errors, "mean" for all others.
@@ -148,7 +156,7 @@ def best_constant(metric: str) -> BaselineKind:
 
 
 def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes | None = None) -> float:
-    """Compute a metric.
+    """Compute the value of a metric from labels and predictions.
 
     Args:
         metric: One of :data:`NAMES`.
@@ -179,7 +187,8 @@ def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes |
     how = _metric(metric)
     function = getattr(sklearn.metrics, how.function)
     with warnings.catch_warnings():
-        # A metric that is not defined is NaN, and probabilities of float32 do not add up to 1 exactly.
+        # scikit-learn warns about metrics that are not defined (the result is NaN), and about probabilities of float32
+        # that do not add up to exactly 1. Both are expected, so the warnings are not shown.
         warnings.simplefilter("ignore")
         try:
             if how.takes is _Takes.RANKS:
@@ -191,11 +200,12 @@ def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes |
 
 
 def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
-    """Return the predictions of a model that has learned nothing but one number per class, or one number.
+    """Return the same prediction for every row, as a baseline that a useful model must beat.
 
     Args:
-        kind: "mean" or "median" of the labels; "majority": for a classifier's metric the frequency of each class, of
-            which the most frequent is the guess; else the most frequent label.
+        kind: Prediction to make. "mean" or "median": that of the labels. "majority": for a classifier's metric the
+            frequency of each class, which makes the most frequent class the predicted one; for any other metric the
+            most frequent label.
         metric: Metric that the predictions are made for.
         labels: True values, ``[rows]``.
 
@@ -220,7 +230,11 @@ def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
 def _suited(
     metric: str, takes: _Takes, labels: Numbers, predictions: Numbers
 ) -> tuple[Numbers | Codes, Numbers | Codes, dict[str, Any]]:
-    """Return labels, predictions and further arguments as scikit-learn's function takes them."""
+    """Convert labels and predictions into the form that a metric's function in scikit-learn takes.
+
+    Returns:
+        The labels, the predictions, and further arguments for the function.
+    """
     import numpy as np
 
     if takes is _Takes.VALUES:
@@ -240,7 +254,10 @@ def _suited(
 def _over_groups(
     metric: str, labels: Numbers, scores: Numbers, groups: Codes | None, function: Any, options: Mapping[str, Any]
 ) -> float:
-    """Return the mean of a ranking metric over groups; a group whose labels are all equal has no wrong order."""
+    """Return the mean of a ranking metric over all groups.
+
+    Groups whose labels are all equal are left out, because no order of their rows is better than another.
+    """
     import numpy as np
 
     if groups is None:
@@ -249,7 +266,8 @@ def _over_groups(
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
     total, counted = 0.0, 0
-    for size in np.unique(sizes[sizes > 1]):  # groups of one size are a matrix, which takes one call
+    # Groups of the same size form a matrix with one row per group, so that scikit-learn is called once per size.
+    for size in np.unique(sizes[sizes > 1]):
         rows = order[starts[sizes == size][:, None] + np.arange(size)]
         rows = rows[labels[rows].min(axis=1) < labels[rows].max(axis=1)]
         if len(rows):
@@ -269,7 +287,11 @@ def _one_column(metric: str, predictions: Numbers) -> Numbers:
 
 
 def _probabilities(metric: str, predictions: Numbers) -> Numbers:
-    """Return probabilities with one column per class."""
+    """Return predicted probabilities as a matrix with one column per class.
+
+    Raises:
+        DataError: A prediction is below 0 or above 1.
+    """
     import numpy as np
 
     if predictions.ndim == 2 and predictions.shape[1] == 1:
@@ -283,7 +305,17 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
 
 
 def _classes(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:
-    """Return labels as class numbers; with `columns`, each number has to have a column of probabilities."""
+    """Return labels as class numbers.
+
+    Args:
+        metric: Name of the metric, for the error.
+        labels: True values, ``[rows]``.
+        columns: Probabilities, ``[rows, classes]``, which must have a column for each class number; None: any number
+            below 100,000 is accepted.
+
+    Raises:
+        DataError: A label is no class number, or is too large.
+    """
     import numpy as np
 
     numbers = labels.astype(np.intp)

@@ -1,6 +1,7 @@
-"""How often a process that waits for a job reads its row, checks its head, and updates its `last_polled_at`.
+"""Compute how often a process that waits for a job reads the job's row, asks the pool's head, and polls the job.
 
-A job whose `last_polled_at` is not updated for `orphan_after` seconds ends itself.
+To poll a job means to update `last_polled_at` in its row. A job that no process has polled for `orphan_after` seconds
+ends itself.
 """
 
 from __future__ import annotations
@@ -8,31 +9,36 @@ from __future__ import annotations
 from shoal.state.schema import Job
 
 SHORTEST_PAUSE_S = 0.5
-"""Shortest pause between two reads of a job's row; after 5 s of waiting, the pause is a tenth of the time waited."""
+"""Shortest pause in seconds between two reads of a job's row. From 5 s of waiting on, the pause is a tenth of the time
+waited, up to `_LONGEST_PAUSE_S`."""
 
 _LONGEST_PAUSE_S = 2.0
-"""Longest pause between two reads: 200 waiters that read every second tripled the time of `shoal jobs list`."""
+"""Longest pause in seconds between two reads of a job's row. It is not shorter because 200 processes that read every
+second made `shoal jobs list` take three times as long."""
 
 HEAD_CHECK_S = 3.0
-"""Seconds between two checks at the head whether the driver still runs; only a killed driver makes them necessary."""
+"""Seconds between two requests to the head that ask whether the driver still runs. They are necessary only because a
+killed driver cannot record its end."""
 
 _TURN_CHECK_S = 0.5
-"""Shortest time in seconds between two looks of a waiter at the queue."""
+"""Base of the time in seconds between two checks by which a waiting process finds out whether its job may start."""
 
 _TURN_CHECK_PER_PLACE_S = 0.2
-"""Seconds to add for each place in the queue: 40 waiters look 13 times a second together, 200 waiters 20 times, and the
-first ones, which start next, most often."""
+"""Seconds to add to `_TURN_CHECK_S` for each place in the queue, so that the number of checks grows slowly: 40 waiting
+processes make 13 checks a second together, and 200 make 20. The first ones in the queue, which start next, check most
+often."""
 
 _PERIOD_S = 30.0
-"""Seconds between updates of `last_polled_at`: far below the default `orphan_after` of 15 minutes, and cheap with
-hundreds of waiters."""
+"""Seconds between two updates of `last_polled_at`. This is far below the default `orphan_after` of 15 minutes, so that
+no job ends by mistake, and causes little load even with hundreds of waiting processes."""
 
 _PER_ORPHAN_AFTER = 3
-"""Updates within one `orphan_after` where that is short: two may fail before the job ends itself."""
+"""Number of updates within one `orphan_after` if that time is short, so that two updates may fail before the job ends
+itself."""
 
 
 def bounded_pause(wanted_s: float) -> float:
-    """Return the seconds to pause before the next read of a job's row: `wanted_s`, within the limits."""
+    """Return the seconds to pause before the next read of a job's row: `wanted_s`, raised or lowered to the limits."""
     return min(max(SHORTEST_PAUSE_S, wanted_s), _LONGEST_PAUSE_S)
 
 
@@ -46,20 +52,21 @@ def pause_after(waited_s: float) -> float:
 
 
 def turn_check_s(position: int) -> float:
-    """Return the seconds between two looks of a waiter at the queue.
+    """Return the seconds after which a process whose job waits in the queue checks again whether the job may start.
 
     Args:
-        position: Position of its job in the queue, from 1.
+        position: Position of the job in the queue, from 1.
     """
     return _TURN_CHECK_S + _TURN_CHECK_PER_PLACE_S * position
 
 
 class PollTimer:
-    """Timer of one waiting process: tells when to update `last_polled_at`.
+    """Timer that tells a waiting process when to update the job's `last_polled_at`.
 
-    No update is due while another process that waits for the same job makes the updates. The timer measures by this
-    process's clock for how long `last_polled_at` has kept its value, because another host's clock may have written the
-    value. Only the first call compares the value with this process's clock, because nothing else is known then.
+    No update is due while another process that waits for the same job makes the updates. The timer measures with this
+    process's clock how long `last_polled_at` has stayed unchanged; it does not compare the value with the clock,
+    because another host with a different clock may have written the value. Only the first call makes that comparison,
+    because no earlier value is known then.
     """
 
     def __init__(self) -> None:
@@ -77,4 +84,5 @@ class PollTimer:
             self._since = job.last_polled_at if self._seen is None else now
             self._seen = job.last_polled_at
         period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
-        return not 0 <= now - self._since < period  # below 0: this clock was set back, or another is ahead
+        # A negative difference means that this host's clock was set back, or is behind the clock that wrote the value.
+        return not 0 <= now - self._since < period

@@ -1,4 +1,4 @@
-"""The spec of a job that predicts a dataset, and the result of the prediction."""
+"""Define the spec of a job that predicts the rows of a dataset, and the result of such a job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shoal.training.scaling import ScalingConfig
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
 
-_LATEST = re.compile(r"models:/[^/@]+(/latest)?", re.IGNORECASE)
-_LOGGED_MODEL = re.compile(r"models:/m-[0-9a-f]{32}")
+_REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
+"""URIs that name one version, or an alias. A stage or "latest" may name several versions during one run."""
 
 
 class PredictJobSpec(AnySpec):
-    """The prediction of every row of a dataset with a model of MLflow's registry.
+    """Spec of a job that predicts every row of a dataset with a model from MLflow.
 
     Example:
         >>> PredictJobSpec(
@@ -33,30 +33,43 @@ class PredictJobSpec(AnySpec):
         ... )
     """
 
-    framework: Literal["predict"] = Field(default=PREDICT, description="Kind of the job.")
+    framework: Literal["predict"] = Field(
+        default=PREDICT, description="Kind of the job; the value marks a batch prediction."
+    )
     model: str = Field(
         min_length=1,
-        description="MLflow URI of the model: models:/NAME@ALIAS, models:/NAME/VERSION, runs:/... or a folder.",
+        description="MLflow URI of the model: models:/NAME@ALIAS, models:/NAME/VERSION, runs:/... or the path of a "
+        "model folder.",
     )
-    dataset: DatasetSpec = Field(description="Rows to predict; a connector is accepted.")
-    output_path: str = Field(min_length=1, description="Directory or URI for the predictions. All nodes must reach it.")
+    dataset: DatasetSpec = Field(description="Dataset whose rows are predicted; a DataConnector is accepted too.")
+    output_path: str = Field(
+        min_length=1,
+        description="Directory or URI that the predictions are written to. All nodes of the pool must be able to reach "
+        "it.",
+    )
     keep_cols: tuple[str, ...] | None = Field(
-        default=None, description="Columns of the dataset that the output has as well; None: all of them."
+        default=None,
+        description="Columns of the dataset that are copied into the output beside the predictions. None: all columns.",
     )
     prediction_col: str = Field(
         default="prediction",
         min_length=1,
-        description="Column of the predictions. A model with several values per row gets NAME_0, NAME_1 and so on.",
+        description="Name of the output column with the predictions. If the model returns several values per row, the "
+        "columns are NAME_0, NAME_1 and so on.",
     )
     input_cols: tuple[str, ...] = Field(
-        default=(), description="Input columns of a model whose signature is a tensor, which names no columns."
+        default=(),
+        description="Names of the input columns, in order. Only a model whose MLflow signature is a tensor needs them, "
+        "because such a signature has no column names.",
     )
     overwrite: bool = Field(
         default=False,
-        description="Replace other predictions in `output_path` that shoal has written, instead of refusing.",
+        description="Whether to replace other predictions that shoal has written to `output_path` before. False: the "
+        "job fails if there are any.",
     )
     scaling_config: ScalingConfig = Field(
-        default_factory=ScalingConfig, description="Number and CPUs of the workers; predictions use no GPUs."
+        default_factory=ScalingConfig,
+        description="Number of the workers and CPUs of each worker. Predictions use no GPUs.",
     )
 
     @field_validator("dataset", mode="before")
@@ -71,7 +84,7 @@ class PredictJobSpec(AnySpec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if _LATEST.fullmatch(self.model) and not _LOGGED_MODEL.fullmatch(self.model):
+        if self.model.startswith("models:/") and not _REGISTERED.fullmatch(self.model):
             raise InvalidArgumentError(
                 f'model "{self.model}" names no version: write models:/NAME@ALIAS or models:/NAME/VERSION'
             )

@@ -1,16 +1,18 @@
-"""Decide which waiting jobs of a pool start next. Pure: rows in, decision out.
+"""Decide which waiting jobs of a pool start next. The functions only compute: they read and write no store.
 
-A pool runs as many jobs as have room. There is room for a job if both hold:
+A pool runs as many jobs at a time as it has room for. There is room for a job if both conditions hold:
 
-- Drivers: a quarter of the head's memory is for drivers, and each driver counts with 400 MB (`drivers_in`).
-- CPUs and GPUs: the workers of the running jobs and those of the new job need no more than the ready nodes offer in
-  total. A job that needs more than that counts as needing all nodes: it starts when no other job runs, and its driver
-  then refuses it or reduces it as without a queue. Nodes that are still starting do not count.
+- Drivers: a quarter of the head's memory is for drivers, and each driver counts as 400 MB (`drivers_in`).
+- CPUs and GPUs: the workers of the running jobs and of the new job together need no more than the ready nodes have in
+  total. A job that needs more than all nodes counts as needing all nodes: such a job starts when no other job runs, and
+  its driver then refuses the job or uses fewer workers, as it would without a queue. Nodes that are still starting do
+  not count.
 
-At least one job of a pool always runs, whatever these estimates say. No job overtakes the first waiting one, so that
-small jobs cannot keep a large one waiting for ever.
+The first waiting job always starts if no other job runs, whatever these estimates say. No job overtakes the first
+waiting job, so that small jobs cannot keep a large one waiting for ever.
 
-The order is: higher priority first; then holders in turn, the holder with the fewest running jobs first; then age.
+Jobs with higher priority come first. Among equal priorities, the holder (the run that submitted the job) with the
+fewest running jobs comes first, and among equal holders the oldest job.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from shoal.training.pytorch.scaling import PyTorchScalingConfig
 from shoal.training.scaling import gpu_wish
 
 DRIVER_BYTES = 400 * 2**20
-"""Memory that one driver counts with."""
+"""Bytes of the head's memory that are reserved for one driver."""
 
 _DRIVERS_SHARE = 4
-"""The drivers get one part in so many of the head's memory: its workers, the object store and Ray get the others."""
+"""The drivers may use one part in this number of the head's memory, that is, a quarter of it. The other parts are for
+the workers on the head, the object store and Ray."""
 
 
 class NodeSize(NamedTuple):
@@ -43,10 +46,10 @@ class NodeSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Gang:
-    """The workers that a job asks for, as its spec says it: their number may depend on the nodes.
+    """The group of workers that a job's spec asks for; their final number may depend on the nodes.
 
     Attributes:
-        workers: Number of workers; -n: n on each node.
+        workers: Number of workers; a negative number -n means n workers on each node.
         cpus: CPUs of each worker; -1: all CPUs of a node, divided among its workers.
         gpus: GPUs of each worker; -1: one if every node has one.
         per_gpu: Whether a negative `workers` means one worker on each GPU where workers use GPUs.
@@ -59,10 +62,11 @@ class Gang:
 
     @classmethod
     def of(cls, spec: AnyJobSpec) -> Self:
-        """Return the gang of a job."""
+        """Return the group of workers that a job's spec asks for."""
         if isinstance(spec, FunctionJobSpec):
             return cls._of_function(spec)
-        wish: bool | None = False  # of predictions, and of LightGBM unless it is told otherwise
+        # Whether the job uses GPUs. Predictions never do, and LightGBM does so only if its options ask for GPUs.
+        wish: bool | None = False
         if isinstance(spec, JobSpec):
             device = spec.params.get("device")
             wish = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
@@ -73,7 +77,8 @@ class Gang:
 
     @classmethod
     def _of_function(cls, spec: FunctionJobSpec) -> Self:
-        # A function that starts workers by itself waits for them and needs next to nothing.
+        # A function that starts further workers itself (`room_for`) only waits for them and needs almost no resources,
+        # so the workers that it starts count instead of its own.
         config = spec.room_for or spec.scaling_config
         each = config.resource_requirements_per_worker
         if not isinstance(config, PyTorchScalingConfig):
@@ -84,15 +89,18 @@ class Gang:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
-        """Build the gang from the result of :meth:`to_json`; rows of older versions have none, which claims all."""
+        """Build the gang from the result of :meth:`to_json`.
+
+        Rows that an older version wrote have no gang: the default counts as needing all CPUs of the pool.
+        """
         return cls(**fields) if fields else cls()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the gang as plain data for the store."""
+        """Return the gang's fields as plain data, which the job's row stores."""
         return asdict(self)
 
     def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
-        """Return the CPUs and GPUs that the gang takes of these nodes, at most all of them."""
+        """Return the CPUs and GPUs that the gang needs in total on these nodes, at most all that the nodes have."""
         total = _total(nodes)
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
         workers = self.workers
@@ -104,7 +112,7 @@ class Gang:
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt that runs or waits on a pool.
+    """One attempt of a job that runs or waits on a pool, with the fields that decide about its order.
 
     Attributes:
         job_id: Id of the job.
@@ -126,17 +134,17 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Id of the job and number of the attempt."""
+        """Return the id of the job and the number of the attempt, which together identify this entry."""
         return self.job_id, self.attempt
 
 
 @dataclass(frozen=True)
 class Room:
-    """Everything that jobs of a pool share.
+    """The limits that all jobs of a pool share.
 
     Attributes:
-        drivers: Most drivers at once; None: not limited.
-        nodes: The ready nodes; if none is known, CPUs and GPUs do not limit the number of jobs.
+        drivers: Largest number of drivers that may run at the same time; None: not limited.
+        nodes: The ready nodes; if there are none, CPUs and GPUs do not limit the number of jobs.
     """
 
     drivers: int | None
@@ -144,7 +152,7 @@ class Room:
 
 
 def drivers_in(memory_bytes: int) -> int:
-    """Return how many drivers there is room for on a head with so much memory."""
+    """Return how many drivers may run at the same time on a head with this memory, at least 1."""
     return max(1, memory_bytes // _DRIVERS_SHARE // DRIVER_BYTES)
 
 
@@ -164,11 +172,11 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
-    """Return the waiting attempts that there is room for now, in their order.
+    """Return the waiting attempts that may start now because there is room for them, the first one first.
 
     Args:
         entries: The running and waiting attempts of one pool.
-        room: What there is for all of them.
+        room: Limits that all attempts of the pool share.
     """
     entries = list(entries)
     total = _total(room.nodes)
@@ -186,10 +194,17 @@ def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
 
 
 def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]:
-    """Yield attempts of one priority, of the holder with the fewest jobs first; count them as running."""
+    """Yield waiting attempts of equal priority in the order in which they start.
+
+    Each time, the next attempt is the oldest one of the holder with the fewest running jobs.
+
+    Args:
+        equals: Waiting attempts of equal priority.
+        running: Number of running jobs by holder; each yielded attempt is added to it.
+    """
     lines: dict[str, list[Entry]] = {}
     for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):
-        lines.setdefault(entry.holder, []).append(entry)  # the oldest at the end
+        lines.setdefault(entry.holder, []).append(entry)  # newest first, so that `pop` takes the oldest one
 
     def turn(holder: str) -> tuple[int, float, tuple[str, int], str]:
         first = lines[holder][-1]

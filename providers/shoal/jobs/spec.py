@@ -1,4 +1,4 @@
-"""Specs and results of jobs: plain data that is stored as JSON."""
+"""Define the specs and results of jobs: plain data that the store keeps as JSON."""
 
 from __future__ import annotations
 
@@ -37,20 +37,26 @@ _LATER_OPTIONS = frozenset(
         "group_col",
     }
 )
-"""Options of `Register` that are newer than the first stored specs."""
+"""Options of `Register` that the specs of the first versions did not have. They are left out of the stored spec while
+they are at their defaults, so that an unchanged spec keeps its fingerprint."""
 
 _DEEPEST = 100
-"""Levels of lists and objects in a spec. Python gives up at about 1,000, and several programs walk a spec."""
+"""Most levels of nested lists and objects in a spec. Recursive code that walks a spec fails at about 1,000 levels of
+Python calls, so the limit is far below that."""
 
 _LONGEST_INTEGER_BITS = 14_000
-"""Of more than 4300 digits Python writes and reads no text."""
+"""Most bits of an integer in a spec, about 4,200 digits. Python refuses to convert integers of more than 4,300 digits
+to or from text, so a longer one could not be stored as JSON."""
 
 
 def check_json(fields: Any) -> None:
-    """Refuse documents that are nested too deeply or have too long integers, before other code walks them.
+    """Refuse a spec that is nested too deeply or has too long an integer, before other code walks through the spec.
+
+    Args:
+        fields: The spec's fields as plain data: nested mappings, lists and values.
 
     Raises:
-        InvalidArgumentError: Nested too deeply, or with an integer that is too long.
+        InvalidArgumentError: The spec is nested too deeply, or has an integer that is too long.
     """
     left = [(fields, 0)]
     while left:
@@ -64,54 +70,78 @@ def check_json(fields: Any) -> None:
 
 
 class Register(Settings):
-    """Registration of the model in MLflow, and the rules by which it becomes the champion.
+    """Options to register the trained model in MLflow, and the rules by which the model becomes the champion.
 
-    Options that are at their defaults are not written into the stored spec, so that a spec of an earlier version keeps
-    its fingerprint.
+    The champion is the registered version that has the alias, and the challenger is the model that the job has trained.
+
+    Newer options that are at their defaults are not written into the stored spec, so that a spec of an earlier version
+    keeps its fingerprint.
     """
 
-    model: str = Field(description="Name of the registered model.")
-    alias: str = Field(default="champion", description="Alias of the version that serves.")
-    metric: str = Field(
-        description="Metric that decides: rmse, mae, logloss, error, auc, accuracy, ndcg@10, or another one of "
-        "scikit-learn by its name, such as f1_macro."
+    model: str = Field(description="Name of the model in MLflow's registry under which the job registers a version.")
+    alias: str = Field(
+        default="champion",
+        description="Alias in MLflow's registry that marks the champion, which is the version in use. A promotion "
+        "moves the alias to the new version.",
     )
-    mode: Mode | None = Field(default=None, description="Whether less or more is better; the metric says it by itself.")
-    holdout: DatasetSpec = Field(description="Rows that both are evaluated on, and neither was trained on.")
-    metrics: tuple[str, ...] = Field(default=(), description="Further metrics to report; they decide nothing.")
+    metric: str = Field(
+        description="Metric that decides whether the challenger replaces the champion: rmse, mae, logloss, error, auc, "
+        "accuracy, ndcg@10, or another metric of scikit-learn by its name, such as f1_macro."
+    )
+    mode: Mode | None = Field(
+        default=None,
+        description='Whether a lower ("min") or a higher ("max") value of the metric is better. None: the metric '
+        "determines it; any other value must agree with the metric.",
+    )
+    holdout: DatasetSpec = Field(
+        description="Dataset on which the champion and the challenger are evaluated; neither should have been trained "
+        "on its rows (see `overlap`).",
+    )
+    metrics: tuple[str, ...] = Field(
+        default=(), description="Further metrics that are computed and reported, but do not affect the decision."
+    )
     must_reach: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="Bound on the metric, in its own unit: a model that is worse is not promoted.",
+        description="Worst value of the metric that is accepted, in the metric's own unit: a model with a worse value "
+        "is not promoted. None: there is no such limit.",
     )
     min_improvement: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="By how much a challenger has to be better than the champion, in the metric's own unit; 0: at all.",
+        description="Amount by which the challenger must be better than the champion, in the metric's own unit. 0: any "
+        "improvement is enough.",
     )
     baseline: Literal["auto", "mean", "median", "majority"] | None = Field(
         default="auto",
-        description="Constant prediction that a first champion has to beat, computed from the holdout's labels; auto: "
-        "the class frequencies for a classifier's metric, the median for absolute errors, else the mean; none: any "
-        "model may be the first champion.",
+        description="Constant prediction, computed from the holdout's labels, that the challenger must beat if there "
+        "is no champion to compare it with. auto: the class frequencies for a classifier's metric, the median for "
+        "absolute errors, the mean for other metrics. None: any model may become the first champion.",
     )
     by: str | None = Field(
-        default=None, min_length=1, description="Column of the holdout: the metric is reported for each of its values."
+        default=None,
+        min_length=1,
+        description="Column of the holdout whose values divide the rows into slices; the metric is reported for each "
+        "slice. None: there are no slices.",
     )
     slice_tolerance: float | None = Field(
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="By how much the metric of a slice may be worse than the champion's, in its own unit; none: slices "
-        "decide nothing.",
+        description="Amount by which the challenger's metric may be worse than the champion's on a slice, in the "
+        "metric's own unit; above it the challenger is not promoted. None: slices do not affect the decision.",
     )
     min_slice_rows: int = Field(
-        default=30, ge=1, description="Slices with fewer rows are reported, but decide nothing: their metric is noise."
+        default=30,
+        ge=1,
+        description="Number of rows that a slice needs to affect the decision. A slice with fewer rows is reported "
+        "only, because its metric is mostly noise.",
     )
     overlap: Literal["refuse", "flag"] = Field(
         default="refuse",
-        description="If rows of the holdout are in the training data: refuse the job, or go on and say so.",
+        description="What the job does if rows of the holdout are also in the training data. refuse: the job fails. "
+        "flag: the job goes on and reports the overlap.",
     )
 
     @field_validator("holdout", mode="before")
@@ -158,52 +188,70 @@ class Register(Settings):
 
     @property
     def best(self) -> Mode:
-        """Whether less or more of the metric is better."""
+        """Return "min" if a lower value of the metric is better, and "max" if a higher one is."""
         return metrics.best_mode(self.metric)
 
     @property
     def all_metrics(self) -> tuple[str, ...]:
-        """The metric that decides, and those that are reported."""
+        """Return the names of the metric that decides and of the metrics that are only reported, without duplicates."""
         return tuple(dict.fromkeys((self.metric, *self.metrics)))
 
     @property
     def ranks(self) -> bool:
-        """Whether a metric needs the column of groups."""
+        """Return whether one of the metrics is a ranking metric, which needs the column of groups."""
         return any(metrics.ranks(metric) for metric in self.all_metrics)
 
 
 class Tracking(Settings):
-    """The job's run in MLflow. Credentials in the URI are not stored with the spec."""
+    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the spec."""
 
     uri: str | None = Field(
         default=None,
-        description="Tracking server or database; none: the submitter's MLFLOW_TRACKING_URI, else one in $SHOAL_HOME.",
+        description="URI of MLflow's tracking server or database. None: the submitter's MLFLOW_TRACKING_URI, or else a "
+        "database in $SHOAL_HOME.",
     )
-    experiment: str = Field(default="shoal", min_length=1, description="Experiment, made where there is none.")
-    run_name: str | None = Field(default=None, description="Name of the run; none: the job and its attempt.")
-    tags: dict[str, str] = Field(default_factory=dict, description="Further tags of the run.")
+    experiment: str = Field(
+        default="shoal",
+        min_length=1,
+        description="Name of the MLflow experiment, which is created if it does not exist.",
+    )
+    run_name: str | None = Field(
+        default=None, description="Name of the MLflow run. None: the job's id and the number of the attempt."
+    )
+    tags: dict[str, str] = Field(
+        default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
+    )
 
 
 class AnySpec(Settings, ABC):
-    """Fields that the specs of all jobs have."""
+    """Base class of the specs of all kinds of jobs, with the fields that all of them have."""
 
-    run_config: RunConfig = Field(default_factory=RunConfig, description="Where and under which limits it runs.")
+    run_config: RunConfig = Field(
+        default_factory=RunConfig,
+        description="Options about the run: its pool, job id, priority, time limits and folder for artifacts.",
+    )
     tracking: Tracking | None = Field(
-        default_factory=Tracking, description="Where its run goes in MLflow; null: nowhere, it runs untracked."
+        default_factory=Tracking,
+        description="Options for the MLflow run that the job records. null: the job records nothing in MLflow.",
     )
     register_as: Register | None = Field(
-        default=None, alias="register", description="Where the model goes; none: nowhere."
+        default=None,
+        alias="register",
+        description="Options to register the model in MLflow and to promote it. None: the model is not registered.",
     )
     fingerprint: str | None = Field(
-        default=None, alias="question", description="Digest of what is to be trained; set when it is submitted."
+        default=None,
+        alias="question",
+        description="Digest of the spec and of its data, by which the same job is recognised when it is submitted "
+        "again. shoal sets the digest at the submission.",
     )
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Build a spec from the fields in a file or an operator's arguments.
+        """Build a spec from fields that come from a file or from an operator's arguments.
 
         Raises:
-            InvalidArgumentError: Naming each field that is wrong.
+            InvalidArgumentError: At least one field is wrong; the message names each of them.
         """
         check_json(fields)
         return super().parse(fields)
@@ -221,34 +269,43 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return the spec with the submitter's pool and tracking server filled in."""
+        """Return the spec with the submitter's pool and tracking server filled in.
+
+        Args:
+            pool: Name of the pool that the job is submitted to.
+            environment: Environment variables of the submitter, for its MLFLOW_TRACKING_URI.
+        """
         changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
         if self.tracking is not None:
             uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
             if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())  # the driver works in another folder
+                # The path is made absolute, because the driver's working directory is not the submitter's.
+                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())
             changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
         return self.model_copy(update=changes)
 
     def document(self) -> dict[str, Any]:
-        """Return the spec as JSON, with its credentials."""
+        """Return the spec as plain data for JSON; credentials in it are not removed."""
         return self.model_dump(mode="json", by_alias=True)
 
     @abstractmethod
     def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the datasets to train on and to evaluate with."""
+        """Yield the datasets that the job reads to train, to evaluate or to predict; not the holdout."""
 
     def datasets(self) -> Iterator[DatasetSpec]:
-        """Yield all datasets that the spec names."""
+        """Yield all datasets that the spec names, the holdout included."""
         yield from self.inputs()
         if self.register_as is not None:
             yield self.register_as.holdout
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build the spec that is fingerprinted: the same for equal data and for code pickled at another time.
+        """Build the spec that is fingerprinted.
+
+        Two submissions of the same job give equal specs even if their data were staged in different folders, or their
+        code was pickled at different times.
 
         Args:
-            by_content: Names a dataset by what is in it.
+            by_content: Returns the given dataset's spec with a digest of its content in place of its location.
         """
         return self.with_datasets(by_content)
 
@@ -266,12 +323,12 @@ class AnySpec(Settings, ABC):
         )
 
     def staged(self) -> set[str]:
-        """Return the directories of staged data that were written for this job only."""
+        """Return the directories of staged data: copies of in-memory data that were written for this job only."""
         return {dataset.staging for dataset in self.datasets() if dataset.staging}
 
 
 class JobSpec(TrainRequest, AnySpec):
-    """A training run.
+    """Spec of a job that trains an XGBoost or LightGBM model.
 
     Example:
         >>> JobSpec(
@@ -282,7 +339,9 @@ class JobSpec(TrainRequest, AnySpec):
     """
 
     user_code: str | None = Field(
-        default=None, description="Where callbacks, objective and metrics lie, by value; an estimator writes them."
+        default=None,
+        description="Path of the file with the pickled callbacks, objective and metrics; an estimator writes the file "
+        "and sets the path.",
     )
 
     @model_validator(mode="after")
@@ -325,74 +384,110 @@ Reason = Literal[
     "slice_worse",
     "alias_moved",
 ]
-"""Rule that decided about a challenger: the first three promote it."""
+"""Rule that decided whether the challenger (the newly trained model) was promoted. The first three rules promote the
+challenger, all others leave the champion as it is."""
 
 
 class ChampionResult(Settings):
-    """Champion that a challenger was compared with."""
+    """The registered version with the alias, with which the newly trained model was compared."""
 
-    version: str = Field(description="Its version in the registry.")
-    value: float = Field(description="Its metric on the holdout.")
+    version: str = Field(description="Version number of the champion in MLflow's registry.")
+    value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
 
 
 class DecisionResult(Settings):
-    """Why a challenger became the champion or did not."""
+    """The reason why the newly trained model was promoted to champion, or why it was not."""
 
-    reason: Reason = Field(description="The rule that decided.")
-    sentence: str = Field(description="The decision in one sentence, for people.")
+    reason: Reason = Field(description="Name of the rule that decided.")
+    sentence: str = Field(description="Explanation of the decision in one sentence, for people.")
 
 
 class DataResult(Settings):
-    """The rows that a model was trained on."""
+    """Description of the rows that a model was trained on."""
 
-    rows: int = Field(description="Number of rows.")
+    rows: int = Field(description="Number of rows that the model was trained on.")
     digest: str = Field(
-        description="Fingerprint of the rows; with filters or sql, the same for equal rows from any source."
+        description="Fingerprint of the rows. For a dataset with filters or sql, equal rows have equal fingerprints, "
+        "wherever they are stored."
     )
-    time_from: str | None = Field(default=None, description="Smallest value of the time column; none: no such column.")
-    time_to: str | None = Field(default=None, description="Largest value of the time column.")
+    time_from: str | None = Field(
+        default=None,
+        description="Smallest value of the time column, which is the dataset's `time_col` or the only time column in "
+        "its filters. None: there is no such column.",
+    )
+    time_to: str | None = Field(default=None, description="Largest value of the time column; None as for `time_from`.")
 
     def tags(self) -> dict[str, str]:
-        """Return the tags of a registered version."""
+        """Return the tags by which the registered version in MLflow describes its training rows."""
         return {f"shoal.data_{name}": str(value) for name, value in self.model_dump().items() if value is not None}
 
 
 class JobResult(Settings):
-    """Result of a job: small enough for an XCom, without the credentials of its `artifact_location`."""
+    """Result of a job. It is small enough for an XCom, and contains no credentials of its `artifact_location`."""
 
-    job_id: str = Field(description="The job.")
-    attempt: int = Field(description="Which attempt of it.")
+    job_id: str = Field(description="Id of the job.")
+    attempt: int = Field(description="Number of the attempt that has succeeded, counted from 1.")
     model_path: str = Field(
-        description="The model in the library's own format, or a function's model folder: a local path or a URI."
+        description="Local path or URI of the model file in the library's own format, or of the model folder of a "
+        "training function."
     )
     model_digest: str | None = Field(
-        description="SHA-256 of the model's bytes: the same model is the same digest; none: a function's."
+        description="SHA-256 of the model file, by which equal models are recognised. None: the job ran a training "
+        "function."
     )
-    model_uri: str = Field(description="The model in MLflow; untracked, its path.")
-    metrics: dict[str, float] = Field(description="Of the model, as <set>-<metric> and holdout-<metric>.")
-    best_iteration: int | None = Field(description="Best round, from 0, with early stopping.")
-    rows: int | None = Field(description="Rows trained on, or predicted; none: a function reads what it likes.")
-    output_path: str | None = Field(default=None, description="Folder of a batch prediction; none: a training.")
-    data: DataResult | None = Field(default=None, description="The training rows; none: a function's.")
-    results_path: str | None = Field(default=None, description="What each rank of a function returned, pickled.")
-    num_workers: int = Field(description="Workers that trained.")
-    seconds: float = Field(description="From the driver's start to its result.")
-    restarts: int = Field(description="How often it resumed after a loss.")
-    peak_memory_per_worker: tuple[int, ...] = Field(description="Highest resident size in bytes, by rank.")
-    mlflow_run_id: str | None = Field(description="Its run; none: untracked.")
-    model_version: str | None = Field(default=None, description="Version in the registry; none: not registered.")
-    promoted: bool | None = Field(default=None, description="Whether it has the alias now; none: not registered.")
+    model_uri: str = Field(
+        description="URI of the model in MLflow; for a job that records nothing in MLflow, the path of the model."
+    )
+    metrics: dict[str, float] = Field(
+        description="Metrics of the model, named <set>-<metric> for evaluation sets and holdout-<metric> for the "
+        "holdout.",
+    )
+    best_iteration: int | None = Field(
+        description="Best boosting round that early stopping found, counted from 0. None: there was no early stopping."
+    )
+    rows: int | None = Field(
+        description="Number of rows that were trained on or predicted. None: a training function reads its data "
+        "itself, so the number is not known.",
+    )
+    output_path: str | None = Field(
+        default=None, description="Folder with the output of a batch prediction. None: the job trained a model."
+    )
+    data: DataResult | None = Field(
+        default=None, description="Description of the training rows. None: the job ran a training function."
+    )
+    results_path: str | None = Field(
+        default=None,
+        description="Path of the pickled return values of a training function, one per rank. None: the job ran no "
+        "training function.",
+    )
+    num_workers: int = Field(description="Number of workers that the job ran on.")
+    seconds: float = Field(description="Time in seconds from the driver's start to the result.")
+    restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
+    peak_memory_per_worker: tuple[int, ...] = Field(
+        description="Highest resident memory of each worker in bytes, in the order of the ranks."
+    )
+    mlflow_run_id: str | None = Field(
+        description="Id of the MLflow run that the job recorded. None: the job recorded nothing in MLflow."
+    )
+    model_version: str | None = Field(
+        default=None, description="Version number of the model in MLflow's registry. None: the model is not registered."
+    )
+    promoted: bool | None = Field(
+        default=None,
+        description="Whether the model became the champion, that is, has the alias. None: the model is not registered.",
+    )
     champion: ChampionResult | None = Field(
-        default=None, description="What it was compared to; none: there was no champion."
+        default=None, description="The champion with which the model was compared. None: there was no champion."
     )
     decision: DecisionResult | None = Field(
-        default=None, description="Why it has the alias or not; none: not registered."
+        default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data for an XCom, which is strict JSON: NaN is "NaN" and infinity "Infinity".
+        """Return the result as plain data for an XCom.
 
-        ``JobResult.model_validate`` takes both back as floats.
+        An XCom is strict JSON, which has no NaN and no infinity: they become the texts "NaN" and "Infinity".
+        ``JobResult.model_validate`` converts both back to floats.
         """
         plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
         return plain

@@ -26,7 +26,7 @@ from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _MOST_LISTED = 1_000_000
-"""Upper bound of `limit` in `list_jobs`; SQLite refuses integers of more than 63 bits."""
+"""Largest `limit` that `list_jobs` accepts. There is a maximum because SQLite refuses integers of more than 63 bits."""
 
 
 def submit(
@@ -42,14 +42,15 @@ def submit(
 
     The job starts at once if the pool has room for it; otherwise it waits in the pool's queue (`shoal.jobs.queue`).
 
-    The same job is attached to while it is pending or running, and once more after it has succeeded, until its result
-    has been collected. Otherwise a new attempt is submitted. Plain Python and the CLI get a new job with every call,
-    unless ``run_config.job_id`` names one.
+    The call returns a handle of the existing attempt while the same job is pending or running, or if it has succeeded
+    and its result has not been collected yet. In all other cases a new attempt is submitted. Plain Python and the CLI
+    get a new job with every call, unless ``run_config.job_id`` is set.
 
     Args:
         spec: Spec of the job.
         holder: Name of the run that submits the job; by default one for this process.
-        key: Distinguishes tasks of one holder that submit the same spec: a task's id and map index.
+        key: Text that distinguishes tasks of one holder that submit the same spec, such as the id and map index of a
+            task.
         connection_url: Finds the SQLAlchemy URL of a database connection by its name, for names without a variable
             ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
@@ -95,16 +96,21 @@ def submit(
             clock=clock,
         )
         if _is_usable(handle, job, order):
-            # A job that was submitted before trains on the data that were staged then: the new copy is not needed.
+            # If the job was submitted before, it uses the data that were staged (copied) for that submission, so the
+            # copy that was staged for this submission is deleted.
             staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
-        # The attempt was lost without recording its end: the next iteration makes a new one.
+        # The attempt has just been found lost (its end is recorded now), so the next iteration creates a new attempt.
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
-    """Submit or queue the attempt if needed; return False if it failed or was cancelled: a new one is needed then."""
+    """Submit or queue the attempt if that has not been done; return whether its handle can be given to the caller.
+
+    Returns:
+        False if the attempt has failed or was cancelled, so that a new attempt is needed.
+    """
     if job.state in JOB_ENDED:
-        return True  # `attempts.ask` returns an ended attempt only if its result can be collected
+        return True  # `attempts.ask` returns an ended attempt only if it has a result that can still be collected
     if job.state is JobState.PENDING and job.endpoint == order.endpoint and handle.send():
         return True
     return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
@@ -120,7 +126,7 @@ def attach(job_id: str, attempt: int | None = None) -> JobHandle:
     Raises:
         JobError: There is no such job, or no such attempt.
     """
-    if not ids.is_legal(job_id):  # databases refuse some texts, such as those with NUL
+    if not ids.is_legal(job_id):  # not looked up, because databases refuse some texts, such as those with NUL
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
@@ -149,7 +155,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
         raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 to {_MOST_LISTED}")
-    if pool_name is not None and not is_pool_name(pool_name):  # databases refuse some texts, such as those with NUL
+    if pool_name is not None and not is_pool_name(pool_name):  # not looked up: databases refuse some texts
         return []
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)

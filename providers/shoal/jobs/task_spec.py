@@ -59,7 +59,10 @@ def spec_of(
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the digest of plain-data arguments for the fingerprint; None for others, whose pickles differ per call."""
+    """Return the digest of a function's arguments, by which the same job is recognised when it is submitted again.
+
+    None: the arguments are not plain data, and their pickled bytes may differ between two submissions of the same job.
+    """
     try:
         return ids.digest([list(args), dict(kwargs)])
     except (TypeError, ValueError):

@@ -50,7 +50,8 @@ class ComputePool:
             pool that `shoal.pool.selection.which_pool` selects.
         holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
-        clock: Function that returns seconds since the epoch. Tests replace it to simulate hours.
+        clock: Function that returns seconds since the epoch. Tests pass another function, to simulate hours in an
+            instant.
 
     Raises:
         InvalidArgumentError: The URI or spec is invalid, or no pool was named and the store has none or more than one.
@@ -94,9 +95,11 @@ class ComputePool:
         If the pool is already up, only wait until MIN_NODES nodes are ready.
 
         Args:
-            rollback_after_seconds: Seconds until the deadline. After the deadline all started nodes are ended.
+            rollback_after_seconds: Seconds until the deadline. If MIN_NODES nodes are not ready then, all started nodes
+                are ended.
             on_progress: Function called with the pool's status while waiting.
-            owner: Process in which the pool is embedded. The pool is removed when that process ends.
+            owner: Process to which the pool belongs (an embedded pool). The pool is removed when this process ends.
+                Default: the pool belongs to no process and stays.
 
         Returns:
             The pool itself.
@@ -127,8 +130,9 @@ class ComputePool:
         The jobs on the pool end too. Does nothing if the pool is already down.
 
         Args:
-            abandon: Mark a `ray://` pool as down without contacting its cluster, for a cluster that never answers
-                again. If the cluster does come back, the nodes requested from its autoscaler stay requested.
+            abandon: Mark a `ray://` pool as down without contacting its Ray cluster. Use this only for a cluster that
+                never answers again. If the cluster does come back, its autoscaler keeps the nodes that this pool
+                requested, because nothing has withdrawn the request.
             on_progress: Function called with the pool's status while waiting.
 
         Raises:
@@ -143,15 +147,16 @@ class ComputePool:
         self._waiting.until_down(on_progress)
 
     def delete(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
-        """Take the pool down and delete its row, token and logs. The pool's jobs stay listed.
+        """Take the pool down and delete its database row, its token and its logs. Its jobs stay in the list of jobs.
 
         Args:
-            abandon: Delete a pool whose host or Ray cluster never returns. If the host does return, its nodes end
-                themselves.
+            abandon: Delete a pool whose host or Ray cluster never returns. If the host does return, the pool's nodes on
+                it end themselves, because they find no row in the database.
             on_progress: Function called with the pool's status while waiting.
 
         Raises:
-            PoolElsewhereError: The pool is bound to another host. If that host never returns, use `abandon`.
+            PoolElsewhereError: The pool is bound to another host, and only that host can end its nodes. If the host
+                never returns, use `abandon`.
             ScaleError: A node could not be ended. The message names the remaining processes.
             InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
@@ -205,7 +210,7 @@ class ComputePool:
         options: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> PoolLease:
-        """Request nodes for this holder until the lease is released.
+        """Request nodes for this holder (the name under which this object makes requests) until the lease is released.
 
         Shared leases use the same nodes, and the nodes of exclusive leases are added to them. The pool gets as many
         nodes as the largest shared lease and all exclusive leases need together, or as its base demand if that is
@@ -222,10 +227,10 @@ class ComputePool:
             size: Number of nodes, including the head.
             exclusive: Add these nodes to those of all other leases, instead of sharing them.
             ttl: Seconds after which a lease that is not renewed expires.
-            bring_up: Start the pool if it is down. It goes down again after its last lease and job, unless a base
-                demand was set in the meantime. No effect on a pool that is up.
-            is_async: Return as soon as the request is journaled.
-            options: Same as in `scale_cluster`.
+            bring_up: Start the pool if it is down. The pool goes down again after its last lease and job, unless
+                `scale_cluster` or `up` has set a base demand in the meantime. No effect on a pool that is up.
+            is_async: Return as soon as the request is written to the database.
+            options: The same options as for `scale_cluster`.
             on_progress: Function called with the pool's status while waiting.
 
         Returns:
@@ -235,8 +240,8 @@ class ComputePool:
             InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder has a lease of the
                 other kind.
             PoolDownError: The pool is not up, and `bring_up` is False.
-            ScaleError: The lease's turn did not come or its nodes did not become ready in time, and the lease was
-                rolled back. Or this holder's lease has nodes, and there is no room for the larger size.
+            ScaleError: At the deadline the lease still waited or its nodes were not ready, and the lease was rolled
+                back. Or this holder already has a granted lease, and the pool has no room for the larger size.
 
         Example:
             >>> with pool.lease(3):
@@ -258,7 +263,7 @@ class ComputePool:
         @contextmanager
         def renewed() -> Iterator[None]:
             if leases[-1].waiting:
-                with suppress(StoreError):  # the wait itself tries again while the store is unreachable
+                with suppress(StoreError):  # only this log line is lost; the wait below retries until the store answers
                     note = self.describe().queue_note(self.holder)
                     log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
             with handle().renewed():
@@ -290,7 +295,7 @@ class ComputePool:
         return handle()
 
     def release(self) -> bool:
-        """Release this holder's lease. Its nodes are ended unless other demand needs them.
+        """Release this holder's lease. Its nodes are ended, unless another lease or the base demand needs them.
 
         A pool that was started by a lease goes down with its last lease and job. If the pool is bound to another host,
         that host's reconciler ends the nodes later, and this method does not wait for it.
@@ -309,7 +314,7 @@ class ComputePool:
         return released > 0
 
     def renew(self) -> bool:
-        """Extend this holder's lease by its time to live. Return False if the holder has no lease any more."""
+        """Extend this holder's lease by its time to live (`ttl`). Return False if the holder has no lease any more."""
         with transaction(self._store, JournalStep.REQUEST) as session:
             return commands.renew_held(session, self.name, self.holder, self._clock())
 
@@ -324,14 +329,14 @@ class ComputePool:
         ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the active nodes with the head first, or an empty list while the pool is down."""
+        """Return the nodes that are ready to work, the head first. The list is empty while the pool is down."""
         return [NodeInfo(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in self.describe().active]
 
     def has_nodes(self, size: int) -> bool:
         """Check whether at least `size` nodes are active.
 
-        If this holder has a lease, nodes that leases before it take do not count. While its lease waits in the queue,
-        the result is False.
+        If this holder has a lease, the nodes that earlier leases take do not count. While this holder's lease waits in
+        the queue, the result is False.
 
         Raises:
             ScaleError: Fewer nodes are active, and no lease or demand requests that many. If this holder's last
@@ -365,7 +370,7 @@ class ComputePool:
     def wait_for_nodes(
         self, size: int, *, timeout: float = ROLLBACK_AFTER, on_progress: OnProgress | None = None
     ) -> list[NodeInfo]:
-        """Wait until at least `size` nodes are active, without requesting any.
+        """Wait until at least `size` nodes are active. This method does not request nodes.
 
         Args:
             size: Number of nodes, including the head.
@@ -408,7 +413,7 @@ class ComputePool:
         return head_endpoint(snapshot)
 
     def sweep(self) -> list[str]:
-        """End orphaned nodes of all pools on this host. Return one sentence for each action."""
+        """End the nodes on this host, of any pool, that no demand needs. Return one sentence for each action."""
         return _reconcile.sweep(self._store, clock=self._clock)
 
     def _carry_out(
@@ -422,16 +427,17 @@ class ComputePool:
         on_progress: OnProgress | None = None,
         while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Journal an operation and wait until it ends. Roll it back if the wait is interrupted.
+        """Write an operation to the database and wait until it ends. Roll it back if the wait is interrupted.
 
         Args:
             request: Function that writes the operation in the given transaction and returns its id.
             bring_up: Whether to start the pool in the same transaction if it is down.
-            owner: Process in which a started pool is embedded.
+            owner: Process to which a started pool belongs. The pool is removed when this process ends.
             block_until_min_cluster_size: Number of ready nodes that ends the wait; all nodes by default.
-            is_async: Whether to return as soon as the operation is journaled.
+            is_async: Whether to return as soon as the operation is written to the database.
             on_progress: Function called with the pool's status while waiting.
-            while_waiting: Function that opens a context in which the method waits.
+            while_waiting: Function that returns a context manager, inside which this method waits. `lease` uses it to
+                renew the lease during the wait.
 
         Raises:
             ScaleError: The operation failed, or a newer operation replaced it.
@@ -443,10 +449,11 @@ class ComputePool:
                     with transaction(self._store, JournalStep.REQUEST) as session:
                         started = self._begin_life(session, owner) if bring_up else None
                         operation_id = request(session)
-                        if started:  # before the commit, because no node may start before `prepare` has made the token
+                        if started:  # `prepare` creates the token before the commit, because nodes may start after it
                             BACKENDS[started.backend]().prepare(started)
                         operation = session.get_one(Operation, operation_id)
-                except PoolStoppingError:  # an earlier run is still taking the pool down: wait, then try again
+                # The pool is still going down, so it cannot be started yet. Wait until it is down, then try again.
+                except PoolStoppingError:
                     operation_id = ""
                     self._waiting.until_down(on_progress)
             ensure_running()
@@ -468,7 +475,7 @@ class ComputePool:
             raise
 
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
-        """Set the pool's state to up, and return its spec if it was down before."""
+        """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
         spec = self._definition(session)
         begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self._clock())
         return spec if begins else None
@@ -488,11 +495,14 @@ class ComputePool:
         return Waiting(self._store, self.name, self._clock)
 
     def _definition(self, session: Session) -> PoolSpec:
-        """Return the spec to start the pool with: the given spec, else the one in the pool's row."""
+        """Return the spec for starting the pool: the spec given to the constructor, else the spec in the pool's row."""
         return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
 
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
-        """Let the backend reject a size that it can never reach. The journal makes all other checks."""
+        """Let the backend reject a size that it can never reach, such as more nodes than a Ray cluster can have.
+
+        All other checks of the size are made by `shoal.pool.journal.commands`, when the request is written.
+        """
         with self._store.reading() as session:
             pool = session.get(Pool, self.name)
             up = pool is not None and pool.state is PoolState.UP
@@ -529,9 +539,11 @@ def scale_cluster(
     Args:
         expected_cluster_size: Number of nodes, from MIN_NODES to MAX_NODES of the pool.
         pool_name: Name of the pool. Optional inside a job, if ``$SHOAL_POOL`` is set, or if only one pool exists.
-        is_async: Return as soon as the request is journaled. The reconciler carries it out.
-        options: ``rollback_after_seconds`` (default 720) and ``block_until_min_cluster_size`` (return at that many
-            ready nodes; the others may still start until the deadline, then the demand becomes the ready count).
+        is_async: Return as soon as the request is written to the database. The reconciler (a background process on
+            this host) then starts or ends the nodes.
+        options: ``rollback_after_seconds`` is the time until the deadline (default: 720). With
+            ``block_until_min_cluster_size``, the call returns as soon as this number of nodes is ready. The other nodes
+            may still start until the deadline. Then the demand is set to the number of ready nodes.
         notebook_name: Alias of `pool_name`.
 
     Returns:
@@ -546,12 +558,12 @@ def scale_cluster(
     if pool_name and notebook_name and pool_name != notebook_name:
         raise InvalidArgumentError(f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ")
     size = checked_size(expected_cluster_size)
-    ScaleOptions.for_size(options, size)  # check before the store is opened
+    ScaleOptions.for_size(options, size)  # wrong options are reported even if the store cannot be opened
     return ComputePool(pool_name or notebook_name).scale(size, is_async=is_async, options=options)
 
 
 def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:
-    """Return the active nodes of a pool, the head first: ``[{"name": …, "cpus": …, "gpus": …}, …]``.
+    """Return the nodes that are ready to work, the head first, as ``[{"name": …, "cpus": …, "gpus": …}, …]``.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -580,7 +592,7 @@ def alter_pool(pool_name: str, *, min_nodes: int | None = None, max_nodes: int |
 
 
 def list_pools(store: Store | None = None) -> list[PoolStatus]:
-    """Return the status of every pool in the store, except pools embedded in a process."""
+    """Return the status of every pool in the store, except embedded pools (pools that belong to one process)."""
     store = store or Store()
     with store.reading() as session:
         names = rows.pool_names(session)
@@ -588,7 +600,7 @@ def list_pools(store: Store | None = None) -> list[PoolStatus]:
 
 
 def sweep(store: Store | None = None) -> list[str]:
-    """End orphaned nodes on this host. Return one sentence for each action. Safe to call at any time."""
+    """End the nodes on this host that no demand needs. Return one sentence for each action. Safe at any time."""
     store = store or Store()
     did = _reconcile.sweep(store)
     with store.reading() as session:

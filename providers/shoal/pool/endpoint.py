@@ -63,18 +63,21 @@ def ray_environment(token: Path) -> dict[str, str]:
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
-        # Without this, Ray rewrites `ray.init("127.0.0.1:…")` to the host's address, where nothing listens.
+        # Without this setting, Ray replaces 127.0.0.1 in `ray.init("127.0.0.1:…")` by the host's own address. The
+        # connection would fail, because the head listens only on 127.0.0.1.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray's metrics ports need no token, so they are turned off. The dashboard's metrics port has no switch, but an
-        # invalid port number turns it off.
+        # Anybody could read Ray's metrics, because the metrics ports need no token. So the next two settings turn these
+        # ports off. For the dashboard's port there is no such setting, but an invalid number turns the port off.
         "RAY_enable_metrics_collection": "0",
         "DASHBOARD_METRIC_PORT": "-1",
-        # If the GCS dies while a node starts, the node gives up after this time instead of 60 s. Other nodes on this
-        # host wait for it meanwhile.
+        # If the GCS (the head's control service) dies while a node starts, the node gives up after 30 s instead of
+        # 60 s. A shorter time matters because other nodes of this host wait until the start has ended.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
-        # A killed raylet is declared dead after 5 missed checks: after 5 s instead of 15.
+        # The head declares a raylet (a node's main process) dead after 5 missed checks. With one check per second, a
+        # killed raylet is declared dead after 5 s instead of 15 s.
         "RAY_health_check_period_ms": "1000",
-        # Each check of an unreachable raylet lasts this long, so it is declared dead after 20 s instead of 55.
+        # A check of a raylet that does not answer ends after this time. So an unreachable raylet is declared dead after
+        # 20 s instead of 55 s.
         "RAY_health_check_timeout_ms": "3000",
     }

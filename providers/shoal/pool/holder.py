@@ -1,4 +1,7 @@
-"""Names of the holders of operations, leases and jobs, and the binding of pools to hosts."""
+"""Build the names of holders (of operations, leases and jobs), and bind pools to hosts.
+
+A local pool is bound to the host on which it was started: only that host can start and end its nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool
 
 ANYWHERE = ""
-"""Value of a pool's `host` column if any host can act on the pool."""
+"""Value of a pool's `host` column if any host can start and end the pool's nodes, as for an existing Ray cluster."""
 
 
 def is_here(pool: Pool) -> bool:
-    """Return whether this machine can act on a pool.
+    """Return whether this machine can start and end a pool's nodes.
 
     Rows written by shoal 0.1 have no host id. Such a pool belongs to the machine whose hostname is in the row.
     """
@@ -43,8 +46,8 @@ def cli_holder() -> str:
 
 
 def _user() -> str:
-    """Return the user's name; in a container whose uid has none, the uid."""
+    """Return the user's name, or the uid as text if the uid has no name, as in some containers."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # OSError from Python 3.13 on
+    except (KeyError, OSError):  # Python 3.13 and later raise OSError instead of KeyError
         return str(os.getuid())

@@ -17,18 +17,21 @@ from shoal.state import Store
 log = logging.getLogger(__name__)
 
 _RENEWALS_PER_TTL = 3
-"""Renewals per time to live. The lease survives two missed renewals."""
+"""Number of renewals within the lease's time to live. With 3, a lease stays valid if two renewals in a row fail."""
 
 
 class PoolLease:
-    """A live lease. As a context manager it is renewed by a background thread and released at the end of the block.
+    """Client handle of a lease, with methods to renew and release the lease.
+
+    In a ``with`` block, a background thread renews the lease, and the lease is released at the end of the block.
 
     Attributes:
         id: Id of the lease.
-        epoch: Number of times that the lease was requested. Only the handle of the newest request may renew it.
+        epoch: Number of times that the lease was requested. Only the object that the newest request returned may renew
+            the lease.
         ttl: Seconds after which a lease that is not renewed expires.
-        lost: Reason why the lease expired or was taken over before it was released; None otherwise. If it is set, the
-            leased nodes may be gone.
+        lost: Reason why the lease expired or was taken over before it was released; None otherwise. If there is a
+            reason, the leased nodes may be gone.
     """
 
     def __init__(
@@ -54,13 +57,14 @@ class PoolLease:
         """Extend the lease by its time to live.
 
         Raises:
-            FencedError: The lease has expired, was released, or was requested again under a newer epoch.
+            FencedError: The lease has expired, was released, or was requested again, so that this object's `epoch` is
+                no longer the newest.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.renew(session, self.id, self.epoch, self._clock())
 
     def release(self) -> None:
-        """Release the lease. Its nodes are ended unless other demand needs them.
+        """Release the lease. Its nodes are ended, unless another lease or the base demand needs them.
 
         Does nothing if the lease was already released or has expired.
         """
@@ -69,7 +73,7 @@ class PoolLease:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew the lease in the background inside the block, without releasing it at the end."""
+        """Renew the lease in a background thread inside the ``with`` block. The lease is not released at the end."""
         ended = threading.Event()
         self._renew_until(ended)
         try:

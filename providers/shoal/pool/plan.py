@@ -1,4 +1,8 @@
-"""Decide which nodes to start, drain and end, and how operations end. Pure functions: no I/O, no clock."""
+"""Decide which nodes to start, drain and end, and how operations end.
+
+All functions are pure: they do no I/O and read no clock, so tests can check them with made-up rows and times. To drain
+a node means to give it no new work, and to end it when it is idle or its grace period has passed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A pool's rows at one instant. A lease counts until `journal.advance` deletes its row."""
+    """The database rows of a pool at one instant.
+
+    Every lease in it counts, also an expired one: only `journal.advance` removes a lease, by deleting its row.
+    """
 
     pool: Pool
     demand: Demand | None
@@ -34,18 +41,19 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision how an open operation ends."""
+    """The decision how one open operation ends: its final state, and the reason for the user."""
 
     operation_id: str
     state: OperationState
     reason: str | None = None
     settle_at: int | None = None
-    """New size of the demand if the operation missed its size but reached its minimum; else None."""
+    """Number of nodes to which the demand is set, because the operation reached its minimum size but not its full size.
+    None if the demand is not changed in this way."""
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The changes that bring a pool's nodes to its demand."""
+    """The nodes to start, drain and end, so that a pool's nodes match its demand."""
 
     start_head: bool = False
     start_workers: int = 0
@@ -58,8 +66,8 @@ def wanted(snapshot: Snapshot) -> int:
     """Return how many nodes, including the head, the pool should have.
 
     This is the base demand or the nodes of the granted leases, whichever is larger, limited to MIN_NODES and MAX_NODES.
-    It is 0 for a pool that is not up, and for a pool without base demand, leases and jobs: such a pool was started by a
-    lease and lasts only as long as leases and jobs do.
+    The result is 0 for a pool that is not up, and for a pool that has no base demand, no lease and no job. A pool
+    without a base demand was started by a lease, so it goes down after its last lease and job.
     """
     pool, demand = snapshot.pool, snapshot.demand
     if pool.state is not PoolState.UP or not (demand or snapshot.leases or snapshot.works):
@@ -68,7 +76,7 @@ def wanted(snapshot: Snapshot) -> int:
 
 
 def leased(snapshot: Snapshot) -> int:
-    """Return how many nodes the granted leases take: the largest shared lease plus all exclusive leases."""
+    """Return how many nodes the granted leases take: the size of the largest shared lease plus all exclusive sizes."""
     return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
 
 
@@ -80,7 +88,8 @@ def queue(snapshot: Snapshot) -> list[Lease]:
 def grantable(snapshot: Snapshot) -> list[Lease]:
     """Return the waiting leases that fit into MAX_NODES beside the granted leases.
 
-    The first lease that does not fit holds back all leases behind it. So a large lease is not overtaken by small ones.
+    The first lease that does not fit holds back all leases behind it. Otherwise small leases could overtake a large one
+    again and again, and the large one would never be granted.
     """
     if snapshot.pool.state is not PoolState.UP:
         return []
@@ -97,7 +106,8 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
     """Return whether a granted lease may have another size now.
 
-    It may if the leases together take no more nodes than before, or if there is room and no lease waits for it.
+    The size may change if the leases together then take no more nodes than before. A change that takes more nodes is
+    allowed only if they fit into MAX_NODES and no other lease waits.
     """
     others = [(one.size, one.exclusive) for one in _granted(snapshot) if one.id != lease.id]
     total = _together([*others, (size, lease.exclusive)])
@@ -107,7 +117,7 @@ def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
 def nodes_for(snapshot: Snapshot, lease: Lease, nodes: int) -> int:
     """Return how many nodes a lease may use if the pool has `nodes` nodes.
 
-    Leases that were requested earlier count first. A waiting lease may use none.
+    The nodes that earlier leases take from this lease are subtracted. A waiting lease may use no node.
     """
     return 0 if lease.waiting else max(0, nodes - _nodes_before(snapshot, lease))
 
@@ -125,7 +135,11 @@ def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
 
 
 def cause_of_starts(snapshot: Snapshot) -> Operation | None:
-    """Return the open operation for which nodes are started now: of those that do not wait, the one that needs most."""
+    """Return the open operation for which nodes are started now, or None if there is none.
+
+    Operations whose lease waits in the queue do not count. Of the others, the operation that needs most nodes is
+    returned.
+    """
 
     def needed(operation: Operation) -> int:
         lease = _lease_of(snapshot, operation)
@@ -135,7 +149,10 @@ def cause_of_starts(snapshot: Snapshot) -> Operation | None:
 
 
 def judge(snapshot: Snapshot, now: float) -> list[Verdict]:
-    """Decide which open operations have succeeded, failed or been superseded. The others stay open."""
+    """Decide which open operations have succeeded, failed or been superseded (replaced by a newer request).
+
+    Operations that are not in the result stay open.
+    """
     return [verdict for operation in snapshot.operations if (verdict := _judge_one(snapshot, operation, now))]
 
 
@@ -198,7 +215,8 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     may_start = not (pool.cooldown_until and pool.cooldown_until > now) or bool(_at_work(snapshot))
     draining = [node for node in snapshot.nodes if node.state is NodeState.DRAINING and node.id not in end]
     missing = min(target - len(have), pool.max_nodes - len(have) - len(draining)) if may_start else 0
-    # A head that is still ending occupies its files and its row. A new head starts only after the old one is gone.
+    # An old head that is still being ended keeps its files and its row. So a new head is started only after the old
+    # head's row is deleted.
     head_gone = not any(node.is_head for node in snapshot.nodes)
     head_ready = head is not None and head.id not in going and head.state is NodeState.READY
     return NodePlan(
@@ -233,21 +251,25 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to write to the pool's row that it is in use.
+    """Return whether to set `touched_at` (the time of last use) in the pool's row, because the pool is in use.
 
-    This is true at most ten times per idle timeout, because each time costs a write.
+    Each update costs a write transaction, so the result is True at most ten times per idle timeout.
     """
     timeout = idle_timeout(snapshot.pool)
     return timeout is not None and in_use(snapshot) and now - snapshot.pool.touched_at > timeout / 10
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to reset the pool's failure count, because all its nodes have been up for a long time."""
+    """Return whether to reset the count of failed starts, because all wanted nodes have been up for START_TIMEOUT."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 
 def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
-    """Return the planned nodes that need a supervisor: none was spawned, or it did not claim its row in time."""
+    """Return the planned nodes that need a supervisor process.
+
+    For such a node no supervisor was spawned yet, or the spawned supervisor did not write itself to the node's row
+    within SPAWN_GRACE seconds.
+    """
     return [
         node
         for node in nodes
@@ -256,7 +278,11 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Return whether there is anything to decide, start, end or clean up."""
+    """Return whether reconciling would change anything now, so that it is worth a write transaction.
+
+    Changes are: an operation ends, a lease is granted, a node is started, drained, ended or removed, the pool goes
+    down, or a count or time in the pool's row is updated.
+    """
     pool = snapshot.pool
     return (
         bool(judge(snapshot, now))
@@ -274,12 +300,15 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 
 def cooldown(failures: int) -> float:
     """Return the pause in seconds before the next start, after this many failures in a row with no operation open."""
-    doublings = min(failures - 2, 30)  # enough to reach the longest pause, without a float overflow
+    doublings = min(failures - 2, 30)  # 30 doublings exceed the longest pause; thousands would overflow the float
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
 
 def has_settled(snapshot: Snapshot, now: float) -> bool:
-    """Return whether all wanted nodes are ready and older than START_TIMEOUT, so that earlier failures do not count."""
+    """Return whether all wanted nodes are ready, and were planned at least START_TIMEOUT seconds ago.
+
+    Earlier failed starts then no longer count, because the nodes evidently start and stay up.
+    """
     old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
     return len(old) >= wanted(snapshot)
 
@@ -289,7 +318,11 @@ def _granted(snapshot: Snapshot) -> list[Lease]:
 
 
 def _together(claims: Iterable[tuple[int, bool]]) -> int:
-    """Return how many nodes leases take together. Each claim is a lease's size and whether the lease is exclusive."""
+    """Return how many nodes some leases take together.
+
+    Args:
+        claims: For each lease, its size and whether it is exclusive.
+    """
     shared, exclusive = 0, 0
     for size, is_exclusive in claims:
         if is_exclusive:
@@ -300,7 +333,11 @@ def _together(claims: Iterable[tuple[int, bool]]) -> int:
 
 
 def _nodes_before(snapshot: Snapshot, lease: Lease) -> int:
-    """Return how many nodes the leases that were requested earlier take from a lease."""
+    """Return how many nodes a lease cannot use, because leases that were requested earlier take them.
+
+    A shared lease loses only the nodes of earlier exclusive leases. An exclusive lease loses the nodes of all earlier
+    leases.
+    """
     earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
     return _together((one.size, one.exclusive) for one in earlier if one.exclusive or lease.exclusive)
 
@@ -310,13 +347,13 @@ def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:
 
 
 def _at_work(snapshot: Snapshot) -> list[Operation]:
-    """Return the open operations, except those whose lease waits."""
+    """Return the open operations, without operations whose lease waits in the queue."""
     waiting = {lease.id for lease in queue(snapshot)}
     return [row for row in snapshot.operations if row.state is OperationState.OPEN and row.lease_id not in waiting]
 
 
 def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float) -> str | None:
-    """Return the reason to end a node regardless of the demand, or None if there is none."""
+    """Return the reason why a node has to end even if the demand needs it, or None if there is no such reason."""
     if node.state is NodeState.ENDING:
         return None
     if node.state is NodeState.FAILED:
@@ -335,9 +372,10 @@ def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float)
 
 
 def _first_to_go(nodes: list[Node]) -> list[Node]:
-    """Sort workers by the order in which they are ended: not yet ready, idle, busy. The youngest come first.
+    """Return the workers in the order in which a shrinking pool ends them, without the head.
 
-    The head is never in the list.
+    Nodes that are not yet ready come first, then idle nodes, then busy nodes. Within each group the youngest node comes
+    first.
     """
 
     def rank(node: Node) -> tuple[int, float, str]:

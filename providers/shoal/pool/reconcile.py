@@ -3,9 +3,9 @@
 Reconciling has four steps:
 
 1. Read the rows and check the processes, without a lock. Stop here if nothing has to change.
-2. In one transaction, write what was seen and what shall be done (the intents).
-3. Act: start and end nodes.
-4. In another transaction, confirm the result.
+2. In one transaction, write the observed state of the nodes, and which nodes to start and end (the intents).
+3. Start and end these nodes.
+4. In another transaction, delete the rows of the nodes that have ended, and record which nodes could not be ended.
 
 If the process is killed between two steps, the next run continues from the rows that it left.
 """
@@ -35,8 +35,8 @@ from shoal.state.schema import Node, NodeState, PoolState
 log = logging.getLogger("shoal.pool")
 
 _SWEEP_PASSES = 5
-"""Most reconcile runs per pool in one sweep. Ending a node can require another run, for example because workers end
-after their head. More runs than this never changed anything."""
+"""Largest number of reconcile runs for each pool in one sweep. One run may not be enough: after the head has ended, a
+further run ends its workers. A sixth run has never changed anything."""
 
 Clock = Callable[[], float]
 """Function that returns seconds since the epoch."""
@@ -62,12 +62,12 @@ class Changes:
 
 
 def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
-    """Start and end one pool's nodes to match its demand, as far as possible now.
+    """Start and end one pool's nodes so that they match its demand. Return without waiting until nodes are ready.
 
     Args:
         store: The state store.
         name: Name of the pool.
-        clock: Function that returns seconds since the epoch. Tests replace it.
+        clock: Function that returns seconds since the epoch. Tests pass another function.
 
     Returns:
         The nodes whose start or end was begun, and the operations and leases that ended.
@@ -120,7 +120,10 @@ def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) ->
 
 
 def _tidy(store: Store, backend: Backend, name: str) -> None:
-    """Remove the token of a pool that is down. Remove everything of a pool whose embedding process has ended."""
+    """Remove the token of a pool that is down.
+
+    If the pool belonged to a process (an embedded pool) and this process has ended, remove the pool's folder and row.
+    """
     with transaction(store, JournalStep.TIDY) as session:
         pool = rows.load(session, name).pool
         if pool.state is not PoolState.DOWN:
@@ -132,9 +135,9 @@ def _tidy(store: Store, backend: Backend, name: str) -> None:
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
-    """End orphaned nodes on this host: nodes that no live demand or operation needs.
+    """End the nodes on this host that no demand needs, and nodes that have no row in the database.
 
-    Safe at any time, repeatedly and concurrently. An error in one pool does not stop the sweep of the others.
+    The sweep is safe at any time, repeatedly and concurrently. After an error in one pool, it goes on with the next.
 
     Returns:
         One sentence for each action and each error.
@@ -148,7 +151,8 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
         except Exception as error:
             log.exception("pool %s could not be swept", name)
             did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
-    # List the folders before the rows. A node's row exists before its folder, so a folder without a row is orphaned.
+    # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created, so
+    # a listed folder without a row belongs to no node that may still start, and can be removed.
     backends = [make() for make in BACKENDS.values()]
     found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
     with store.reading() as session:

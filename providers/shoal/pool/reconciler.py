@@ -1,9 +1,9 @@
 """The background process that reconciles while a pool on this host is up: ``python -m shoal.pool.reconciler``.
 
 The reconciler completes asynchronous operations, keeps MIN_NODES nodes running, replaces dead nodes, expires leases,
-and takes idle pools down. A file lock ensures that only one runs per host, home and store. If it dies, the next write,
-the next sweep or any node's supervisor starts a new one. Safety does not depend on it, because every blocking call and
-every sweep reconciles too.
+and takes idle pools down. A file lock ensures that only one reconciler runs per host, ``SHOAL_HOME`` and store. If the
+reconciler dies, the next request, the next sweep or any node's supervisor starts a new one. No request is lost in the
+meantime, because requests are rows in the database, and every blocking call and every sweep reconciles the pool itself.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ from shoal.state.schema import Pool, PoolState
 log = logging.getLogger("shoal.reconciler")
 
 _SETTLE = [sys.executable, "-m", "shoal.jobs.settle"]
-"""Command that asks the heads about lost jobs and ends these jobs. It is a separate process because `shoal.pool` must
-not import `shoal.jobs`, and because asking a head may take 30 s."""
+"""Command that asks the heads about jobs that may be lost, and records the end of lost jobs. The command is a separate
+process because `shoal.pool` must not import `shoal.jobs`, and because a head may take 30 s to answer."""
 
 _SILENCE_PERIOD_S = 10.0
 """Seconds between two checks for jobs that give no sign of life."""
 
 _SETTLE_PERIOD_S = 60.0
-"""Seconds between two starts of the settle command. A head may need a while before it answers again."""
+"""Seconds between two starts of the command `_SETTLE`. A head that does not answer may need a while to recover, so
+asking more often would be useless."""
 
 _MOST_AT_ONCE = 32
-"""Number of pools that are reconciled concurrently, so that a cluster that does not answer delays no other pool."""
+"""Number of pools that are reconciled at the same time, each in its own thread. So a cluster that does not answer does
+not delay the other pools."""
 
 
 def ensure_running() -> None:
-    """Start this home's reconciler unless it is already running."""
+    """Start the reconciler of this ``SHOAL_HOME`` and store, unless it is already running."""
     with open_locked(_lock_path(), wait=False) as free:
         if not free:
             return
@@ -66,9 +68,9 @@ def _lock_path() -> Path:
 
 
 def _lock_path_of_0_1() -> Path:
-    """Return the lock file that supervisors of shoal 0.1 check.
+    """Return the lock file by which supervisors of shoal 0.1 check whether a reconciler runs.
 
-    If the lock were not held, each of these supervisors would spawn a reconciler every 5 s.
+    The reconciler locks this file, too. Otherwise each supervisor of shoal 0.1 would start a reconciler every 5 s.
     """
     return home() / f"reconciler-{hostname()}{store_tag()}.lock"
 
@@ -76,7 +78,7 @@ def _lock_path_of_0_1() -> Path:
 def run() -> None:
     """Reconcile this host's pools until none is active."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
-        return  # the home was removed while this process started: do not create it again
+        return  # $SHOAL_HOME was removed while this process started, and opening the store would create it again
     store = Store(migrate=False)
     while True:
         with ExitStack() as old, open_locked(_lock_path(), wait=False) as mine:
@@ -84,8 +86,8 @@ def run() -> None:
                 return
             old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
             _reconcile_all(store)
-        # A pool written between the last round and the release of the lock started no reconciler, because the lock was
-        # still held. So check once more.
+        # Another process may have started a pool after the last round, but before this process released the lock. That
+        # process started no reconciler, because the lock was still held. So this loop checks for active pools again.
         if not store.exists() or not _active_pools(store):
             return
 
@@ -110,7 +112,7 @@ def _reconcile_all(store: Store) -> None:
 
 
 class _Settling:
-    """Periodic check for lost jobs. It starts the command that ends them.
+    """Check periodically for jobs that may be lost, and start the command `_SETTLE` for them.
 
     Args:
         store: The state store.
@@ -122,7 +124,13 @@ class _Settling:
         self._look_at = self._settle_at = 0.0
 
     def look(self, names: list[str]) -> None:
-        """Start the settle command if a job of these pools gives no sign of life."""
+        """Start the command `_SETTLE` if a job of these pools gives no sign of life.
+
+        The jobs are checked at most every 10 s, and the command is started at most every 60 s.
+
+        Args:
+            names: Names of the pools.
+        """
         now = time.monotonic()
         if now < self._look_at:
             return
@@ -162,15 +170,19 @@ def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
 
 
 def _active_pools(store: Store) -> list[str]:
-    """Return the names of this host's pools that need a reconciler."""
+    """Return the names of this host's pools that need a reconciler.
+
+    If the store does not answer, the result is a name that no pool has, so that the reconciler keeps running.
+    """
     try:
         with store.reading() as session:
             rows = session.scalars(select(Pool).order_by(Pool.name))
-            # A pool embedded in a process stays active until that process has ended and its row is removed.
+            # A pool that belongs to a process stays in the list while it is down, because the reconciler removes its
+            # row when this process ends.
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
-        return [] if not store.exists() else ["?"]  # a short outage must not end the reconciler
+        return [] if not store.exists() else ["?"]  # an empty list would end the reconciler after a short outage
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from shoal.state import Store
 from shoal.state.schema import Pool
 
 POOL_VARIABLE = "SHOAL_POOL"
-"""Environment variable with the default pool. The user may set it; inside a job, the node sets it to the job's pool."""
+"""Environment variable with the name of the default pool. Users may set it. In the processes of a job, shoal sets it to
+the pool that the job runs on."""
 
 
 def which_pool(store: Store, name: str | None = None) -> str:

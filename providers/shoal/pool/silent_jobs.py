@@ -1,4 +1,4 @@
-"""Find unfinished jobs that give no sign of life, so that their pool's head has to be asked about them."""
+"""Find unfinished jobs that give no sign of life, so that the reconciler can have the pool's head asked about them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 
 _PATIENCE_S = 30.0
-"""Seconds without a change in a job's row before the job counts as silent. A driver writes a sign of life every 5 s,
-and a submission takes up to 15 s."""
+"""Seconds without a change in a job's row after which the job counts as silent. A driver (the process that runs the
+job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this limit."""
 
 _WAITING_PATIENCE_S = 45.0
-"""The same for a job in the queue of its pool: a process that waits for it changes the row every 30 s."""
+"""Seconds without a change in its row after which a job in its pool's queue counts as silent. A process that waits for
+the job changes the row every 30 s."""
 
 
 class SilentJobs:
-    """Tracker of how long the rows of unfinished jobs have not changed, by this process's monotonic clock.
+    """Track for how long the rows of unfinished jobs have not changed, by this process's monotonic clock.
 
     Args:
         monotonic: Function that returns the seconds of a clock that never jumps.
@@ -28,12 +29,12 @@ class SilentJobs:
         self._unchanged_since: dict[tuple[object, ...], float] = {}
 
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
-        """Return the jobs whose submitter or driver is not seen running and whose rows have not changed for 30 s.
+        """Return the jobs whose driver or submitter is not found on this host, and whose rows stay unchanged for 30 s.
 
-        A job that waits in a queue has no process of its own, and is returned when no process has polled it for 45 s.
+        A job that waits in its pool's queue has no driver yet. It is returned if no process has polled it for 45 s.
 
         Args:
-            unfinished: All jobs to watch. A job that is missing here is no longer tracked.
+            unfinished: All jobs to watch. A job that is not in `unfinished` is no longer tracked.
         """
         now = self._monotonic()
         doubtful = {_sign(job): job for job in unfinished if _is_doubtful(job)}
@@ -46,15 +47,16 @@ def _patience_s(job: Job) -> float:
 
 
 def _is_doubtful(job: Job) -> bool:
-    """Return whether the process responsible for a job is not seen to run on this host."""
+    """Return whether a job may be lost: its driver, or before the start its submitter, does not run on this host."""
     if job.is_waiting:
-        return True  # its submitter may run, and not look at the job any more
+        return True  # the submitter may still run without polling the job any more, so its process says nothing
     if job.state is JobState.PENDING:
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
-    # A driver of shoal 0.1 writes no sign of life. On another host nothing can be said about it.
+    # A driver of shoal 0.1 has no heartbeat. So it counts as lost only if it ran on this host and has ended. A driver
+    # with a heartbeat may also run on another host: then its unchanged row shows that the driver is lost.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 

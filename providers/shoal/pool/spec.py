@@ -23,11 +23,11 @@ _RAY_FIELDS = ("address", "gcs", "token_file")
 
 
 BackendName = Literal["local", "ray"]
-"""Kinds of pools; `shoal.pool.backends.BACKENDS` has the class of each."""
+"""Name of a backend (a kind of pool). `shoal.pool.backends.BACKENDS` maps each name to its class."""
 
 
 class PoolSpec(Settings):
-    """Settings of a pool of Ray nodes.
+    """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
 
     Raises:
         InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.
@@ -36,32 +36,50 @@ class PoolSpec(Settings):
     name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
     backend: Annotated[
         BackendName,
-        Field(description="Where the nodes run: `local` is this machine, `ray` an existing Ray cluster."),
+        Field(description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster."),
     ] = "local"
-    min_nodes: Annotated[int, Field(ge=1, description="Fewest nodes while the pool is up, including the head.")] = 1
-    max_nodes: Annotated[int, Field(ge=1, le=1000, description="Most nodes that the pool may have.")] = 4
-    cpus_per_node: Annotated[int, Field(ge=1, le=1024, description="CPUs that each node offers.")] = 1
-    gpus_per_node: Annotated[int, Field(ge=0, le=64, description="GPUs that each node offers.")] = 0
-    object_store_mb: Annotated[int, Field(ge=80, description="Shared memory of a node's object store, in MB.")] = 128
+    min_nodes: Annotated[
+        int, Field(ge=1, description="Smallest number of nodes while the pool is up, including the head node.")
+    ] = 1
+    max_nodes: Annotated[
+        int, Field(ge=1, le=1000, description="Largest number of nodes of the pool, including the head node.")
+    ] = 4
+    cpus_per_node: Annotated[int, Field(ge=1, le=1024, description="Number of CPUs that each node offers.")] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=64, description="Number of GPUs that each node offers.")] = 0
+    object_store_mb: Annotated[
+        int,
+        Field(ge=80, description="Size in MB of each node's object store, the shared memory for Ray's objects."),
+    ] = 128
     idle_timeout: Annotated[
         float | None,
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Seconds without a job, lease or request after which the pool goes down. `none` disables this.",
+            description="Seconds without a job, lease or request after which the pool goes down. "
+            "With `none`, an idle pool stays up.",
         ),
     ] = 24 * 3600.0  # one day, so that a daily pipeline keeps its pool and a pool forgotten over the weekend goes down
 
     address: Annotated[
-        str | None, Field(description="URL of the cluster's Job API (http://host:8265). Only for ray:// pools.")
+        str | None,
+        Field(
+            description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
+            "Required for ray:// pools, and allowed only for them."
+        ),
     ] = None
     gcs: Annotated[
         str | None,
-        Field(description="host:port to which drivers connect. Default: port 6379 of the head. Only for ray:// pools."),
+        Field(
+            description="Address (host:port) of the Ray cluster to which Ray drivers connect. "
+            "Default: port 6379 of the host in `address`. Allowed only for ray:// pools."
+        ),
     ] = None
     token_file: Annotated[
         str | None,
-        Field(description="File (mode 0600) with the cluster's bearer token, if it needs one. Only for ray:// pools."),
+        Field(
+            description="Path of a file (mode 0600) that contains the bearer token of the Ray cluster. "
+            "Default: the cluster needs no token. Allowed only for ray:// pools."
+        ),
     ] = None
 
     @field_validator("*", mode="before")
@@ -128,7 +146,7 @@ class PoolSpec(Settings):
 
 
 class ScaleOptions(Settings):
-    """The `options` of `scale_cluster`."""
+    """The `options` of `scale_cluster`: seconds until the rollback, and number of ready nodes that ends the wait."""
 
     model_config = ConfigDict(strict=True)
 
@@ -140,8 +158,8 @@ class ScaleOptions(Settings):
         """Check the options before any node starts.
 
         Args:
-            options: As `scale_cluster` takes them.
-            size: Number of nodes that is requested.
+            options: The `options` argument of `scale_cluster`.
+            size: Requested number of nodes. ``block_until_min_cluster_size`` must not be larger.
 
         Raises:
             InvalidArgumentError: An option is unknown or out of range. The message names the option.
@@ -181,7 +199,7 @@ def _url_parts(url: str) -> SplitResult | None:
     """Split a URL into its parts. Return None if the text is not a URL."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # urlsplit checks the port only when it is read
+        _ = parts.port  # urlsplit raises ValueError for an invalid port only when the port is read
     except ValueError:
         return None
     return parts

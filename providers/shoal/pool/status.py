@@ -24,7 +24,7 @@ class NodeInfo(TypedDict):
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node in any state.
+    """State, resources and error of one node, which may be in any state.
 
     Attributes:
         name: ``<pool>-<number>``.
@@ -33,8 +33,8 @@ class NodeStatus:
         cpus: CPUs that the node offers.
         gpus: GPUs that the node offers.
         busy: Whether work was running on the node when its supervisor last checked.
-        error: Error of the node; None if it has none.
-        log: Location of the node's log: a file on the pool's host for a local node, else empty.
+        error: Reason why the node failed or could not be ended; None if there is no error.
+        log: Path of the node's log file on the pool's host. Empty if the node is not local.
     """
 
     name: str
@@ -49,15 +49,15 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """One live lease.
+    """One lease that is neither released nor expired.
 
     Attributes:
         id: Id of the lease.
-        holder: Run that holds the lease.
-        size: Number of nodes.
-        expires_at: Expiry in seconds since the epoch.
-        exclusive: Whether the lease's nodes are added to those of other leases.
-        position: Place in the queue of waiting leases, 1 for the next; None once the lease is granted.
+        holder: Name of the run or process that requested the lease.
+        size: Number of nodes that the lease requests.
+        expires_at: Time at which the lease expires if it is not renewed, in seconds since the epoch.
+        exclusive: Whether the lease's nodes are added to those of other leases, instead of being shared.
+        position: Place in the queue of waiting leases: 1 is granted next. None if the lease is granted.
     """
 
     id: str
@@ -70,7 +70,7 @@ class LeaseStatus:
 
 @dataclass(frozen=True)
 class OperationStatus:
-    """One journaled operation. Times are in seconds since the epoch."""
+    """One operation: a request to change the pool's size, and its result. Times are in seconds since the epoch."""
 
     id: str
     kind: str
@@ -91,20 +91,20 @@ class PoolStatus:
         name: Name of the pool.
         uri: The pool's settings as a URI.
         state: ``up``, ``stopping`` or ``down``.
-        host: Hostname of the machine to which the pool is bound; empty if any machine can act on it.
-        is_here: Whether this machine can act on the pool.
-        min_nodes: Fewest nodes that the pool has while it is up.
-        max_nodes: Most nodes that the pool may have.
-        target: Nodes that the pool should have now: the base demand or `leased`, whichever is larger, within the
-            limits; 0 if the pool is not up.
+        host: Hostname of the machine to which the pool is bound; empty if any machine can start and end its nodes.
+        is_here: Whether this machine can start and end the pool's nodes.
+        min_nodes: Smallest number of nodes while the pool is up.
+        max_nodes: Largest number of nodes.
+        target: Number of nodes that the pool should have now: the base demand or `leased`, whichever is larger, limited
+            to `min_nodes` and `max_nodes`. 0 if the pool is not up.
         active: Ready nodes, the head first.
         pending: Nodes that are planned or starting.
         failed: Nodes that failed and are not yet removed.
-        leaving: Nodes that are being drained or ended.
-        leases: Live leases, granted and waiting.
-        last_operation: The newest operation; None if there is none.
-        reason: Reason why the pool is not at its target; None if there is none to report.
-        leased: Nodes that the granted leases take: the largest shared lease plus all exclusive leases.
+        leaving: Nodes that are being ended, or that only finish their work before they are ended.
+        leases: All leases that are neither released nor expired, granted and waiting.
+        last_operation: The newest request to change the pool's size; None if there is none.
+        reason: Reason why the pool does not have `target` nodes; None if no reason is known.
+        leased: Number of nodes that the granted leases take: the largest shared lease plus all exclusive leases.
     """
 
     name: str
@@ -125,12 +125,12 @@ class PoolStatus:
     leased: int = 0
 
     def queue_note(self, holder: str | None) -> str | None:
-        """Return the place of a holder's waiting lease in the queue, as text. None if the holder's lease does not wait.
+        """Return as text at which place of the queue a holder's lease waits. None if the holder has no waiting lease.
 
         The text is, for example, ``waiting for 2 leases ahead, 3 of 6 nodes are taken``.
 
         Args:
-            holder: Run that requested the lease.
+            holder: Name of the run or process that requested the lease.
         """
         for lease in self.leases:
             if lease.holder == holder and lease.position is not None:
@@ -204,7 +204,10 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes were lost or have arrived since their rows were written, if the pool can be seen from here."""
+    """Check which nodes were lost or have arrived since their rows were written.
+
+    If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
+    """
     if not snapshot.nodes or not is_here(snapshot.pool):
         return Seen()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
@@ -212,7 +215,10 @@ def _look(snapshot: Snapshot) -> Seen:
 
 
 def _state_seen(node: Node, seen: Seen) -> NodeState:
-    """Return a node's state, or FAILED if the node was just lost or can no longer be seen."""
+    """Return a node's state, or FAILED for a node that should be running but is lost.
+
+    A node is lost if `Backend.look` did not find it, or if its Ray cluster does not answer (`Seen.silence`).
+    """
     live = node.state in (NodeState.STARTING, NodeState.READY, NodeState.DRAINING)
     return NodeState.FAILED if live and (seen.silence or node.id in seen.lost) else NodeState(node.state)
 

@@ -1,9 +1,9 @@
 """The supervisor process of one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
 
-The supervisor claims its node's row before it starts the node. Then it checks the row again and again. It ends the node
-and itself when the row is deleted, belongs to another supervisor, or has the state `ending`. So no node is left without
-an owner, even if a process was paused between writing an intent and acting on it. While the store cannot be reached,
-the node keeps running.
+The supervisor claims its node's row (it writes its own process id there) before it starts the node. Then it reads the
+row every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
+`ending`. So no node keeps running that nobody manages, even if the process that planned the node was paused or killed
+before it acted. While the store cannot be reached, the node keeps running, for at most an hour (STORE_PATIENCE).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from shoal.state.schema import Node, NodeState, Pool
 log = logging.getLogger("shoal.supervisor")
 
 _TURNS = (os.cpu_count() or 1) + 1
-"""Number of nodes that may start at once on this host. A starting node keeps one core busy with the imports of its
-agents, with pauses in between: hence one more than there are cores."""
+"""Number of nodes that may start at the same time on this host. A starting node keeps one core busy with the imports of
+its agents, but sometimes waits. So one node more than there are cores can start without slowing the others down."""
 
 
 class Member(Protocol):
-    """The node process that a supervisor owns: a Ray node, or a small stand-in in the crash tests."""
+    """A running node, as its supervisor sees it: a Ray node, or a small substitute process in the crash tests."""
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The addresses of the node."""
+        """The addresses under which the node can be reached, by name, as they are written to the node's row."""
 
     def dead(self) -> str | None:
         """Return the reason why the node cannot be used any more, or None while it can."""
@@ -52,7 +52,12 @@ class Member(Protocol):
         """Return whether work is running on the node."""
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Stop giving new work to the node."""
+        """Stop giving new work to the node.
+
+        Args:
+            seconds: Time that the running work has to finish.
+            reason: Reason for Ray's messages.
+        """
 
     def stop(self) -> None:
         """End the node."""
@@ -62,12 +67,13 @@ Start = Callable[[Node, PoolSpec, str | None, Path], Member]
 """Function that starts a node. Arguments: node row, pool spec, address of the head (None for the head), node folder."""
 
 Load = Callable[[], Start]
-"""Function that imports everything needed for a start and returns the start function. The two are separate because
-imports may run concurrently, but starts take turns."""
+"""Function that imports everything needed to start a node, and returns the function that starts the node. These are two
+functions because the imports of several nodes may run at the same time, but the number of concurrent starts is limited
+(`_TURNS`)."""
 
 
 class _Ended(Exception):
-    """The supervisor has to end its node. The message is the reason."""
+    """Raised to end the node and its supervisor. The message is the reason."""
 
 
 class Supervisor:
@@ -75,7 +81,8 @@ class Supervisor:
 
     Args:
         node_id: Id of the node's row.
-        epoch: The pool's epoch in which the node was planned.
+        epoch: Epoch of the pool (how many times it was started) in which the node was planned. The supervisor ends when
+            the node's row has another epoch.
         load: Function that returns the function that starts the node.
     """
 
@@ -99,11 +106,12 @@ class Supervisor:
             return 0
         node, spec, gcs = claimed
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        os.environ["TMPDIR"] = str(self._folder)  # the inherited TMPDIR may lie in a folder that was removed since
+        # The inherited TMPDIR may be the folder of another node, which may have been removed in the meantime.
+        os.environ["TMPDIR"] = str(self._folder)
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
-            self._checked_row()  # ends a node that comes up after its deadline
+            self._checked_row()  # raises _Ended if the start took longer than the deadline allows
             self._report_until_written(state=NodeState.READY, endpoint=member.endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
@@ -119,7 +127,12 @@ class Supervisor:
         return 0
 
     def _claim(self) -> tuple[Node, PoolSpec, str | None] | None:
-        """Claim the node's row. Return None if the row is gone, claimed already, or no longer planned."""
+        """Claim the node's row: write this process into the row, and set its state to starting.
+
+        Returns:
+            The row, the pool's spec, and the head's address (None if the node is the head). The whole result is None if
+            the row is gone, already claimed or no longer planned, or if the head is gone.
+        """
         with transaction(self._store, JournalStep.CLAIM) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.epoch != self._epoch or node.supervisor or node.state is not NodeState.PLANNED:
@@ -133,15 +146,17 @@ class Supervisor:
             return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
 
     def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
-        """Wait for a free turn, then start the node.
+        """Wait until fewer than `_TURNS` other nodes of this host are starting, then start the node.
 
-        Starts take turns because Ray allows 30 s for a start, which many concurrent starts would exceed. The turn is
-        held only until the node has joined the cluster. The imports come before, without a turn.
+        The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
+        start holds one of `_TURNS` lock files (a turn) until the node has joined the cluster. The imports are done
+        before, without a turn.
         """
         start = self._load()
         looked = -SUPERVISOR_PERIOD
         while True:
-            # The row is not checked in every round, because a query takes CPU from the nodes that are starting.
+            # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU
+            # time from the nodes that are starting.
             if self._stopping or time.monotonic() - looked > SUPERVISOR_PERIOD:
                 self._checked_row()
                 looked = time.monotonic()
@@ -163,7 +178,7 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                with suppress(StoreError):  # the next round reports it
+                with suppress(StoreError):  # `busy` then keeps its old value, so the next round tries to report again
                     self._report(busy=now_busy)
                     busy = now_busy
             if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
@@ -176,7 +191,8 @@ class Supervisor:
         """Return the node's row if the node may keep running, or None while the store cannot be reached.
 
         Raises:
-            _Ended: The node has to end.
+            _Ended: The node has to end: SIGTERM was received, the store or the row is gone, the row belongs to another
+                supervisor or is ending, or the start took too long.
         """
         if self._stopping:
             raise _Ended("the supervisor received SIGTERM")
@@ -196,7 +212,8 @@ class Supervisor:
             raise _Ended("the node's row belongs to another supervisor")
         if node.state is NodeState.ENDING:
             raise _Ended(node.error or "the node's row has the state ending")
-        # A jump of the wall clock is added to both times, so their difference stays the same.
+        # After a jump of the wall clock, the reconciler adds the jump to both times. So their difference is still the
+        # time that the start may take, and can be compared with the monotonic clock.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
             raise _Ended("the node was not up at its deadline")
@@ -242,11 +259,13 @@ class Supervisor:
     def _pause(self) -> None:
         until = time.monotonic() + SUPERVISOR_PERIOD
         while not self._stopping and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 0.1))  # short steps, because Python resumes a sleep after a signal handler returns
+            # After a signal handler returns, Python continues the interrupted sleep. With short sleeps, SIGTERM takes
+            # effect within 0.1 s.
+            time.sleep(min(left, 0.1))
 
 
 def load_raylet() -> Start:
-    """Import Ray and return a function that starts a Ray node."""
+    """Import Ray, and return a function that starts a node of a pool as a Ray node."""
     from shoal.pool.backends.local.raylet import Raylet, RayletSpec
 
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
@@ -258,7 +277,7 @@ def load_raylet() -> Start:
 def main(load: Load = load_raylet) -> None:
     """Run the supervisor with the command line arguments ``NODE_ID EPOCH``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    os.chdir("/")  # so that this process does not keep the caller's working directory busy
+    os.chdir("/")  # otherwise the caller's working directory could not be unmounted while this process runs
     node_id, epoch = sys.argv[1:3]
     code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()

@@ -3,93 +3,102 @@
 from __future__ import annotations
 
 ROLLBACK_AFTER = 720.0
-"""Default deadline of a scale operation. Same as in Snowflake's `scale_cluster`, and long enough for cloud nodes."""
+"""Time from a scale operation's request to its deadline, by default. Snowflake's `scale_cluster` has the same default.
+Nodes in a cloud start within this time, too."""
 
 LEASE_TTL = 900.0
-"""Default time to live of a lease. It spans several polls of a slow orchestrator, and a dead run does not hold its
-nodes for longer than this."""
+"""Default time after which a lease expires if it is not renewed. It is long enough for an orchestrator that polls
+slowly to renew the lease several times. It is also the longest time for which a dead run keeps its nodes."""
 
 START_TIMEOUT = 120.0
-"""Time after which a local node that is not up is given up. Alone it takes 3 to 9 s on the test machine; it may also
-wait for nodes that start before it."""
+"""Time that a local node may take to start. After this time its start counts as failed. On the test machine, a single
+node starts in 3 to 9 s. The rest of the time is for waiting, because only a few nodes may start at the same time."""
 
 SPAWN_GRACE = 20.0
-"""Time that a spawned supervisor has to claim its row before another is spawned. On an idle host it takes about 1 s."""
+"""Time that a spawned supervisor has to write itself to its node's row. After this time another supervisor is spawned.
+On an idle host a supervisor needs about 1 s."""
 
 MAX_START_FAILURES = 3
-"""Failed node starts after which an operation is rolled back before its deadline. Two may be chance; three point to a
-cause that persists."""
+"""Number of failed node starts after which an operation is rolled back, even before its deadline. Two failures may be
+chance. Three point to a cause that persists, so further starts would fail too."""
 
 REPLACE_COOLDOWN = 30.0
-"""Pause before the next start after two nodes in a row failed with no operation open. It doubles with each further
-failure, so that a broken host does not start nodes in a loop. The first failed node is replaced at once, because a
-single failure is normal."""
+"""Pause before the next start, after two nodes in a row have failed while no operation was open. The pause doubles with
+each further failure, so that a broken host does not start nodes in a loop. The first failed node is replaced without a
+pause, because a single failure is normal."""
 
 REPLACE_COOLDOWN_MOST = 900.0
-"""Longest pause between starts after failures. After the cause is fixed, the next try comes within this time."""
+"""Longest pause between starts after failures. After a person has fixed the cause, the next start is tried within this
+time."""
 
 KEEP_OPERATIONS = 100
-"""Number of ended operations that are kept for each pool. Every read of the pool loads all of them, so more would make
-each read slower."""
+"""Number of ended operations that are kept for each pool. Every read of the pool loads all these operations, so a
+larger number would make each read slower."""
 
 KEEP_LOGS = 7 * 24 * 3600.0
-"""Time for which the logs of ended nodes are kept. One week, so that logs of Friday can be read on Monday."""
+"""Time for which the logs of ended nodes are kept: one week, so that logs of Friday can still be read on Monday."""
 
 RETENTION_PERIOD = 3600.0
 """Interval at which the reconciler removes old logs and operations."""
 
 DRAIN_GRACE = 30.0
-"""Time that a busy node has to finish its work before it is ended."""
+"""Time that a busy node has to finish its work when the pool shrinks. After this time the node is ended."""
 
 DOWN_PATIENCE = 60.0
-"""Time that `down()` waits for its nodes to end. Each node takes about 1 s on the test machine."""
+"""Time that `down()` waits for the pool's nodes to end, before it raises an error. On the test machine, each node takes
+about 1 s."""
 
 SUPERVISOR_PERIOD = 1.0
-"""Interval at which a supervisor checks that its node's row still allows the node, and checks its raylet."""
+"""Interval at which a supervisor reads its node's row, to see whether the node has to end, and checks whether the
+node's raylet (Ray's main process of a node) still runs."""
 
 HEAD_PATIENCE = 15.0
-"""Time for which a worker node keeps running after its head did not answer a request for 5 s. Together 20 s: the same
-time after which the head declares a silent node dead."""
+"""Time for which a worker node keeps running after its head has left a request unanswered for 5 s. The sum is 20 s. The
+head also declares a node that does not answer dead after 20 s, so both sides give up at about the same time."""
 
 REVIVE_PERIOD = 5.0
-"""Interval at which a supervisor starts the host's reconciler if it does not run, so that a dead one is replaced within
-seconds."""
+"""Interval at which a supervisor checks whether the host's reconciler runs, and starts it if not. So a reconciler that
+died is replaced within seconds."""
 
 STORE_PATIENCE = 3600.0
-"""Time for which a supervisor keeps its node while the store cannot be reached. Longer than a database fail-over."""
+"""Time for which a supervisor keeps its node while the store cannot be reached. It is longer than a fail-over of the
+database, so a fail-over ends no nodes."""
 
 STORE_PERIOD = 2.0
-"""Interval at which a blocking call tries again while the store cannot be reached."""
+"""Interval at which a blocking call, such as `scale_cluster`, tries again while the store cannot be reached."""
 
 TERMINATE_PATIENCE = 5.0
-"""Time that a node has to leave the cluster by itself before it is killed. Measured: 0.3 to 2 s."""
+"""Time that a node has to leave the cluster and end by itself. After this time it is killed. Measured times are 0.3 to
+2 s."""
 
 KILL_PATIENCE = 10.0
-"""Time that a process has to end after SIGKILL. A process that takes longer hangs in the kernel, and is reported."""
+"""Time that a process has to end after SIGKILL. A process that takes longer hangs in the kernel. It cannot be ended, so
+it is named in an error message."""
 
 RECONCILE_PERIOD = 1.0
-"""Interval at which the reconciler checks every pool. `describe_pool` and the sensors promise to follow changes within
-seconds."""
+"""Interval at which the reconciler checks every pool. It has to be short because `describe_pool` and the sensors
+promise to show changes within seconds."""
 
 WAIT_PERIOD = 0.25
-"""First interval at which a blocking call checks its operation."""
+"""Shortest interval at which a blocking call checks whether its operation has ended. It is used at the beginning."""
 
 WAIT_PERIOD_MOST = 2.0
-"""Longest interval at which a blocking call checks its operation, reached after 20 s. With 1 s, 200 waiting processes
-doubled the run time of `shoal jobs list`."""
+"""Longest interval at which a blocking call checks whether its operation has ended. The interval reaches this value
+after 20 s. With 1 s instead, 200 waiting processes doubled the run time of `shoal jobs list`."""
 
 TURN_PATIENCE = 1.0
-"""Time after which a waiting process takes over reconciling from another one that was killed, is paused or is slow.
-It limits all processes that wait for one pool on one host to one write per second while there is no progress."""
+"""Time after which a waiting process reconciles the pool itself, because the process whose turn it is was killed, is
+paused or is slow (see `shoal.pool.turns`). While there is no progress, all processes of one host that wait for one pool
+together write only once per second."""
 
 CLUSTER_PATIENCE = 5.0
-"""Timeout of one request to the head of an existing Ray cluster. The head normally answers in milliseconds, and
-`describe_pool` waits for the answer."""
+"""Timeout of one request to the head of an existing Ray cluster. The head normally answers in milliseconds. The timeout
+is short because `describe_pool` waits for the answer."""
 
 CLUSTER_JOB_PATIENCE = 45.0
-"""Timeout of a one-line job on an existing Ray cluster. It takes 3 s on the test machine; the head may have to start
-its agents first, and other jobs may be queued before it."""
+"""Timeout of a one-line job on an existing Ray cluster. Such a job takes 3 s on the test machine. It may take longer
+because the head may have to start its agents first, and other jobs may be queued before this job."""
 
 CLUSTER_START_TIMEOUT = 900.0
-"""Time that a node requested from Ray's autoscaler has to arrive: enough to start a cloud machine and pull its image.
-A lease lives as long by default."""
+"""Time within which a node that was requested from Ray's autoscaler has to join the cluster. It is enough to start a
+cloud machine and pull its image. By default, a lease expires after the same time."""

@@ -1,4 +1,7 @@
-"""Select one of the processes that wait for a pool on this host to reconcile it, so that many cost no more than one."""
+"""Let only one of the processes that wait for a pool on this host reconcile the pool.
+
+Every waiting process could reconcile the pool. With turns, many waiting processes cost no more than one.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from shoal.state.home import lock_file
 
 
 class Turn:
-    """One waiting process's turn to reconcile a pool.
+    """The turn to reconcile a pool: while one process has the turn, the other waiting processes do not reconcile.
 
-    The turn is a file: its content names the process that has the turn, its modification time says since when. Turns
-    only save work. If two processes take the turn at the same instant, both reconcile, which is safe.
+    The turn is a file. Its content names the process that has the turn, and its modification time is the time at which
+    this process last took it. Turns only save work. If two processes take the turn at the same instant, both reconcile
+    the pool, which is safe.
 
     Args:
         pool: Name of the pool.
@@ -25,15 +29,15 @@ class Turn:
         self._me = uuid4().hex
 
     def take(self) -> bool:
-        """Take or keep the turn. Return False while another active process has it."""
+        """Take the turn, or keep it. Return False if another process took it less than TURN_PATIENCE seconds ago."""
         if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:  # a negative age means the clock was set back
             return False
-        with suppress(OSError):  # on a full disk the file is not written, and other processes reconcile too
+        with suppress(OSError):  # if the disk is full, no turn is recorded, so all waiting processes reconcile
             self._path.write_text(self._me)
         return True
 
     def give_up(self) -> None:
-        """Give up the turn, so that another process can take it at once."""
+        """Give up the turn by removing the file, so that another process can take the turn at once."""
         if self._is_mine():
             self._path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Wait for a pool. A waiting process reconciles the pool itself, so it does not depend on the reconciler."""
+"""Wait for a pool. A waiting process also reconciles the pool, so it does not depend on the background reconciler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OnProgress = Callable[[PoolStatus], None]
 
 
 class Waiting:
-    """Waiter for one pool: blocks until an operation has ended, or until the pool is down.
+    """Wait for one pool: until an operation has ended, until the pool is down, or until a rollback has completed.
 
     Args:
         store: The state store.
@@ -50,9 +50,10 @@ class Waiting:
 
         Args:
             operation_id: Id of the operation.
-            patience: Seconds until the operation's deadline. An unreachable store is retried for this long.
-            block_until_min_cluster_size: Return as soon as this many nodes are ready for the operation, which stays
-                open.
+            patience: Seconds from now until the operation's deadline. While the store is unreachable, this method tries
+                again until this time has passed.
+            block_until_min_cluster_size: Return as soon as this number of nodes is ready for the operation. The
+                operation stays open, so more nodes may become ready later.
             on_progress: Function called with the pool's status while waiting.
 
         Raises:
@@ -81,7 +82,7 @@ class Waiting:
         block_until_min_cluster_size: int | None,
         on_progress: OnProgress | None,
     ) -> Operation | None:
-        """Wait until an operation ends and return it. Return None if the minimum size is reached before."""
+        """Wait until an operation ends, and return it. Return None if the minimum size is reached while it is open."""
         began = time.monotonic()
         with self._turns():
             while True:
@@ -107,7 +108,7 @@ class Waiting:
                 _pause(began)
 
     def until_down(self, on_progress: OnProgress | None = None) -> None:
-        """Wait until a pool that is going down is down. Return at once if it is up.
+        """Wait until the pool is down. Return at once if the pool is not going down.
 
         Raises:
             ScaleError: A node could not be ended. The message names the remaining processes.
@@ -126,7 +127,7 @@ class Waiting:
                 _pause(began)
 
     def until_settled(self) -> None:
-        """Wait after a rollback until the nodes that it started are gone, or DOWN_PATIENCE has passed."""
+        """Wait after a rollback until no surplus or failed node is left, or DOWN_PATIENCE seconds have passed."""
         began = time.monotonic()
         with self._turns():
             while time.monotonic() - began < DOWN_PATIENCE:
@@ -140,7 +141,7 @@ class Waiting:
 
     @contextmanager
     def _turns(self) -> Iterator[None]:
-        """Give up this process's turn to reconcile when the block ends."""
+        """Give up this process's turn to reconcile the pool when the ``with`` block ends (see `shoal.pool.turns`)."""
         try:
             yield
         finally:
@@ -155,7 +156,10 @@ class Waiting:
             return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
-        """Return the pool's status, and how many ready nodes count for an operation."""
+        """Return the pool's status, and how many ready nodes an operation may use.
+
+        For an operation of a lease, the nodes that earlier leases take do not count.
+        """
         with self._store.reading() as session:
             snapshot = rows.load(session, self._name, lock=False)
         status = status_of(snapshot, self._clock())

@@ -1,6 +1,6 @@
 """The Prefect collection: the block `ComputePool`, tasks, the context manager `pool_lease`, and clean-up hooks.
 
-Each of them is a thin wrapper around a function of shoal's core, such as `shoal.scale_cluster`, `shoal.jobs.submit` and
+Each of these names is a thin wrapper around a function of shoal, such as `shoal.scale_cluster`, `shoal.jobs.submit` and
 `shoal.jobs.clean_up`.
 
 Example:

@@ -1,4 +1,4 @@
-"""Derive the holder's name of leases and jobs from the current flow run and task run."""
+"""Build the name of the holder to which leases and jobs belong, from the current flow run or task run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ ENGINE = "prefect"
 
 
 def holder_of(flow_run_id: object) -> str:
-    """Return the holder of a flow run's leases and jobs: ``prefect:<flow_run_id>``."""
+    """Return the name of the holder to which a flow run's leases and jobs belong: ``prefect:<flow_run_id>``.
+
+    Args:
+        flow_run_id: Id of the flow run, or of a task run that has no flow run.
+    """
     return f"{ENGINE}:{flow_run_id}"
 
 
 def current_holder() -> str | None:
-    """Return the holder for the current flow run, or for the current task run if the task has no flow run.
+    """Return the holder's name for the current flow run, or for the current task run if the task has no flow run.
 
-    The result is None outside of a flow and a task.
+    The result is None if the calling code runs neither in a flow nor in a task.
     """
     task = TaskRunContext.get()
     flow = FlowRunContext.get()
@@ -26,6 +30,10 @@ def current_holder() -> str | None:
 
 
 def task_key() -> str:
-    """Return a key that is unique per task run within a flow run and the same for all retries of a task run."""
+    """Return a key that identifies the current task run within its flow run.
+
+    All retries of a task run have the same key, so a retry finds the job of the earlier try. Outside of a task, the
+    result is an empty string.
+    """
     task = TaskRunContext.get()
     return f"{task.task_run.task_key}/{task.task_run.dynamic_key}" if task else ""

@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 PROGRESS_KEY = "shoal-progress"
 
-# Any, because Prefect's types do not show `_sync`. It is needed in the thread that waits for the job of an async task:
-# there Prefect would select the async version, because the task is async.
+# These functions are called in a thread. If the task is async, Prefect would call the async version of the function,
+# and `_sync=True` selects the sync one. The type is Any because Prefect's type hints do not contain the argument
+# `_sync`.
 _create: Any = create_progress_artifact
 _update: Any = update_progress_artifact
 
 
 class NodeLog:
-    """An `on_progress` callback that logs each change to the run's log, and can interrupt the call that waits.
+    """An `on_progress` callback that logs the number of active nodes, and can interrupt the call that waits for them.
 
     Args:
-        holder: Holder whose lease the run waits for; its place in the queue is logged, too.
+        holder: Name of the holder whose lease the run waits for. If this lease is in the pool's queue, its place is
+            logged, too. None if the run waits for no lease.
     """
 
     def __init__(self, holder: str | None = None) -> None:
@@ -36,7 +38,10 @@ class NodeLog:
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """Request that the waiting call ends and rolls back when it next calls this object."""
+        """Set a flag, so that the next call of this object raises an error. The waiting call then rolls back and ends.
+
+        This method may be called from any thread.
+        """
         self._interrupted = True
 
     def __call__(self, status: PoolStatus) -> None:
@@ -56,9 +61,9 @@ class NodeLog:
 
 
 class TrainingProgress:
-    """An `on_progress` callback that shows a job's progress as a progress artifact of the task run.
+    """An `on_progress` callback that shows a job's progress in Prefect's UI, as a progress artifact of the task run.
 
-    A training without a known number of steps, such as a function, gets no artifact.
+    A training whose number of steps is not known, such as a user's own function, gets no artifact.
     """
 
     def __init__(self) -> None:
@@ -67,7 +72,7 @@ class TrainingProgress:
         self._failed = False
 
     def __call__(self, progress: Progress) -> None:
-        """Create or update the artifact; after an error, only log the error and leave the artifact as it is."""
+        """Create or update the artifact. After an error, log a warning once, and do not try to update it again."""
         if progress.total is None or self._failed:
             return
         percent, text = 100.0 * progress.done / progress.total, str(progress)
@@ -76,6 +81,6 @@ class TrainingProgress:
                 self._artifact = _create(percent, PROGRESS_KEY, text, _sync=True)
             else:
                 _update(self._artifact, percent, text, _sync=True)
-        except Exception as error:  # A missing bar in the UI must not fail a training.
+        except Exception as error:  # A training must not fail because the UI cannot show its progress.
             self._failed = True
             self._logger.warning("the Prefect artifact with the progress could not be written: %s", error)

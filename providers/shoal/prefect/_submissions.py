@@ -1,4 +1,4 @@
-"""`Submissions`: the task runs that are submitted in a block of code, and a wait for their end."""
+"""`Submissions`: record the task runs that a block of code submits, and wait for their end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner
 
 _recording: ContextVar[tuple[Submissions, ...]] = ContextVar("_recording", default=())
-"""The objects that record what the current code submits. Concurrent coroutines of a flow have one value each."""
+"""The objects that record the task runs which the current code submits. Each coroutine of a flow has its own value, so
+that concurrent coroutines do not record each other's task runs."""
 
 
 class Submissions:
@@ -28,12 +29,12 @@ class Submissions:
     def begin(self) -> None:
         """Record all task runs that the current code submits from now on."""
         flow = FlowRunContext.get()
-        if flow is not None:  # Only code with a flow run can submit tasks.
+        if flow is not None:  # Without a flow run, code cannot submit tasks, so there is nothing to record.
             _record_submissions_of(flow.task_runner)
             _recording.set((*_recording.get(), self))
 
     def end(self) -> None:
-        """Stop recording."""
+        """Stop recording. The task runs that are already recorded stay recorded, so that `wait` waits for them."""
         _recording.set(tuple(one for one in _recording.get() if one is not self))
 
     def add(self, future: PrefectFuture[Any]) -> None:
@@ -56,7 +57,7 @@ class Submissions:
             self._changed.wait_for(lambda: self._interrupted or not self._running)
 
     def interrupt(self) -> None:
-        """End the wait. This method may be called from any thread."""
+        """Let `wait` return, although task runs still run. This method may be called from any thread."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
@@ -68,7 +69,11 @@ class Submissions:
 
 
 def _record_submissions_of(runner: TaskRunner[Any]) -> None:
-    """Let a flow run's task runner report each future to the objects that record. Prefect itself keeps no list."""
+    """Replace the method `submit` of a flow run's task runner by one that records each future.
+
+    This is needed because Prefect keeps no list of submitted task runs. Each future is passed to all objects in
+    `_recording`.
+    """
     if "submit" in vars(runner):
         return
     submit = runner.submit
@@ -79,4 +84,6 @@ def _record_submissions_of(runner: TaskRunner[Any]) -> None:
             submissions.add(future)
         return future
 
-    vars(runner)["submit"] = submit_and_record  # `TaskRunner.map` calls it too. Each flow run has its own runner.
+    # `TaskRunner.map` calls `submit`, so mapped task runs are recorded, too. Each flow run has its own runner, so other
+    # flow runs are not affected.
+    vars(runner)["submit"] = submit_and_record

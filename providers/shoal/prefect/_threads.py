@@ -14,12 +14,13 @@ T = TypeVar("T")
 async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | None = None) -> T:
     """Run `call` in a thread and return its result.
 
-    If the async task is cancelled, `interrupt` is called, and the task ends only after `call` has ended, so that no
-    work is left half done.
+    If the async task is cancelled, this function calls `interrupt` and waits until `call` has ended. Otherwise `call`
+    would go on in its thread after the task has ended.
 
     Args:
         call: Function to run.
-        interrupt: Function that makes `call` end soon. It is called from another thread.
+        interrupt: Function that makes `call` end soon. It is called from another thread. None if `call` ends soon by
+            itself.
     """
     running = asyncio.ensure_future(asyncio.to_thread(call))
     try:
@@ -30,5 +31,5 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
                 await asyncio.to_thread(interrupt)
             await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # Without this call, asyncio warns that the exception was never retrieved.
+            running.exception()  # If nobody reads the exception of a future, asyncio logs a warning.
         raise

@@ -1,4 +1,4 @@
-"""`Training`: submit a job from a task, copy its log to the run's log, and cancel the job with the run."""
+"""`Training`: submit a job from a task, copy its log to the run's log, and cancel it when the run is cancelled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Training:
 
     Args:
         spec: Spec of the job.
-        pool_name: Name, URI or block of the pool; None for the pool in `spec`.
+        pool_name: Name, URI or block of the pool. None: the pool that `spec` names.
     """
 
     def __init__(self, spec: AnyJobSpec, pool_name: PoolSource) -> None:
@@ -50,20 +50,24 @@ class Training:
                 self._handle.cancel(_CANCELLED)
             return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
-            raise  # This includes a timeout of the task. The job is not cancelled, because a retry attaches to it.
-        except BaseException:  # Prefect and Ctrl-C cancel a run with a BaseException.
+            raise  # After an error, such as a timeout of the task, the job runs on, because a retry attaches to it.
+        except BaseException:  # The run was cancelled: both Prefect and Ctrl-C raise a BaseException for this.
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        """Cancel the job. This method may be called from any thread."""
+        """Cancel the job, also if it is not submitted yet. This method may be called from any thread."""
         self._cancelled.set()
         if self._handle is not None:
             self._handle.cancel(_CANCELLED)
 
 
 def artifact(result: JobResult) -> dict[str, Any]:
-    """Return the arguments of `create_table_artifact` for the table that Prefect's UI shows for a job."""
+    """Return the arguments for Prefect's `create_table_artifact`, which shows a job's result as a table in the UI.
+
+    Args:
+        result: Result of the job.
+    """
     rows = [
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],

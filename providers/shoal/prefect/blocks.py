@@ -14,7 +14,11 @@ from shoal.pool.spec import BackendName, PoolSpec, is_uri
 
 
 def _as_in_spec(field: str) -> Any:
-    """Return a copy of a field of `PoolSpec`, so that description, default and limits are defined only there."""
+    """Return a copy of a field of `PoolSpec`, so that its description, default and limits are written only once.
+
+    Args:
+        field: Name of the field.
+    """
     return copy(PoolSpec.model_fields[field])
 
 
@@ -22,7 +26,7 @@ class ComputePool(Block):
     """A compute pool: a named set of nodes that training runs on.
 
     Raises:
-        ValidationError: A field is invalid. The message is that of `PoolSpec.parse`.
+        ValidationError: A field is invalid. The error contains the message of `PoolSpec.parse`.
 
     Example:
         ```python
@@ -34,7 +38,8 @@ class ComputePool(Block):
         ```
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # Errors must not show credentials in an address.
+    # By default, pydantic's errors show the input. The input may contain credentials, for example in `address`.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Compute Pool"
     _block_type_slug = "compute-pool"
@@ -58,20 +63,21 @@ class ComputePool(Block):
     def _parse_as_pool_spec(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        # Prefect adds `block_type_slug` to the fields that it stores.
+        # Prefect adds `block_type_slug` to the stored fields of a block. `PoolSpec` would reject this unknown field.
         fields = {name: value for name, value in values.items() if name != "block_type_slug"}
         return PoolSpec.parse(fields).model_dump()
 
     @property
     def spec(self) -> PoolSpec:
-        """Return the definition of the pool."""
+        """Return the definition of the pool as a `PoolSpec`."""
         return PoolSpec.parse({name: getattr(self, name) for name in PoolSpec.model_fields})
 
     def get_pool(self, *, holder: str | None = None) -> api.ComputePool:
         """Return a client of the pool, with methods such as `up()`, `down()` and `scale()`.
 
         Args:
-            holder: Holder of the leases and jobs that are requested through this client; by default this process.
+            holder: Name of the holder to which the leases and jobs belong that are requested through this client. By
+                default, a name made from user, host and process id.
 
         Example:
             ```python
@@ -82,7 +88,8 @@ class ComputePool(Block):
 
 
 PoolSource = str | ComputePool | None
-"""Name, URI or block of a pool; None for the pool that `shoal.pool.selection` selects by default."""
+"""Type of arguments that select a pool: its name, its URI, or a block. None selects ``$SHOAL_POOL`` or, if this is not
+set, the only pool."""
 
 
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:
@@ -90,7 +97,8 @@ def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool
 
     Args:
         source: Name, URI or block. With None, the pool is ``$SHOAL_POOL`` or, if this is not set, the only pool.
-        holder: Holder of the leases and jobs that are requested through this client; by default this process.
+        holder: Name of the holder to which the leases and jobs belong that are requested through this client. By
+            default, a name made from user, host and process id.
 
     Raises:
         InvalidArgumentError: The URI is invalid, or neither `source` nor ``$SHOAL_POOL`` is set and the number of pools
@@ -101,9 +109,14 @@ def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool
 
 
 def database_url(name: str) -> str | None:
-    """Return the SQLAlchemy URL of a database connection from the Secret block of this name; None if there is none."""
+    """Return the SQLAlchemy URL of a database, which is stored in a Secret block; None if there is no such block.
+
+    Args:
+        name: Name of the Secret block.
+    """
     try:
-        # `_sync` belongs to Prefect's decorator: in an async task, `load` would return a coroutine even in a thread.
+        # `load` returns a coroutine if the task is async, even in a thread without an event loop. The argument `_sync`
+        # of Prefect's decorator turns this off.
         block = cast("Secret[Any]", Secret.load(name, _sync=True))  # type: ignore[call-arg]
     except ValueError:  # no such block
         return None
@@ -111,5 +124,8 @@ def database_url(name: str) -> str | None:
 
 
 def defines(source: PoolSource) -> bool:
-    """Return whether `source` defines the pool (URI or block), so that a pool that is down can be brought up."""
+    """Return whether `source` contains the pool's settings, as a URI and a block do.
+
+    A pool that is down can be brought up only with these settings, not with its name alone.
+    """
     return isinstance(source, ComputePool) or (isinstance(source, str) and is_uri(source))

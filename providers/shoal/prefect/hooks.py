@@ -1,4 +1,7 @@
-"""Clean up after flow runs: a hook for the end of a run, and a function for runs that ended without this hook."""
+"""Clean up after flow runs: a hook that Prefect calls at the end of a run, and a function to call periodically.
+
+The function cleans up after runs for which Prefect did not call the hook, for example because a process was killed.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +39,21 @@ def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
 
 
 def clean_up_ended_runs() -> list[str]:
-    """Cancel the jobs and release the leases of all flow runs that have ended; call this in a janitor flow.
+    """Cancel the jobs and release the leases of all flow runs that have ended.
 
-    If this Prefect server does not know a run, the run may belong to another server. Its leases are not touched, and
-    expire after their time to live.
+    Call this function in a flow that runs periodically. A run that this Prefect server does not know may belong to
+    another server. So its jobs and leases are not changed; the leases expire when they are no longer renewed.
 
     Returns:
-        One sentence for each thing that was done.
+        One sentence for each action.
     """
     with get_client(sync_client=True) as client:
 
         def why_ended(run_id: str) -> str | None:
             try:
                 state = client.read_flow_run(UUID(run_id)).state
-            except (ValueError, ObjectNotFound):  # A user chose this holder name, or it is a run of another server.
+            # `run_id` is not a UUID if a user has chosen the holder's name, or the run belongs to another server.
+            except (ValueError, ObjectNotFound):
                 return None
             return _ended_as(state) if state and state.is_final() else None
 

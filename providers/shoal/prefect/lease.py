@@ -30,32 +30,35 @@ def pool_lease(
     """Lease at least `size` nodes of a pool for a ``with`` or ``async with`` block of a flow.
 
     At the start of the block, this leases the nodes and waits until they are ready. If the pool is down and `pool_name`
-    defines it (URI or block), the pool is brought up. If the nodes do not become ready, everything is rolled back.
-    During the block, the lease is renewed. At the end of the block, this waits for the task runs that the block started
-    with ``.submit`` or ``.map``. Then it cancels the jobs of the flow run that still run, releases the lease, and
-    removes leftovers without an owner. After an exception in the block, it does the same without waiting. A pool that
-    was brought up for a lease goes down when its last lease is released.
+    defines it (URI or block), the pool is brought up. If the nodes do not become ready, the lease is rolled back, and a
+    pool that was brought up for it goes down again. During the block, the lease is renewed.
 
-    A task run that fails does not end the others. Call ``.result()`` after the block: it raises the error of a failed
-    task run, and inside the block this cancels the others.
+    At the end of the block, the context manager waits for the task runs that the block started with ``.submit`` or
+    ``.map``. Then it cancels the jobs of the flow run that still run, releases the lease, and ends nodes on this host
+    that no demand needs. After an exception in the block, it does the same, but does not wait for the task runs. A pool
+    that was brought up for a lease goes down when its last lease is released.
 
-    A flow run can have only one lease on a pool, so two leases on the same pool cannot be nested.
+    A task run that fails does not end the others. Call ``.result()`` only after the block. It raises the error of a
+    failed task run, and inside the block this error would end the block and so cancel the jobs of the other task runs.
+
+    A flow run can have only one lease on a pool, so do not nest two blocks of `pool_lease` for the same pool.
 
     Args:
         size: Number of nodes, including the head node.
-        exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the block waits for
-            its turn until the deadline, ``rollback_after_seconds``. By default, all runs share the nodes of the largest
-            lease.
+        exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the lease waits in
+            the pool's queue, at most until the deadline (``rollback_after_seconds``). By default, all runs share the
+            nodes of the largest lease.
         pool_name: Name, URI or block of the pool.
-        ttl: Seconds after which the lease expires if this process is killed.
-        options: ``rollback_after_seconds``, ``block_until_min_cluster_size``.
+        ttl: Seconds after which the lease expires if it is not renewed, for example because this process was killed.
+        options: Dict that may contain ``rollback_after_seconds`` (seconds until the deadline; default: 720) and
+            ``block_until_min_cluster_size`` (number of ready nodes with which the block may begin).
 
     Returns:
         A context manager that yields the pool.
 
     Raises:
-        ScaleError: The lease's turn did not come or the nodes did not become ready in time; the pool was rolled back to
-            its previous size.
+        ScaleError: At the deadline, the lease still waited in the queue, or its nodes were not ready. The lease was
+            rolled back.
         PoolDownError: The pool is down, and `pool_name` is only a name.
         InvalidArgumentError: `size` exceeds MAX_NODES, or an option is invalid.
 
@@ -68,7 +71,7 @@ def pool_lease(
 
 
 class PoolForTheDuration:
-    """Context manager that `pool_lease` returns."""
+    """Context manager that `pool_lease` returns: leases nodes for a ``with`` or ``async with`` block."""
 
     def __init__(
         self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None, *, exclusive: bool
@@ -127,7 +130,7 @@ class PoolForTheDuration:
             options=self._options,
             on_progress=log,
         )
-        self._lease.__enter__()  # This starts the renewal of the lease.
+        self._lease.__enter__()  # This starts a thread that renews the lease.
         return self._pool
 
     def _leave(self, *, wait: bool) -> None:

@@ -1,4 +1,7 @@
-"""Tasks that wrap functions of shoal's core. For each task, a task with the prefix `a` is for async flows."""
+"""Prefect tasks that call functions of shoal: scale pools, train, predict, and clean up.
+
+Each task exists twice: for example `scale_cluster` for sync flows, and `ascale_cluster` for async flows.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +33,22 @@ def scale_cluster(
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Set a pool's base demand and wait for the nodes; see `shoal.scale_cluster`.
+    """Set a pool's base demand (the number of nodes that it keeps), and wait for the nodes; see `shoal.scale_cluster`.
 
     To get nodes only for a block of code, use `pool_lease`, which releases them at the end of the block.
 
     Args:
         expected_cluster_size: Number of nodes, including the head node.
         pool_name: Name, URI or block of the pool.
-        is_async: Return when the request is recorded, before the nodes are ready.
-        options: ``rollback_after_seconds``, ``block_until_min_cluster_size``.
+        is_async: Return when the request is written to the database, before the nodes are ready.
+        options: Dict that may contain ``rollback_after_seconds`` (seconds until the deadline; default: 720) and
+            ``block_until_min_cluster_size`` (number of ready nodes with which the task may end).
 
     Returns:
         True when the nodes are ready, or with `is_async` when the request is accepted.
 
     Raises:
-        ScaleError: The pool did not reach the size; the scaling was rolled back.
+        ScaleError: The pool did not reach the size, and the request was rolled back.
         InvalidArgumentError: The size or an option is invalid; the pool was not changed.
 
     Example:
@@ -115,8 +119,8 @@ def wait_for_nodes(
         The active nodes, with the head node first.
 
     Raises:
-        ScaleError: The pool's demand is below this number (the request was rolled back or released, or never made), or
-            the timeout has passed.
+        ScaleError: No lease and no base demand requests this many nodes (the request was rolled back or released, or
+            was never made), or the timeout has passed.
 
     Example:
         >>> scale_cluster(3, pool_name="retrain", is_async=True)
@@ -158,9 +162,10 @@ def distributed_train(
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of the
             remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
-        framework: Library that trains the model, if `spec` does not contain it.
-        train_func: Function that runs in every worker. Pass the function itself (which is pickled by value), its name
-            as ``pkg.module:name``, or the path of a script. `shoal.jobs.load_results` returns the ranks' return values.
+        framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
+        train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code), its
+            name as ``pkg.module:name``, or the path of a script. Call `shoal.jobs.load_results` to get the function's
+            return values.
         args: Positional arguments of the function, or command line arguments of the script.
         kwargs: Keyword arguments of the function.
         pool_name: Name, URI or block of the pool; by default the pool in `spec`.
@@ -181,7 +186,7 @@ def distributed_train(
     result = training.run()
     try:
         create_table_artifact(**artifact(result))
-    except Exception as error:  # A missing table in the UI must not fail a task after hours of training.
+    except Exception as error:  # After hours of training, a task must not fail because the UI cannot show a table.
         training.logger.warning("the Prefect artifact could not be created: %s", error)
     return result.model_dump(mode="json")
 
@@ -218,18 +223,19 @@ def batch_predict(
 ) -> dict[str, Any]:
     """Predict the rows of a dataset on a pool, and write the predictions as Parquet; see `shoal.distributors.predict`.
 
-    A retry of the task attaches to the job if it still runs. If `output_path` has the same predictions already, nothing
-    is done.
+    A retry of the task attaches to the job if the job still runs. If `output_path` already contains the same
+    predictions, the job does nothing.
 
     Args:
         model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
         dataset: A `DataConnector`, or its spec as a dict.
-        output_path: Directory or URI for the predictions.
+        output_path: Directory or URI to which the predictions are written.
         spec: Further fields of a `PredictJobSpec`, such as ``keep_cols``, ``overwrite``, ``scaling_config``.
         pool_name: Name, URI or block of the pool; by default the pool in `spec`.
 
     Returns:
-        The `JobResult` as a dict of JSON values: ``rows``, ``output_path``, ``model_uri`` with its version.
+        The `JobResult` as a dict of JSON values. It contains ``rows`` (the number of rows), ``output_path``, and
+        ``model_uri`` (with the version of the model).
 
     Raises:
         JobFailedError: The job failed. The message ends with the cause.
@@ -262,16 +268,18 @@ def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, A
 
 @task(cache_policy=NO_CACHE)
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release its lease, and remove leftovers without an owner.
+    """Cancel this flow run's jobs on a pool, release the run's lease, and sweep this host.
 
-    This is needed only without `pool_lease`. It is safe to run twice.
+    The sweep ends nodes that no demand needs, and records the end of lost jobs. A flow that uses `pool_lease` does not
+    need this task, because `pool_lease` cleans up at the end of its block. Running the task twice does no harm.
 
     Args:
         pool_name: Name, URI or block of the pool.
 
     Returns:
-        A dict with the jobs that were `cancelled`, whether a lease was `released`, the leftovers that were `swept`, and
-        the leftovers that were `left` because only another host can remove them.
+        A dict with four entries: ``cancelled`` (ids of the cancelled jobs), ``released`` (whether a lease was
+        released), ``swept`` (the actions of the sweep), and ``left`` (actions that another host takes
+        by itself).
 
     Example:
         >>> cleanup_pool("retrain")

@@ -1,4 +1,7 @@
-"""The state store: database tables of pools and jobs (SQLAlchemy, migrated by Alembic)."""
+"""The state store: the database with the tables of pools and jobs.
+
+The tables are defined with SQLAlchemy. Alembic changes the tables of an existing database for a new version of shoal.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Encode values for the store, so that SQLite and PostgreSQL accept and return the same values.
 
-JSON has no NaN and no infinity. Python's `json` writes them nevertheless, PostgreSQL rejects them, and SQLite accepts
-any text. So NaN is written as ``{"$float": "nan"}``, and infinity likewise. PostgreSQL also rejects NUL in a text, and
-neither database accepts a lone surrogate.
+JSON has no NaN and no infinity, but Python's `json` writes them nevertheless. PostgreSQL rejects such JSON, and SQLite
+accepts it. So this module writes NaN as ``{"$float": "nan"}`` (the tag ``$float`` marks an encoded number), and
+infinity in the same way. PostgreSQL also rejects the character NUL in a text, and both databases reject a lone
+surrogate (half of a UTF-16 pair, which Python allows in a str). So these characters are escaped.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from typing import Any
 _TAG = "$float"
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LIKE_TAG = re.compile(r"\$+float")
-"""Keys to which one more ``$`` is added, so that a user's own ``{"$float": "nan"}`` is not read as NaN."""
+"""Keys that look like the tag. If a user's own document contains such a key, one more ``$`` is added to the key when it
+is written, so that the user's ``{"$float": "nan"}`` is not read as NaN."""
 
 
 def dumps(document: Any) -> str:
-    """Encode a document as strict JSON in ASCII. NUL and surrogates are written as escapes."""
+    r"""Encode a document as strict JSON in ASCII. NUL and surrogates are written as escapes, such as ``\u0000``."""
     return json.dumps(_tagged(document), allow_nan=False)
 
 
 def loads(written: str | bytes) -> Any:
-    """Decode a document written by `dumps`, or by shoal 0.1, which wrote bare NaN and Infinity to SQLite."""
+    """Decode a document that `dumps` has written, or shoal 0.1, which wrote plain NaN and Infinity to SQLite."""
     return json.loads(written, object_hook=_untagged)
 
 
 def storable(text: str) -> str:
-    r"""Escape characters that databases reject: NUL becomes ``\x00``, a lone surrogate for example ``\udc80``."""
+    r"""Escape the characters that databases reject: NUL as ``\x00``, and a lone surrogate as, for example,
+    ``\udc80``."""
     return text.replace("\0", r"\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -56,7 +59,7 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def _like_tag(value: dict[Any, Any]) -> str | None:
-    """Return the key of a dict if it is the only one and looks like the tag, else None."""
+    """Return the key of a dict if the dict has only this key and the key looks like the tag ``$float``, else None."""
     if len(value) != 1:
         return None
     [key] = value

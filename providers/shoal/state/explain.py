@@ -29,8 +29,8 @@ _AWAY = {
     "server closed the connection": "the server closed the connection: try again when it runs again",
     "connection is closed": "the server closed the connection: try again when it runs again",
 }
-"""Errors that may go away by themselves. Keys: part of the database's message. Values: advice to the user. The first
-matching entry is used."""
+"""Advice for errors that may go away without the user. Each key is a part of the database's message, and each value is
+the advice to the user. If several keys match, the first one is used."""
 
 _WRONG = {
     # SQLite
@@ -55,7 +55,8 @@ _WRONG = {
     'role "': "check the user in SHOAL_STATE_URL, or ask the server's administrator to create it",
     "does not exist": "create the database (`createdb NAME`), or check its name in SHOAL_STATE_URL",
 }
-"""Errors that last until the user solves them. Keys and values as in `_AWAY`."""
+"""Advice for errors that last until the user fixes the cause. Each key is a part of the database's message, and each
+value is the advice to the user. If several keys match, the first one is used."""
 
 _SQLSTATES = {
     "25P03": "this process was paused during a write transaction, and nothing was written: try again",
@@ -64,16 +65,25 @@ _SQLSTATES = {
     "42P01": "the tables are missing: run `shoal pool list` to create them",
     "53100": "the server's disk is full: free some disk space there and run `shoal sweep`",
 }
-"""Keys: PostgreSQL's SQLSTATE. Values: advice to the user."""
+"""Advice by error code. Each key is a SQLSTATE (PostgreSQL's code for a kind of error), and each value is the advice to
+the user. These codes are checked before the messages."""
 
 
 def shown(url: str) -> str:
-    """Return a URL without its credentials."""
+    """Return a database URL as text, without user and password."""
     return redact_value(make_url(url).render_as_string(hide_password=False))
 
 
 def explain(error: SQLAlchemyError, url: str) -> StoreError:
-    """Build the error that the user sees. Its message names the store, the problem and what to do."""
+    """Convert a database error to the error that the user sees. The message names the store, the problem and the fix.
+
+    Args:
+        error: The error that SQLAlchemy raised.
+        url: URL of the store.
+
+    Returns:
+        A `StoreUnreachableError` if a later try may succeed, else a `StoreError`.
+    """
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     text = " ".join(str(cause).split())
     for kind, advice in _candidates(cause, text):
@@ -91,7 +101,13 @@ def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreErr
 
 
 def too_new(url: str, version: str, known: str) -> StoreError:
-    """Build the error for a store that a newer shoal has written."""
+    """Build the error for a store whose tables a newer version of shoal has changed.
+
+    Args:
+        url: URL of the store.
+        version: Version of the store's tables.
+        known: Newest version that this shoal can read.
+    """
     return StoreError(
         f"{shown(url)} was written by a newer shoal (its schema is {version}, this version knows {known}): upgrade "
         "shoal, or set SHOAL_HOME or SHOAL_STATE_URL to another store"

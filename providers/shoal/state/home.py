@@ -1,4 +1,4 @@
-"""Paths of shoal's files on this host: the home folder, subfolders, lock files."""
+"""Return the paths of shoal's files on this host: the home folder (``$SHOAL_HOME``), its subfolders, and lock files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def home() -> Path:
 
 
 def _keep_private(path: Path) -> None:
-    for found in (path.lstat(), path.stat()):  # check a link too, because its owner could change its target later
+    # If the path is a symlink, both the link and its target are checked, because the owner of the link could later let
+    # it point to another folder.
+    for found in (path.lstat(), path.stat()):
         if found.st_uid != os.geteuid() and not (stat.S_ISLNK(found.st_mode) and found.st_uid == 0):
             raise StoreError(
                 f"SHOAL_HOME {path} belongs to user {found.st_uid}, who can read and change files in it. "
@@ -58,7 +60,10 @@ def _keep_private(path: Path) -> None:
 
 
 def subfolder(*parts: str) -> Path:
-    """Return a folder under :func:`home`, and create it if needed.
+    """Return the path of a folder in :func:`home`, and create the folder if needed.
+
+    Args:
+        parts: Names of the nested folders, such as ``"logs"``.
 
     Raises:
         StoreError: The folder cannot be created.
@@ -74,19 +79,23 @@ def subfolder(*parts: str) -> Path:
 
 
 def lock_file(name: str) -> Path:
-    """Return the path of a lock file that only processes of this host and store use."""
+    """Return the path of a lock file in the home folder, which only processes of this host and this store use."""
     return per_host(name, "lock")
 
 
 def per_host(name: str, suffix: str) -> Path:
-    """Return the path of a file for this host and store only, because hosts (on NFS) and stores may share a home."""
+    """Return the path of a file in the home folder, which only processes of this host and this store use.
+
+    The path contains the host and the store, because several hosts (by NFS) and several stores may use one home folder.
+    """
     return home() / f"{name}-{host_id()}{store_tag()}.{suffix}"
 
 
 def store_tag() -> str:
-    """Return a suffix that differs for each store that uses this home; empty for the home's own SQLite file.
+    """Return a suffix for file names that is different for each store that uses this home folder.
 
-    The suffix does not depend on the user and password of the store's URL.
+    The suffix is empty for the default store, the SQLite file in the home folder. It does not depend on the user and
+    password of the store's URL, so a new password does not change file names.
     """
     url = os.environ.get("SHOAL_STATE_URL")
     if not url or sqlite_file(url) == home() / "state.db":

@@ -11,7 +11,8 @@ from pathlib import Path
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""Namespace of the host's own processes (PROC_PID_INIT_INO in the Linux kernel). Containers have other namespaces."""
+"""Id of the pid namespace of processes outside of containers. The number is a constant of the Linux kernel
+(PROC_PID_INIT_INO). Processes in containers usually have another namespace."""
 
 
 def hostname() -> str:
@@ -21,7 +22,7 @@ def hostname() -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return the id of the host's current boot. A process with another boot id has ended."""
+    """Return the id of the host's current boot. A process that was started under another boot id has ended."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -29,14 +30,15 @@ def boot_id() -> str:
 def host_id() -> str:
     """Return the id of the host to which this process's pid belongs, as 16 hexadecimal digits.
 
-    The id is derived from the machine-id, or from the hostname if there is no machine-id. Containers of one image may
-    share both, but have different pid namespaces. So in a container, the namespace and the boot id are part of the id.
+    The id is computed from the machine-id, or from the hostname if there is no machine-id. Containers of one image may
+    have the same machine-id and the same hostname, but they have different pid namespaces. So in a container, the pid
+    namespace and the boot id are included in the computation.
     """
     parts = [_machine_id() or hostname()]
     namespace = _pid_namespace()
     if namespace is not None and namespace != _INITIAL_PID_NAMESPACE:
         parts += [namespace, boot_id()]
-    # Hashed, because machine-id(5) asks not to publish the id itself.
+    # The id is hashed because the manual page machine-id(5) asks programs not to show the machine-id itself.
     return sha256("/".join(["shoal", *parts]).encode()).hexdigest()[:16]
 
 
@@ -46,7 +48,8 @@ def _machine_id() -> str | None:
             found = Path(path).read_text().strip()
         except OSError:
             continue
-        if found and found != "uninitialized":  # systemd's placeholder in container and VM images
+        # Images of containers and virtual machines contain systemd's placeholder "uninitialized" instead of an id.
+        if found and found != "uninitialized":
             return found
     return None
 

@@ -1,4 +1,4 @@
-"""File locks between processes of one host. Locks between hosts are in the store."""
+"""File locks between processes of one host. Locks between several hosts are rows in the store (table `locks`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from shoal.errors import StoreError
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on a file and hold it inside the block. It ends with the process at the latest."""
+    """Wait for an exclusive lock on a file, and hold the lock inside the ``with`` block.
+
+    If the process dies inside the block, the kernel releases the lock.
+    """
     with open_locked(path, wait=True) as _:
         yield
 
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Try to lock a file, and yield whether the lock is held.
+    """Try to lock a file, and yield whether this process now holds the lock.
 
-    The file descriptor is not inherited by child processes, so the lock cannot outlive its holder.
+    Programs that this process starts do not inherit the file descriptor. So the lock ends with this process at the
+    latest.
 
     Args:
         path: The file, which is created if needed.

@@ -1,4 +1,4 @@
-"""Run the Alembic migrations on a connection."""
+"""Run the Alembic migrations (the scripts that change the store's tables for a new version) on a connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ SCRIPTS = Path(__file__).with_name("migrations")
 
 
 def upgrade(connection: Connection) -> None:
-    """Upgrade the database to the newest schema inside the caller's transaction, so that all or nothing is changed."""
+    """Upgrade the database to the newest schema.
+
+    All changes are made in the caller's transaction. So if one of them fails, nothing is changed.
+    """
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS))
     config.attributes["connection"] = connection

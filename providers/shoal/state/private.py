@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def why_not_mine(folder: Path) -> str | None:
-    """Return why another user could change or replace a folder.
+    """Return the reason why another user could change or replace a folder, or None if no other user can.
 
     Args:
         folder: An absolute path.
@@ -34,7 +34,10 @@ def why_not_mine(folder: Path) -> str | None:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Return why another user could enter, change or replace a folder, or None if none can (see `why_not_mine`)."""
+    """Return the reason why another user could enter, change or replace a folder, or None if no other user can.
+
+    The reason is words to put after the folder's name, as for `why_not_mine`.
+    """
     if why := why_not_mine(folder):
         return why
     mode = stat.S_IMODE(folder.lstat().st_mode)
@@ -42,14 +45,14 @@ def why_not_private(folder: Path) -> str | None:
 
 
 def why_replaceable(folder: Path) -> str | None:
-    """Return why another user could rename or remove files that the calling user creates in a folder.
+    """Return the reason why another user could rename or remove files that this user creates in a folder, or None.
 
     Args:
         folder: An absolute path.
 
     Returns:
-        The reason as words to put after the folder's name, such as "belongs to user 1001". None if no other user can. A
-        folder to which all users may write is safe if it has the sticky bit, like /tmp.
+        The reason as words to put after the folder's name, such as "belongs to user 1001". None if no other user can
+        rename or remove them. A folder to which all users may write is safe if it has the sticky bit, like /tmp.
     """
     trusted = (0, os.geteuid())
     for link in (folder, *folder.parents):
@@ -72,10 +75,10 @@ def remove_folder(folder: Path) -> bool:
     """Remove a folder and its contents, without following symlinks.
 
     Args:
-        folder: A folder whose parent passed `why_not_mine`.
+        folder: A folder. For its parent, `why_not_mine` has returned None.
 
     Returns:
-        Whether the path no longer exists. A symlink or a folder of another user is not removed.
+        True if the path no longer exists. A symlink or a folder of another user is not removed.
     """
     try:
         found = folder.lstat()
@@ -87,9 +90,9 @@ def remove_folder(folder: Path) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Return whether no user of this user namespace has the id.
+    """Return whether a user id belongs to no user of this user namespace (the set of users that a container can see).
 
-    In a container, files of the host's root, such as /tmp, are shown with such an id.
+    In a rootless container, files that belong to the host's root, such as /tmp, are shown with such an id.
     """
     ranges = (line.split() for line in Path("/proc/self/uid_map").read_text().splitlines())
     return not any(int(first) <= uid < int(first) + int(count) for first, _, count in ranges)

@@ -18,12 +18,12 @@ from shoal.state.host import boot_id, host_id
 
 @dataclass(frozen=True)
 class ProcessId:
-    """Unique identity of a process, also after the process has ended."""
+    """Identity of a process. No other process has the same identity, even after the process has ended."""
 
     boot: str
     pid: int
-    start: int  # clock ticks after boot
-    host: str = field(default="", compare=False)  # id of its host; empty if written by shoal 0.1
+    start: int  # start time of the process, in clock ticks after boot
+    host: str = field(default="", compare=False)  # id of the process's host; empty if shoal 0.1 wrote the identity
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
@@ -48,11 +48,14 @@ class ProcessId:
         return asdict(self)
 
     def alive(self) -> bool:
-        """Return whether this process still runs on this host."""
+        """Return whether the process with this identity still runs on the caller's host."""
         return self.of(self.pid) == self
 
     def known_dead(self) -> bool:
-        """Return whether the process has certainly ended. False for other hosts, whose processes cannot be seen."""
+        """Return whether the process has certainly ended.
+
+        The result is False for a process of another host, because this host cannot see whether it runs.
+        """
         return self.host in ("", host_id()) and not self.alive()
 
     def signal(self, number: signal.Signals) -> None:
@@ -75,10 +78,11 @@ class ProcessStat:
 def process_stat(pid: int) -> ProcessStat | None:
     """Read a process's session and start time. Return None if the process has ended or cannot be seen."""
     try:
-        # The name in the second field may contain spaces and parentheses, so parse only after the last parenthesis.
+        # The second field is the program's name in parentheses. The name may contain spaces and parentheses, so only
+        # the text after the last parenthesis is split into fields.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None  # the process has ended, or is hidden (another user's, with /proc mounted with hidepid=1)
+        return None  # the process has ended, or it belongs to another user and /proc is mounted with hidepid=1
     if fields[0] in (b"Z", b"X"):
         return None
     return ProcessStat(session=int(fields[3]), start=int(fields[19]))

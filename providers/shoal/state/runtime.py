@@ -1,8 +1,9 @@
-"""Runtime roots: the parent folders of the folders of running nodes. Their paths are short and closed to other users.
+"""Create and remove runtime roots. A runtime root is a folder in the temp folder that contains the folders of nodes.
 
-Ray creates a node's folder and its subfolders with mode 0777. A user who can enter them could replace a socket and
-collect tokens. Only the root above the node's folder keeps other users out: it has mode 0700 and a name that cannot be
-guessed. So each use starts with a check. A root that fails the check is not touched, and a new root is created.
+The path of a root is short, because the paths of sockets in it are limited to 107 bytes. Ray creates a node's folder
+and its subfolders with mode 0777, so a user who could enter them could replace a socket and collect tokens. Only the
+root keeps other users out: it has mode 0700 and a random name. So each root is checked before it is used. A root that
+fails the check is not changed, and a new root is created.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ from shoal.state.locks import file_lock
 from shoal.state.private import remove_folder, why_not_mine, why_not_private, why_replaceable
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
-"""Environment variable with the runtime root, for a node's processes. They cannot find the root from their TMPDIR,
-because it is the node's folder."""
+"""Environment variable that tells a node's processes their runtime root. They need the variable because their TMPDIR is
+the node's folder, not the folder in which the roots are created."""
 
 _MARKER = "shoal.json"
-"""File in a root that contains the root's home and store."""
+"""Name of the file in a root that tells to which home folder (``SHOAL_HOME``) and store the root belongs."""
 
 _NODE_ID = re.compile(r"[0-9a-f]{10}")
 
 _SOCKET_LIMIT = 107
-"""Most bytes of an AF_UNIX path, without the final zero."""
+"""Largest length in bytes of the path of a Unix socket, without the final zero byte."""
 
 _LONGEST_SOCKET = "/shoal-12345678/0123456789/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead"
-"""The longest socket path of a head, below the temp folder."""
+"""Example of the longest path of a socket below the temp folder. It is a socket of the head's dashboard. Its length
+decides whether a temp folder's path is too long."""
 
 log = logging.getLogger("shoal.runtime")
 
 
 def runtime_root() -> Path:
-    """Return the parent folder for the folders of new nodes. Create it in the temp folder if needed.
+    """Return the runtime root for new nodes. Create it in the temp folder if needed.
 
-    There is one root for each home, store, host and temp folder. The home records all of them. In a process of a node,
-    this function returns that node's root.
+    There is one root for each combination of home folder, store, host and temp folder. A file in the home folder lists
+    all roots. If the calling process belongs to a node, the result is the root that contains this node's folder.
 
     Raises:
         StoreError: No safe folder can be created in the temp folder, or its path is too long for sockets.
@@ -54,7 +56,7 @@ def runtime_root() -> Path:
     if root := _newest(temp):
         return root
     with file_lock(lock_file("runtime")):
-        if root := _newest(temp):  # another process has created it in the meantime
+        if root := _newest(temp):  # another process has created a root while this process waited for the lock
             return root
         kept = [root for root in _recorded() if os.path.lexists(root)]
         for root in kept:
@@ -66,12 +68,18 @@ def runtime_root() -> Path:
 
 
 def node_folders(node_id: str) -> list[Path]:
-    """Return all possible paths of a node's folder. Nodes keep their folder when a new root is created."""
+    """Return all paths at which a node's folder may be: one in each root.
+
+    A node's folder may be in an older root, because nodes keep their folder when a new root is created.
+    """
     return [root / node_id for root in _all_roots()]
 
 
 def node_ids() -> list[str]:
-    """Return the ids of all nodes with a folder in a root of this home and store. Log a warning about other files."""
+    """Return the ids of all nodes that have a folder in a root of this home folder and store.
+
+    Files that are no folders of nodes are ignored, with a warning in the log.
+    """
     found = set()
     for root in _all_roots():
         if why := why_not_mine(root):
@@ -96,7 +104,8 @@ def remove_node_folders(node_id: str) -> str | None:
     """
     for root in _all_roots():
         folder = root / node_id
-        # Skip roots of another user. They contain no folders of this home, and must not keep a node from ending.
+        # Roots of another user or of another home folder are skipped: they contain no folder of this node. If they led
+        # to an error instead, the node could never be recorded as ended.
         if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
             continue
         if folder.is_symlink() or not folder.is_dir():
@@ -108,7 +117,13 @@ def remove_node_folders(node_id: str) -> str | None:
 
 
 def remove_own_folder(folder: Path) -> None:
-    """Remove the folder of the calling supervisor's node. Remove its root too if the home that records it is gone."""
+    """Remove the folder of the node whose supervisor calls this function.
+
+    If ``SHOAL_HOME`` was removed, also remove the root if it is empty, because no other process would find it.
+
+    Args:
+        folder: The node's folder.
+    """
     root = folder.parent
     if why_not_mine(root) is None:
         remove_folder(folder)
@@ -117,31 +132,42 @@ def remove_own_folder(folder: Path) -> None:
 
 
 def turn_lock(turn: int) -> Path:
-    """Return the lock file of a turn to start a node. All homes of a user on this host share the turns."""
+    """Return the path of a lock file that limits how many nodes start at the same time.
+
+    A supervisor has to lock one of a few such files (a turn) while it starts its node. All home folders of a user on
+    this host share the files, because the nodes share the host's CPUs.
+
+    Args:
+        turn: Number of the turn, from 0.
+    """
     folder = temp_folder() / f"shoal-turns-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return lock_file(f"start{turn}")
-    if why_not_private(folder):  # another user has created a folder with this name
+    if why_not_private(folder):  # another user may have created this folder, so use a lock file in the home folder
         return lock_file(f"start{turn}")
     return folder / f"start{turn}.lock"
 
 
 def _root_of_this_node() -> Path | None:
-    """Return the root of the node to which the calling process belongs.
+    """Return the root that contains the folder of the calling process's node.
 
-    None if the process belongs to no node, or to a node of another home.
+    The result is None if the process belongs to no node, or to a node of another home folder or store.
     """
     root = os.environ.get(ROOT_VARIABLE)
     return Path(root) if root and _why_unusable(Path(root)) is None else None
 
 
 def temp_folder() -> Path:
-    """Return the host's temp folder. In a node's processes this differs from TMPDIR, which is the node's folder."""
+    """Return the host's temp folder, in which roots are created.
+
+    In a node's processes, the result is not TMPDIR, because their TMPDIR is the node's folder.
+    """
     if root := os.environ.get(ROOT_VARIABLE):
         folder = Path(root).parent
-        if folder.name == f"shoal-{os.getuid()}":  # a root created by a version of shoal that did not record its roots
+        # Old versions of shoal, which kept no list of roots, created roots one level deeper.
+        if folder.name == f"shoal-{os.getuid()}":
             folder = folder.parent
         if folder.is_dir():
             return folder
@@ -180,7 +206,7 @@ def _mark() -> dict[str, str]:
 
 
 def _marker_of(root: Path) -> object:
-    """Return the content of a root's marker file, or None if it has none."""
+    """Return the content of a root's marker file (`_MARKER`). None if the file is missing or not valid JSON."""
     try:
         return json.loads((root / _MARKER).read_text())
     except (OSError, ValueError):
@@ -196,7 +222,7 @@ def _record_file() -> Path:
 
 
 def _recorded() -> list[Path]:
-    """Return every root created for this home, store and host that may still exist, the newest last."""
+    """Return the roots that were created for this home folder, store and host, the newest last. Some may be removed."""
     try:
         return [Path(root) for root in json.loads(_record_file().read_text())]
     except (FileNotFoundError, ValueError):
@@ -213,22 +239,22 @@ def _record(roots: list[Path]) -> None:
 
 
 def _write(path: Path, content: object) -> None:
-    """Write a JSON file atomically."""
+    """Write a JSON file atomically, so that readers never see half of its content."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content))
     partial.rename(path)
 
 
 def _earlier_root() -> Path:
-    """Return the root of nodes started by a version of shoal that did not record its roots."""
+    """Return the path of the root that old versions of shoal used, which kept no list of roots in the home folder."""
     digest = sha256(os.fsencode(home()) + store_tag().encode()).hexdigest()[:6]
     return temp_folder() / f"shoal-{os.getuid()}" / digest
 
 
 def _close_earlier_root() -> None:
-    """Set the mode of the earlier root to 0700.
+    """Set the mode of the old versions' root (`_earlier_root`) to 0700, so that other users cannot enter it.
 
-    The version of shoal that created it left its mode to the umask, and nodes may still run in it.
+    The old versions left its mode to the umask. The root is not removed, because nodes may still run in it.
     """
     root = _earlier_root()
     for folder in (root.parent, root):
@@ -257,7 +283,7 @@ def _all_roots() -> list[Path]:
 
 
 def _drop_unused() -> None:
-    """Remove empty roots that no new node will use, and remove deleted roots from the record."""
+    """Remove the empty roots that no new node will use, and remove deleted roots from the list in the home folder."""
     earlier = _earlier_root()
     if why_not_mine(earlier) is None:
         _remove_empty(earlier)
@@ -277,7 +303,7 @@ def _entries(root: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(root) as entries:
             return list(entries)
-    except FileNotFoundError:  # another process has removed the root
+    except FileNotFoundError:  # another process has removed the root, so it has no entries
         return []
 
 
@@ -286,5 +312,5 @@ def _remove_empty(root: Path) -> None:
         if [entry.name for entry in _entries(root)] in ([], [_MARKER]):
             (root / _MARKER).unlink(missing_ok=True)
             root.rmdir()
-    except OSError:  # another process has used or removed the root in the meantime
+    except OSError:  # another process has removed the root or put a folder into it in the meantime: leave it as it is
         return

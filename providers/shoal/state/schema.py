@@ -1,4 +1,8 @@
-"""Database tables of the store, and the states of their rows. Times are in seconds since the epoch (UTC)."""
+"""Database tables of the store, and the states of their rows.
+
+All times are in seconds since the epoch (UTC). A column with the stamp of a time contains a reading of the monotonic
+clock, from which the age of that time can be computed even after the wall clock has jumped (`shoal.state.stamps`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ class PoolState(StrEnum):
     """State of a whole pool."""
 
     UP = "up"
-    """The pool runs, and the reconciler keeps its nodes at its demand."""
+    """The pool runs. The reconciler starts and ends nodes so that their number matches the demand."""
     STOPPING = "stopping"
     """The pool goes down, and every node is being ended."""
     DOWN = "down"
@@ -24,16 +28,16 @@ class PoolState(StrEnum):
 
 
 class NodeState(StrEnum):
-    """State of a node. Its row is written before the node starts, and deleted after the node has ended."""
+    """State of a node. The node's row is written before the node starts, and deleted after the node has ended."""
 
     PLANNED = "planned"
-    """The row exists. A supervisor may have been spawned, but none has claimed the row yet."""
+    """The row exists. A supervisor process may have been spawned, but none has written itself to the row yet."""
     STARTING = "starting"
-    """A supervisor has claimed the row and is starting the node."""
+    """A supervisor process has written itself to the row, and is starting the node."""
     READY = "ready"
     """The node has joined the pool and can take work."""
     DRAINING = "draining"
-    """The node takes no new work, and is ended when it is idle or its grace period has passed."""
+    """The node gets no new work. It is ended when it is idle, or when its grace period has passed."""
     FAILED = "failed"
     """The node did not start, or died. Its remaining processes and files still have to be removed."""
     ENDING = "ending"
@@ -41,7 +45,7 @@ class NodeState(StrEnum):
 
 
 class OperationKind(StrEnum):
-    """Kind of change that a journaled operation makes."""
+    """Kind of change that an operation makes: start the pool, set its base demand, or request a lease."""
 
     UP = "up"
     SCALE = "scale"
@@ -49,25 +53,26 @@ class OperationKind(StrEnum):
 
 
 class OperationState(StrEnum):
-    """State of a journaled operation."""
+    """State of an operation (a request to change the pool's size)."""
 
     OPEN = "open"
     """The operation was accepted, and the reconciler works on it until its deadline."""
     SUCCEEDED = "succeeded"
-    """The operation reached its size, or at its deadline at least its minimum."""
+    """The operation reached its size. Or at its deadline, it had at least reached `block_until_min_cluster_size`."""
     ROLLED_BACK = "rolled_back"
     """The operation failed, and the previous demand was restored."""
     SUPERSEDED = "superseded"
-    """A newer operation or `down()` replaced the operation before it was complete."""
+    """The operation was ended before it was complete, because a newer operation or `down()` replaced it, or its lease
+    was released or expired."""
 
 
 class JobState(StrEnum):
     """State of one attempt of a job."""
 
     PENDING = "pending"
-    """The attempt is in the store, but its driver has not reported yet."""
+    """The attempt is in the store, but its driver (the process that runs the attempt) has not reported yet."""
     RUNNING = "running"
-    """The driver runs."""
+    """The driver has started and has not yet reported a result."""
     SUCCEEDED = "succeeded"
     """The attempt has a result."""
     FAILED = "failed"
@@ -85,7 +90,8 @@ class PromotionState(StrEnum):
     """State of a promotion."""
 
     INTENDED = "intended"
-    """The alias is about to be set. After a crash, the alias itself shows whether it was set."""
+    """The alias in the model registry is about to be set. If the process crashes in this state, the next process looks
+    in the registry whether the alias was set."""
     CONFIRMED = "confirmed"
     """The alias was set."""
     WITHDRAWN = "withdrawn"
@@ -93,12 +99,18 @@ class PromotionState(StrEnum):
 
 
 def _state(enum: type[StrEnum]) -> Enum:
-    """Return a string column type that stores the member's value, so that a new member needs no migration."""
+    """Return the column type for an enum: a string column with the member's value.
+
+    The database does not know the list of members, so a new member needs no migration.
+    """
     return Enum(enum, native_enum=False, length=20, values_callable=lambda e: [member.value for member in e])
 
 
 class _Text(TypeDecorator[str]):
-    """Text column that escapes characters that databases reject (`codec.storable`), in comparisons too."""
+    """Text column that escapes the characters that databases reject, such as NUL (see `codec.storable`).
+
+    Texts that a query compares with the column are escaped in the same way, so the query finds the row.
+    """
 
     impl = String
     cache_ok = True
@@ -112,8 +124,9 @@ class _LongText(_Text):
 
 
 _HOLDER = _Text(255).with_variant(_LongText(), "postgresql")
-"""Column type of holders. Airflow DAG ids and run ids may have 250 characters each, so PostgreSQL needs an unlimited
-text column. SQLite does not enforce the length, so its columns were not changed."""
+"""Type of the columns with a holder's name. The name contains Airflow's DAG id and run id, which may have 250
+characters each. So PostgreSQL needs a text column without a limit. SQLite does not enforce the limit of 255, so its
+columns did not have to be changed."""
 
 
 class Base(DeclarativeBase):
@@ -131,28 +144,30 @@ class Pool(Base):
     spec: Mapped[dict[str, Any]]
     state: Mapped[PoolState] = mapped_column(_state(PoolState))
     host: Mapped[str]
-    """Name of the host to which the pool is bound; empty if any host can act on it."""
+    """Name of the host to which the pool is bound. Empty if any host can start and end the pool's nodes."""
     host_id: Mapped[str | None]
-    """Id of that host, which survives a change of its name; None in rows of shoal 0.1."""
+    """Id of the host to which the pool is bound. A renamed host keeps its id. None in rows of shoal 0.1."""
     min_nodes: Mapped[int]
     max_nodes: Mapped[int]
     epoch: Mapped[int]
-    """Number of times that the pool was started; nodes of an older epoch are ended."""
+    """Number of times that the pool was started. Nodes that were planned in an older epoch are ended."""
     next_node: Mapped[int]
-    """Number in the next node's name; unique within one epoch."""
+    """Number that the next node gets in its name. Within one epoch, no two nodes get the same number."""
     owner: Mapped[dict[str, Any] | None]
-    """Process in which the pool is embedded, if any; the pool ends with it."""
+    """Identity of the process to which the pool belongs (an embedded pool). The pool is removed when this process ends.
+    None for other pools."""
     start_failures: Mapped[int] = mapped_column(default=0)
     """Number of nodes in a row that failed to start, or died soon after, while no operation was open."""
     last_failure: Mapped[str | None] = mapped_column(_Text)
-    """Error of the last of these nodes."""
+    """Error of the last node that `start_failures` counts."""
     cooldown_until: Mapped[float | None]
-    """Time before which no failed node is replaced."""
+    """Time before which failed nodes are not replaced, because several nodes in a row have failed. None: no pause."""
     created_at: Mapped[float]
     touched_at: Mapped[float]
-    """Last use of the pool, from which `idle_timeout` counts."""
+    """Time of the last use of the pool. If `idle_timeout` seconds have passed since then, the pool goes down."""
     clock: Mapped[dict[str, Any] | None]
-    """Stamp of the last clock correction (`shoal.pool.journal.clock`)."""
+    """Stamp with the time of the last clock correction (`shoal.pool.journal.clock`). It shows whether the wall clock
+    has jumped since then."""
 
 
 class Demand(Base):
@@ -166,12 +181,12 @@ class Demand(Base):
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), primary_key=True)
     size: Mapped[int]
     operation_id: Mapped[str | None]
-    """Operation that set the demand; only its rollback may change the demand back."""
+    """Id of the operation that set the demand. Only the rollback of this operation may restore the previous demand."""
     set_at: Mapped[float]
 
 
 class Lease(Base):
-    """A holder's claim for a number of nodes, with a time to live."""
+    """A holder's request for a number of nodes. It is valid until it is released, or no longer renewed."""
 
     __tablename__ = "leases"
 
@@ -188,14 +203,15 @@ class Lease(Base):
     exclusive: Mapped[bool] = mapped_column(default=False)
     """Whether the lease's nodes are added to those of other leases. Shared leases use the same nodes."""
     waiting: Mapped[bool] = mapped_column(default=False)
-    """Whether the lease waits in the pool's queue. It takes no nodes until it is granted."""
+    """Whether the lease waits in the pool's queue. A waiting lease takes no nodes until it is granted."""
     queue_number: Mapped[int] = mapped_column(default=0)
-    """Order of the pool's leases by their requests. Lower numbers are granted first. 0 in rows of shoal 0.1."""
+    """Number that increases with each request for a lease of the pool. Leases with lower numbers are granted first. 0
+    in rows of shoal 0.1."""
     created_at: Mapped[float]
 
 
 class Operation(Base):
-    """One journaled operation: a request to change the pool's size, and its result."""
+    """One operation: a request to change the pool's size, and the result of the request."""
 
     __tablename__ = "operations"
 
@@ -207,10 +223,10 @@ class Operation(Base):
     size: Mapped[int]
     block_until_min_cluster_size: Mapped[int | None] = mapped_column("min_size")
     replaced_size: Mapped[int | None]
-    """Previous size of the base demand or lease, restored by a rollback."""
+    """Size of the base demand or lease before this operation. A rollback restores it. None if there was none before."""
     replaced_operation_id: Mapped[str | None]
     lease_id: Mapped[str | None]
-    """Lease that the operation created or renewed, if its kind is lease."""
+    """Id of the lease that the operation created or renewed. None if the operation's kind is not `lease`."""
     deadline: Mapped[float]
     failures: Mapped[int]
     """Number of nodes that failed to start for this operation."""
@@ -222,7 +238,7 @@ class Operation(Base):
 
 
 class Node(Base):
-    """One node: its planned start, its supervisor, and the state that the supervisor last reported."""
+    """One node: when it was planned, which process supervises it, and the state that this process last reported."""
 
     __tablename__ = "nodes"
 
@@ -234,18 +250,19 @@ class Node(Base):
     epoch: Mapped[int]
     """The pool's epoch in which the node was planned."""
     head_id: Mapped[str | None]
-    """Id of the head that a worker joins; the worker is ended with this head."""
+    """Id of the head that a worker node joins. The worker is ended when this head ends. None for a head."""
     operation_id: Mapped[str | None]
-    """Operation for which the node is started; a failed start counts for it."""
+    """Id of the operation for which the node is started. If the start fails, the operation's `failures` increases."""
     cpus: Mapped[int]
     gpus: Mapped[int]
     supervisor: Mapped[dict[str, Any] | None]
-    """Process identity, written when the supervisor claims the row."""
+    """Identity of the node's supervisor process. The supervisor writes it before it starts the node; None before."""
     endpoint: Mapped[dict[str, str] | None]
-    """Addresses of the node; None until it is ready."""
+    """Addresses of the node. None until the node is ready."""
     busy: Mapped[bool]
     """Whether work was running on the node, as last reported by the supervisor."""
-    # Jumps of the wall clock are added to all times of a node, so their differences are real durations.
+    # After a jump of the wall clock, the jump is added to all times of a node (`shoal.pool.journal.clock`). So the
+    # difference of two of these times is always the real duration.
     spawned_at: Mapped[float | None]
     """Time at which a supervisor was last spawned."""
     start_deadline: Mapped[float]
@@ -255,62 +272,63 @@ class Node(Base):
 
 
 class Job(Base):
-    """One attempt of a training run."""
+    """One attempt of a job, such as a training. A job that is started again after a failure has several attempts."""
 
     __tablename__ = "jobs"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(index=True)
-    """Name of the pool. Not a foreign key, because a job's row outlives its pool."""
+    """Name of the pool. The column is not a foreign key, because a job's row is kept when its pool is deleted."""
     holder: Mapped[str] = mapped_column(_HOLDER)
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
     endpoint: Mapped[dict[str, str]]
     """Addresses of the head to which the job was submitted."""
     driver: Mapped[dict[str, Any] | None]
-    """Process identity of the job's driver."""
+    """Identity of the job's driver (the process that runs the attempt). None until the driver has reported."""
     submitter: Mapped[dict[str, Any] | None]
-    """Process identity of the process that sends the job to the head."""
+    """Identity of the process that sends the job to the head."""
     priority: Mapped[int | None]
-    """Priority in the pool's queue, the higher first. None in rows of versions without a queue."""
+    """Priority in the pool's queue. Jobs with a higher number start first. None in rows of versions without a queue."""
     gang: Mapped[dict[str, Any] | None]
-    """The workers that the job asks for (`shoal.jobs.queue.Gang`)."""
+    """Number and resources of the workers that the job needs (`shoal.jobs.queue.Gang`)."""
     queued_at: Mapped[float | None]
-    """Time when the attempt joined the queue. Its credentials were handed over before, so any process may send it."""
+    """Time at which the attempt joined the queue. The job's credentials were stored before this time, so from then on
+    any process may send the job to the head."""
     queued_clock: Mapped[dict[str, Any] | None]
     """Stamp of `queued_at` (see `shoal.state.stamps`)."""
     admitted_at: Mapped[float | None]
-    """Time when the attempt got its room. None while it waits."""
+    """Time at which the attempt left the queue, because the pool has room for its workers. None while it waits."""
     heartbeat_at: Mapped[float | None]
-    """Last sign of life of the driver; None for drivers of shoal 0.1."""
+    """Time of the driver's last sign of life, which it writes every few seconds. None for drivers of shoal 0.1."""
     orphan_after: Mapped[float | None]
-    """Seconds without a poll after which the job ends itself."""
+    """Seconds after which the job ends itself if no process asks about it. None: never."""
     last_polled_at: Mapped[float] = mapped_column("asked_at")
-    """Last time that a process asked about the job."""
+    """Time at which a process last asked about the job."""
     last_polled_clock: Mapped[dict[str, Any] | None] = mapped_column("asked_clock")
     """Stamp of `last_polled_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
     collected_at: Mapped[float | None]
-    """Time at which the result was returned to a caller."""
+    """Time at which the result was first returned to a caller. None before."""
     result: Mapped[dict[str, Any] | None]
     results_digest: Mapped[str | None] = mapped_column(String(64))
-    """SHA-256 of `results.pkl`."""
+    """SHA-256 of the file `results.pkl`, which contains the return values of a function job."""
     error: Mapped[str | None] = mapped_column(_Text)
     mlflow_run_id: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
-    """Last record of the training's progress; None before the first one, and in rows of shoal 0.2 and before."""
+    """Last reported progress of the training. None before the first report, and in rows of shoal 0.2 and before."""
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the attempt waits in its pool's queue: it has no driver, and nothing on the head knows it."""
+        """Whether the attempt waits in its pool's queue. It then has no driver, and was not yet sent to the head."""
         return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
 
 
 class Lock(Base):
-    """A named lock with a time to live, for actions that must not run concurrently (promoting a model)."""
+    """A named lock that expires, for actions that must not run at the same time, such as promoting a model."""
 
     __tablename__ = "locks"
 
@@ -320,9 +338,10 @@ class Lock(Base):
 
 
 class Promotion(Base):
-    """One promotion of a model version to an alias.
+    """One promotion: the alias of a registered model, such as ``champion``, is set to a model version.
 
-    The row is written under the promotion lock: as `intended` before the alias is set, as `confirmed` after it.
+    A process writes the row while it holds the lock for promotions (table `locks`): with the state `intended` before it
+    sets the alias, and with the state `confirmed` afterwards.
     """
 
     __tablename__ = "promotions"
@@ -340,9 +359,10 @@ class Promotion(Base):
     """Model version that had the alias before, if any."""
     metric: Mapped[str]
     value: Mapped[float | None]
-    """Metric of `version` on the holdout rows; None if it is not finite."""
+    """Value of `metric` for the version on the holdout rows (rows that were not used for training). None if the value
+    is not finite."""
     holdout_digest: Mapped[str]
-    """Digest of the holdout rows."""
+    """Digest of the holdout rows. It shows whether two promotions were decided on the same rows."""
     job_id: Mapped[str]
     attempt: Mapped[int]
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))

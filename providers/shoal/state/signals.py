@@ -1,4 +1,4 @@
-"""Delay signal handlers until a transaction has ended."""
+"""Delay signal handlers (for example of Ctrl-C) until a transaction has ended."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from types import FrameType
 from typing import Any
 
 _RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""Signals whose handlers may raise: Ctrl-C, a request to end, and the alarm for task timeouts in workflow engines."""
+"""Signals whose handlers may raise an exception: SIGINT (Ctrl-C), SIGTERM (a request to end), and SIGALRM, which
+workflow engines use for the timeout of a task."""
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Run a short block to its end, then handle the signals that arrived in it.
+    """Run a short ``with`` block to its end, and only then call the handlers of the signals that arrived in the block.
 
-    If a signal handler raised while a transaction is being opened, the transaction would stay open as long as the
-    traceback exists. The code that handles the exception would then wait forever for the database that its own process
-    has locked.
+    Without this delay, a signal handler could raise an exception while a transaction is being opened. The transaction
+    would then stay open as long as the exception's traceback exists. Code that handles the exception and needs the
+    database would wait forever, because its own process holds the lock.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs signal handlers only in the main thread
+        yield  # nothing to delay, because Python runs signal handlers only in the main thread
         return
     came: list[int] = []
     handlers: dict[int, Any] = {}

@@ -1,9 +1,10 @@
-"""Clock stamps: compute the age of stored values, and jumps of the wall clock, with the monotonic clock.
+"""Clock stamps: measure the age of stored values, and jumps of the wall clock, with the monotonic clock.
 
-Stored times are wall-clock times. Comparing them with the current wall clock ended jobs wrongly after a suspend and
-after a change of the clock. So each time that can end a job or a lease has a stamp beside it, with a reading of the
-monotonic clock. This clock does not jump, stops during a suspend, and is the same for all processes since one boot. A
-stamp of the present time shows later by how much the wall clock has jumped.
+Stored times are wall-clock times. When they were compared with the current wall clock, jobs were ended wrongly after
+the host was suspended, or after its clock was changed. So each stored time that can end a job or a lease has a stamp in
+a second column. A stamp is a reading of the monotonic clock. The monotonic clock does not jump, stops while the host is
+suspended, and is the same for all processes of one boot. So the age of a stored time is the difference of two of its
+readings. Two stamps with the present time show by how much the wall clock has jumped between them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from sqlalchemy.orm import Session
 from shoal.state.host import boot_id
 
 _ONE_INSTANT_S = 0.1
-"""Most seconds between two clock readings that count as one instant. Normally they are microseconds apart."""
+"""Largest time in seconds between two clock readings that count as one instant. Normally it is some microseconds. It is
+longer if the process was paused between the readings."""
 
 
 def monotonic() -> float:
@@ -29,7 +31,10 @@ def monotonic() -> float:
 
 
 def wall() -> float:
-    """Return the seconds since the epoch by this host's wall clock. It can be set, and continues during a suspend."""
+    """Return the seconds since the epoch by this host's wall clock.
+
+    The wall clock can be changed by an administrator, and goes on while the host is suspended.
+    """
     return time.time()
 
 
@@ -37,18 +42,25 @@ def stamp(value: float) -> dict[str, Any]:
     """Return a stamp for a value that is being written now.
 
     Args:
-        value: The value, such as ``last_polled_at``. The stamp contains it, because shoal 0.1 changes the value without
-            the stamp. A stamp with another value is then ignored.
+        value: The value, such as ``last_polled_at``. The stamp contains the value, because shoal 0.1 may later change
+            the value but not the stamp. :func:`age` then sees that they differ, and ignores the stamp.
+
+    Returns:
+        The stamp: the id of the monotonic clock, its reading in seconds, and the value.
     """
     return {"clock": _clock_id(), "at": monotonic(), "of": value}
 
 
 def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
-    """Return the seconds since a value was written. None if another host, an earlier boot or shoal 0.1 wrote it.
+    """Return the seconds since a value was written.
 
     Args:
         value: The value.
-        stamped: The value's stamp.
+        stamped: The value's stamp from :func:`stamp`.
+
+    Returns:
+        The age in seconds. None if the age cannot be measured, because the value was written by another host, before
+        the last reboot, or by shoal 0.1.
     """
     if stamped is None or stamped["of"] != value or stamped["clock"] != _clock_id():
         return None
@@ -56,7 +68,7 @@ def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
 
 
 def present() -> dict[str, Any]:
-    """Return a stamp of the present time, to compare with a later one by :func:`jump`."""
+    """Return a stamp that contains the present time by both clocks. :func:`jump` compares two such stamps."""
     while True:
         at, now = monotonic(), wall()
         if monotonic() - at < _ONE_INSTANT_S:  # otherwise this process was paused between the two readings
@@ -66,7 +78,14 @@ def present() -> dict[str, Any]:
 def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | None:
     """Compute by how many seconds the wall clock jumped between two stamps of the present time.
 
-    A suspend counts as a jump ahead. The result is None if the first stamp is missing, or of another host or boot.
+    If the host was suspended between the stamps, this counts as a jump ahead.
+
+    Args:
+        before: The earlier stamp; None if there is none.
+        after: The later stamp.
+
+    Returns:
+        The jump in seconds. None if the earlier stamp is missing, or is of another host or boot.
     """
     if before is None or before["clock"] != after["clock"]:
         return None
@@ -76,7 +95,7 @@ def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | 
 def shared_now(session: Session, now: float) -> float:
     """Return the seconds since the epoch by the clock that all hosts of a store share.
 
-    For PostgreSQL, this is the server's clock. For SQLite, which serves only one host, it is `now`.
+    For PostgreSQL, this is the server's clock. A SQLite file is used by only one host, so the result is `now`.
 
     Args:
         session: An open transaction.
@@ -84,15 +103,20 @@ def shared_now(session: Session, now: float) -> float:
     """
     if session.get_bind().dialect.name != "postgresql":
         return now
-    with session.no_autoflush:  # the caller may have added a row with missing fields, which must not be written yet
+    # Without `no_autoflush`, the query would first write rows that the caller has added but not yet filled.
+    with session.no_autoflush:
         return float(session.scalars(select(func.extract("epoch", func.clock_timestamp()))).one())
 
 
 @lru_cache(maxsize=1)
 def _clock_id() -> str:
-    """Return an id of the monotonic clock that this process reads. Each time namespace has its own clock."""
+    """Return an id of the monotonic clock that this process reads: the boot id and the time namespace.
+
+    Only readings of the same clock can be compared. Containers may have their own time namespace, and thus their own
+    monotonic clock.
+    """
     try:
         namespace = os.readlink("/proc/self/ns/time")
-    except OSError:  # Linux before 5.6 has no time namespaces
+    except OSError:  # Linux before 5.6 has no time namespaces, so all processes of a boot have the same clock
         namespace = ""
     return f"{boot_id()}/{namespace}"

@@ -1,7 +1,8 @@
-"""Named steps: every transaction and action before, during or after which a process may die.
+"""Give every transaction, and every action on files or processes, a name: a step.
 
-The crash tests replace `passing` to kill a process at every point of every step. The steps of pools are in
-`shoal.pool.journal.steps`, the steps of jobs in `shoal.jobs.journal.steps`.
+A process may be killed before, during or after each step, and the next process has to continue from there. The crash
+tests check this: they replace the function `passing` by one that kills the process at a chosen point of a step. The
+names of the steps of pools are in `shoal.pool.journal.steps`, those of the steps of jobs in `shoal.jobs.journal.steps`.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from shoal.state.store import Store
 
 
 class At(StrEnum):
-    """A point of a step that a process passes."""
+    """The points of a step at which the crash tests may kill the process."""
 
     BEFORE = "before"
     WRITTEN = "written"
-    """Only in transactions: everything is written, but not yet committed."""
+    """The transaction has written everything, but has not committed yet. Actions do not have this point."""
     AFTER = "after"
 
 
 def _go_on(step: StrEnum, at: At) -> None:
-    """Do nothing. This is the default of `passing`; only the crash tests replace it."""
+    """Do nothing, so that the process goes on. This is the value of `passing` outside of the crash tests."""
 
 
 passing: Callable[[StrEnum, At], None] = _go_on
-"""Function that is called at each point of each step."""
+"""Function that every process calls at each point of each step."""
 
 
 @contextmanager
 def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
-    """Run a block as a step that is one write transaction.
+    """Run a ``with`` block as one step, inside one write transaction.
+
+    Args:
+        store: The state store.
+        step: Name of the step.
 
     Raises:
         StoreError: The database reported an error.
@@ -48,7 +53,11 @@ def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
 
 @contextmanager
 def act(step: StrEnum) -> Iterator[None]:
-    """Run a block as a step that changes files, processes or other systems, but not the store."""
+    """Run a ``with`` block as one step that changes files, processes or other systems, but not the store.
+
+    Args:
+        step: Name of the step.
+    """
     passing(step, At.BEFORE)
     yield
     passing(step, At.AFTER)

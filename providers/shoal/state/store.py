@@ -1,4 +1,4 @@
-"""Open the state store and its transactions."""
+"""Open the state store (the database with the rows of pools and jobs), and transactions on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from shoal.state.locks import file_lock
 from shoal.state.signals import uninterrupted
 
 SCHEMA_VERSION = "0007"
-"""Newest revision in `migrations/versions`; a store at this version is opened without loading Alembic (0.3 s)."""
+"""Newest revision in `migrations/versions`. If a store already has this version, Alembic is not imported, which saves
+0.3 s."""
 
 
 def default_url() -> str:
@@ -30,8 +31,8 @@ class Store:
 
     Args:
         url: SQLAlchemy URL. Default: :func:`default_url`.
-        migrate: Create the database if needed, and upgrade its schema. Background processes (supervisor, reconciler)
-            pass False, so that they do not create a database again that was removed.
+        migrate: Create the database if needed, and upgrade its tables to this version of shoal. Background processes
+            (supervisor, reconciler) pass False. Otherwise they would create the database again after a user removed it.
 
     Raises:
         StoreError: The database cannot be used. The message says why and what to do.
@@ -48,8 +49,9 @@ class Store:
     def transaction(self) -> Iterator[Session]:
         """Open a write transaction. Commit it at the end of the block, or roll it back if the block raises.
 
-        Only one write transaction is open at a time, in all processes on all hosts. So the rows that it reads do not
-        change until its end. Keep the block short, and do not wait for anything in it. Signals are handled after it.
+        Only one write transaction is open at a time, in all processes on all hosts. So the rows that the block reads do
+        not change until its end. Keep the block short, and do not wait for anything in the block, because all other
+        writers wait for its end. Signals that arrive during the block are handled after it.
 
         Raises:
             StoreError: The database reported an error.
@@ -67,7 +69,8 @@ class Store:
         Readers and writers do not wait for each other.
 
         Args:
-            snapshot: False for a single SELECT, which is cheaper without a transaction.
+            snapshot: Whether several SELECTs have to see the database at the same instant. Pass False for a single
+                SELECT, which is faster without a transaction.
 
         Raises:
             StoreError: The database reported an error.
@@ -79,7 +82,7 @@ class Store:
             raise explain(error, self.url) from error
 
     def exists(self) -> bool:
-        """Return False if the SQLite file was removed. Always True for PostgreSQL."""
+        """Return whether the SQLite file still exists. For PostgreSQL, the result is always True."""
         return self._file is None or self._file.exists()
 
     def _migrate(self) -> None:
@@ -87,9 +90,9 @@ class Store:
             with engines.reading(self._engine).connect() as connection:
                 if _version(connection) == SCHEMA_VERSION:
                     return
-            # If two processes migrate at once, the second waits for the first, like all write transactions. SQLite also
-            # needs the file lock: while one process changes a new file to WAL, SQLite rejects all others at once,
-            # regardless of the busy timeout.
+            # If two processes migrate at the same time, the second one waits for the first, because this is a write
+            # transaction. For SQLite, a file lock is needed, too: while one process changes a new database file to WAL
+            # (write-ahead log), SQLite returns an error to all others at once, regardless of the busy timeout.
             with (
                 file_lock(home() / "migrate.lock") if self._file else nullcontext(),
                 self._engine.begin() as connection,

@@ -1,1 +1,4 @@
-"""Training and prediction inside the pool: gangs of workers and the engines of each library. Must not import jobs."""
+"""Train and predict inside a pool: start groups of workers (gangs) and run each library on them.
+
+Modules of this package must not import `shoal.jobs`.
+"""

@@ -1,4 +1,7 @@
-"""Check whether workers fit on the active nodes: the same checks and messages for boosting and for functions. Pure."""
+"""Check whether workers fit on the active nodes; boosting and functions use the same checks and messages.
+
+The functions in this module are pure: they use only their arguments, and not Ray.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from typing import NotRequired, TypedDict
 from shoal.errors import CapacityError
 
 _ANY_NUMBER = 1_000
-"""Number of workers that fit on a node if they reserve nothing: more than anybody starts."""
+"""Number of workers that fit on a node if they reserve no CPUs and no GPUs. It is more than any user starts, so there
+is in effect no limit."""
 
 
 class Node(TypedDict):
-    """An active node, as `get_nodes` lists it. Only a process connected to Ray knows the type of the GPUs."""
+    """Name, CPUs and GPUs of an active node. `gpu_type` is known only in a process that is connected to Ray."""
 
     name: str
     cpus: int
@@ -22,7 +26,7 @@ class Node(TypedDict):
 
 
 def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) -> int:
-    """Return the number of workers for which a node has room.
+    """Compute how many workers of a given size fit on a node.
 
     Args:
         node: An active node; all its CPUs and GPUs count as free.
@@ -36,7 +40,7 @@ def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) ->
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
-    """Return `wanted` if there is room for it; otherwise refuse it or, with `clamp`, return `room` with a warning.
+    """Return `wanted` if there is room for it; otherwise raise CapacityError or, with `clamp`, warn and return `room`.
 
     Args:
         wanted: Requested number.
@@ -68,6 +72,6 @@ def resources(cpus: float, gpus: int, gpu_type: str | None = None) -> str:
 
 
 def listed(nodes: Sequence[Node]) -> str:
-    """Format the active nodes and their resources for a message."""
+    """Return a text with the names and resources of the active nodes, for an error message."""
     each = (f"{node['name']}: {resources(node['cpus'], node['gpus'], node.get('gpu_type'))}" for node in nodes)
     return ", ".join(each) or "no node is active"

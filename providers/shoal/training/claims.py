@@ -23,7 +23,7 @@ _MAX_MARKER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right of one attempt of a job to create and replace artifact folders.
+    """Identity of one attempt of a job, which decides the artifact folders that the attempt may create and replace.
 
     Args:
         job_id: Id of the job.
@@ -36,7 +36,7 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Return whether the folder exists, and raise if this attempt must not replace it.
+        """Return whether an artifact folder exists, and raise an error if this attempt must not replace it.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
@@ -58,7 +58,7 @@ class Claim:
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:  # empty, or its creator was killed while it wrote the marker
+        if found is None and names <= {MARKER}:  # a folder with an incomplete marker counts as empty
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
@@ -96,7 +96,7 @@ class Claim:
         fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
 
     def remove(self, folder: str) -> None:
-        """Remove a folder if it exists.
+        """Remove an artifact folder with all its files, if it exists.
 
         Args:
             folder: Absolute path or URI.
@@ -106,7 +106,8 @@ class Claim:
         """
         if not self.check(folder):
             return
-        # The marker is removed last. If this process is killed before that, the next attempt can remove the rest.
+        # The marker file is removed last. If this process is killed earlier, the marker still shows that the folder
+        # belongs to this job, so the next attempt can remove the rest.
         if "://" not in folder:
             for path in Path(folder).iterdir():
                 if path.is_dir() and not path.is_symlink():
@@ -141,7 +142,9 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
         fs.rm_file(marker)
     folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
     for path in sorted(folders, reverse=True):
-        with contextlib.suppress(OSError):  # gone already, or another process has written a file into the folder
+        # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. The
+        # folder then stays as it is.
+        with contextlib.suppress(OSError):
             fs.rmdir(path)
 
 

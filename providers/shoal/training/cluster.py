@@ -8,11 +8,11 @@ from shoal.training.capacity import Node
 
 _HEAD_RESOURCE = "node:__internal_head__"
 GPU_TYPE = "accelerator_type:"
-"""Prefix of the resource that Ray defines for a node's GPU type; each node with GPUs has 1 of this resource."""
+"""Prefix of the name of the resource that Ray defines for a GPU type; each node with such GPUs has 1 of it."""
 
 
 def is_connected() -> bool:
-    """Return whether this process is a connected Ray driver or worker, without importing Ray."""
+    """Return whether this process is connected to a Ray cluster; Ray is not imported for this check."""
     import sys
 
     ray = sys.modules.get("ray")
@@ -32,12 +32,12 @@ def _node(name: str, resources: dict[str, float]) -> Node:
 
 
 def node_order() -> dict[str, int]:
-    """Return Ray's node id -> position for the nodes that are alive: the head first, then the others by name."""
+    """Return the position of each node that is alive, by Ray's node id: the head first, then the others by name."""
     return {node["NodeID"]: place for place, node in enumerate(_alive())}
 
 
 def total_resources() -> list[dict[str, float]]:
-    """Return the total resources, free and used, of each node that is alive."""
+    """Return the resources (name -> amount) of each node that is alive, including those that are in use."""
     return [dict(node["Resources"]) for node in _alive()]
 
 

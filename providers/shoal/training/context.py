@@ -1,4 +1,7 @@
-"""Gang context of a process: its rank, and functions to send log lines and notes to the driver."""
+"""Store the gang context of this process: its rank, and functions to send log lines and notes to the driver.
+
+A gang is the group of workers of one training.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GangContext:
-    """A worker's position in its gang and its connection to the driver.
+    """A worker's rank in its gang (the group of workers of one training) and its connection to the driver.
 
     Args:
         position: Rank of this worker, number of workers, and the seed of the shard plan.
@@ -41,21 +44,22 @@ class GangContext:
 
     @property
     def world_size(self) -> int:
-        """Number of workers."""
+        """Number of workers in the gang."""
         return self.position.world_size
 
 
-# One context per process: threads that the user starts in a worker have the same rank.
+# The context is a global variable and not a context variable, so that threads that the user starts in a worker have the
+# worker's rank.
 _context = GangContext()
 
 
 def gang_context() -> GangContext:
-    """Return the context of this process; outside a gang, this is rank 0 of 1 worker."""
+    """Return the gang context of this process; a process outside a gang is rank 0 of 1 worker."""
     return _context
 
 
 def set_gang_context(context: GangContext) -> None:
-    """Set the context of this process, and the position by which its datasets are sharded."""
+    """Set the gang context of this process; its rank also decides which shard of a dataset this process reads."""
     global _context
     set_current_position(context.position)
     _context = context

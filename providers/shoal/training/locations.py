@@ -1,4 +1,4 @@
-"""Artifact locations (directories or URIs): make them absolute, and test that they can be written to."""
+"""Make artifact locations (directories or URIs for results) absolute, and test that they can be written to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _FILE = "file://"
 def resolved(location: str) -> str:
     """Make a location absolute, so that another process on this host writes to the same place.
 
-    Absolute paths and URIs are returned unchanged, because the fingerprints of jobs contain them.
+    Absolute paths and URIs are returned unchanged, so that the fingerprints of stored jobs, which contain the location,
+    stay the same.
 
     Args:
         location: Local path (may be relative or begin with ``~``) or URI.
@@ -66,7 +67,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             Path(location).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
-    except Exception as error:  # each fsspec filesystem raises its own exception types
+    except Exception as error:  # each fsspec filesystem raises exceptions of its own types
         raise InvalidArgumentError(
             f'{option} "{location}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI that this host can write"

@@ -14,7 +14,8 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError
 
-# All threads of the process share cloudpickle's registry.
+# All threads of the process share cloudpickle's registry of modules that are pickled by value, so only one thread at a
+# time may change it.
 _registering = threading.Lock()
 
 
@@ -57,7 +58,8 @@ def _modules_of(objects: Iterable[Any]) -> Iterator[ModuleType]:
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platlib", "purelib")]
-    # A module without a file is built in, or is an interactive session, whose code cloudpickle always includes.
+    # A module without a file is either built into Python or the main module of an interactive session. In both cases
+    # nothing has to be registered, because cloudpickle always includes the code of an interactive session.
     return file is None or any(Path(file).is_relative_to(folder) for folder in installed)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a training: a small record for the job's row, and its display: a bar in a terminal, lines in a log."""
+"""Record the progress of a training in the job's database row, and display it as a bar or as lines in a log."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 _MOST_METRICS = 20
 _LONGEST_NAME = 100
-"""Limits of a record: it is written with every heartbeat, and users choose the names of metrics and eval sets."""
+"""Maximum number of metrics in a progress record, and maximum length of a metric's name. The record is written to the
+database with every heartbeat of the job, and users choose the names, so its size must be limited."""
 
-# Few lines keep the log short, but a user who watches the log should see that the training is not hanging.
+# Seconds between two progress lines in a log. The interval keeps the log short, but is short enough to show a user who
+# watches the log that the training is not hanging.
 _SAY_EVERY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a training.
+    """Number of finished rounds or steps of a training, and its latest metrics.
 
     Attributes:
         done: Number of finished rounds of boosting; for functions, the step that rank 0 reported last.
@@ -40,46 +42,49 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """Return the record for the job's row, with a bounded number of metrics."""
+        """Return the progress as a dict for the job's database row, with at most 20 metrics."""
         return {**asdict(self), "metrics": bounded(self.metrics)}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Progress:
-        """Build the record from a job's row."""
+        """Create the progress from the dict in a job's database row, the result of :meth:`document`."""
         return cls(document["done"], document["total"], document["unit"], document["metrics"])
 
     @property
     def brief(self) -> str:
-        """The record without metrics, for example ``round 12 of 100``."""
+        """The progress as a text without metrics, such as ``round 12 of 100``."""
         return f"{self.unit[:-1]} {self.done}" + ("" if self.total is None else f" of {self.total}")
 
     @property
     def latest(self) -> str:
-        """The metrics, for example ``eval-rmse: 2.5, eval-mae: 1.25``."""
+        """The latest metrics as a text, such as ``eval-rmse: 2.5, eval-mae: 1.25``."""
         return ", ".join(f"{name}: {value:.5g}" for name, value in self.metrics.items())
 
     def __str__(self) -> str:
-        """Return the record as a log line."""
+        """Return the progress and the latest metrics as one log line."""
         return ", ".join(filter(None, (self.brief, self.latest)))
 
 
 OnProgress = Callable[[Progress], None]
-"""Function that is called with the progress of a training when it has changed."""
+"""Type of a function that is called with the progress of a training when the progress has changed."""
 
 
 def bounded(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the first 20 metrics, with names of at most 100 characters."""
     first = islice(metrics.items(), _MOST_METRICS)
-    # Lone surrogates can be neither printed nor written as JSON.
+    # Lone surrogates (invalid characters) can be neither printed nor written as JSON, so they are replaced by escape
+    # sequences.
     return {name[:_LONGEST_NAME].encode(errors="backslashreplace").decode(): value for name, value in first}
 
 
 class ProgressDisplay:
-    """Display of a training's progress; a context manager that removes the bar at the end.
+    """Display a training's progress as a bar in a terminal, or as lines in a log; a context manager.
+
+    The bar is removed when the context ends.
 
     Args:
-        first_line_s: Seconds until the first line, where stderr is no terminal; more lines follow every 10 s. Infinity:
-            print no lines, because the training or its log prints them.
+        first_line_s: Seconds until the first line is printed if stderr is not a terminal. Further lines follow every
+            10 s. With infinity no lines are printed, because the training prints them itself.
     """
 
     def __init__(self, *, first_line_s: float) -> None:
@@ -94,7 +99,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def show(self, progress: Progress) -> None:
-        """Update the bar, or print a line if the last line is old enough."""
+        """Update the bar in a terminal; otherwise print a line if the last line is at least 10 s old."""
         if sys.stderr.isatty():
             self._show(progress)
         elif time.monotonic() >= self._next_line:
@@ -114,7 +119,7 @@ class ProgressDisplay:
                 TextColumn("{task.description}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # output into a file or pipe stays there
+                redirect_stdout=sys.stdout.isatty(),  # rich must not redirect a file or a pipe to stderr
             )
             self._bar.add_task("", total=progress.total)
             self._bar.start()

@@ -1,4 +1,4 @@
-"""Restart a training with a new gang after it lost a worker or a node, up to `RunConfig.max_restarts` times."""
+"""Restart a training with new workers after it lost a worker or a node, up to `RunConfig.max_restarts` times."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REPLACE_SECONDS = 60.0
 """Seconds to wait for the replacement of a lost node before the training continues with fewer workers, if
 `RunConfig.min_workers` allows this. A local node is replaced within 40 s, including the time to detect its loss."""
 _PATIENCE_SECONDS = 2.0
-"""Seconds between two attempts while the training waits for a new node."""
+"""Seconds between two attempts to start the workers while the training waits for the replacement of a lost node."""
 
 _T = TypeVar("_T")
 
 
 class Restarts:
-    """Restarts of one training, and its time limit.
+    """Run a training, restart it after each lost worker, and keep its time limit.
 
     Args:
         run_config: Contains the maximum number of restarts and the time limit.
@@ -37,12 +37,12 @@ class Restarts:
         self._deadline = None if run_config.timeout is None else began + run_config.timeout
 
     def left(self, otherwise: float) -> float:
-        """Return the seconds until the time limit, or `otherwise` if there is no limit."""
+        """Return the seconds until the time limit of the training, or `otherwise` if there is no limit."""
         return otherwise if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @property
     def timeout(self) -> float | None:
-        """Seconds until the time limit; None if there is no limit."""
+        """Seconds from now until the time limit of the training; None if there is no limit."""
         return None if self._deadline is None else self.left(0.0)
 
     def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
@@ -52,7 +52,8 @@ class Restarts:
             attempt: Function that trains from the last checkpoint to the end.
             checkpoint: Function that returns a text about the checkpoint from which the next attempt continues.
             shrink: Function that reduces the workers of the next attempt to the number for which there is room, if
-                that is allowed. It returns a text with the new number, or None if it changed nothing.
+                the run config allows this. The function returns a text with the new number, or None if the number
+                stays the same.
 
         Returns:
             The result of `attempt`.
@@ -72,8 +73,8 @@ class Restarts:
                 lost_at = time.monotonic()
                 say(f"{error}: continuing from {checkpoint()} (restart {self.count} of {self._most})")
             except CapacityError:
-                # The pool replaces a lost node while the training still requests it. Detecting the loss and starting
-                # another node take time.
+                # After a worker was lost, the pool may still be replacing the lost node, which takes time. The training
+                # therefore waits and tries again instead of failing at once.
                 waited = None if lost_at is None else time.monotonic() - lost_at
                 if waited is None or waited > WAIT_SECONDS or self.left(1.0) == 0.0:
                     raise

@@ -1,4 +1,4 @@
-"""Options of a run, for all estimators and distributors."""
+"""Define `RunConfig`, the options of a run that all estimators and distributors accept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from shoal.training.locations import resolved
 
 
 class RunConfig(Settings):
-    """Pool, limits and places of a run; the same for all estimators and distributors.
+    """Options of a run: its pool, its limits and the folder for its results.
+
+    All estimators and distributors accept the same options.
 
     Example:
         >>> from shoal import RunConfig
@@ -19,61 +21,78 @@ class RunConfig(Settings):
     """
 
     pool_name: str | None = Field(
-        default=None, description="Pool to train on; None: inside a job its own, $SHOAL_POOL, the only pool there is."
+        default=None,
+        description="Name of the pool that runs the training. None: inside a job the pool of that job, otherwise the "
+        "pool named by $SHOAL_POOL, otherwise the only pool that exists.",
     )
     job_id: str | None = Field(
-        default=None, min_length=1, description="Id of the job, to attach to it when asked again; None: a fresh one."
+        default=None,
+        min_length=1,
+        description="Id of the job. A second call with the same id attaches to the job instead of starting another "
+        "one. None: each call creates a new id.",
     )
     max_restarts: int = Field(
-        default=0, ge=0, description="How often a training may resume from its last checkpoint after a worker was lost."
+        default=0,
+        ge=0,
+        description="Number of times that a training may continue from its last checkpoint after a worker was lost. "
+        "With the default 0, the first lost worker ends the training with an error.",
     )
     min_workers: int | None = Field(
         default=None,
         ge=1,
-        description="Fewest workers to resume with after a loss; None: as many as before, which gives the same model.",
+        description="Minimum number of workers with which the training may continue after a worker was lost. None: "
+        "the training continues only with as many workers as before, which gives the same model.",
     )
     checkpoint_every: int | None = Field(
         default=None,
         ge=1,
-        description="Rounds between two checkpoints; None: 50, or a quarter of the rounds where that is more.",
+        description="Number of boosting rounds between two checkpoints. None: 50 rounds, or a quarter of all rounds "
+        "if that is more.",
     )
     artifact_location: str | None = Field(
         default=None,
-        description="Directory or URI for models and results, a relative one from the caller's folder; None: the "
-        "pool's default.",
+        description="Directory or URI for models and results. A relative path starts at the caller's working "
+        "directory. None: the default location of the pool.",
     )
     seed: int = Field(
         default=0,
         ge=0,
         lt=2**31,
-        description="Seed of the plan of the data, and of the library unless its params name one.",
+        description="Seed for the division of the rows among the workers, and for the boosting library unless "
+        "`params` contains a seed.",
     )
     clamp: bool = Field(
         default=False,
-        description="Reduce, with a warning, what is asked for beyond the active nodes, instead of refusing it.",
+        description="Whether to reduce a request for more workers or CPUs than the active nodes have, and to warn. "
+        "With the default False, such a request is refused with an error.",
     )
     timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds that the training may take, from its call to its result; None: no limit. A job may wait "
-        "as long for room on its pool before it starts.",
+        description="Maximum time of the training in seconds, from the call to the result. None: no limit. Before the"
+        " training starts, a job may additionally wait for free resources on its pool for the same time.",
     )
     orphan_after: float | None = Field(
         default=900.0,
         gt=0,
-        description="Seconds after which the job ends itself if no process has asked for it; None: never.",
+        description="Time in seconds after which the job ends itself if no process has asked for its state. None: the"
+        " job never ends for this reason.",
     )
 
     priority: int = Field(
         default=0,
         ge=-1000,
         le=1000,
-        description="Place among the jobs that wait for room on the pool: higher ones start first.",
+        description="Priority among the jobs that wait for free resources on the pool. Jobs with a higher number "
+        "start first.",
     )
 
     @model_serializer(mode="wrap")
     def _without_default_priority(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the default, so that the documents and fingerprints of jobs without a priority stay the same."""
+        """Leave the default priority out of the stored data.
+
+        Jobs without a priority then have the same stored document and fingerprint as before the option existed.
+        """
         fields: dict[str, Any] = serialize(self)
         if not self.priority:
             fields.pop("priority", None)

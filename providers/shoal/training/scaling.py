@@ -1,4 +1,7 @@
-"""Compute the number and size of a boosting training's workers from its scaling config and the active nodes. Pure."""
+"""Compute the number and size of a boosting training's workers from its scaling config and the active nodes.
+
+The functions in this module are pure: they use only their arguments, and not Ray.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,26 @@ from shoal.training.capacity import Node, limited, listed, resources, workers_on
 
 
 class ScalingConfig(Settings):
-    """Number and resources of the workers.
+    """Number of workers of a boosting training, and the CPUs and GPUs of each worker.
 
-    It does not depend on this machine: ``use_gpu=True`` is legal on a machine without a GPU.
+    The values are not checked against this machine, so ``use_gpu=True`` is allowed on a machine without a GPU.
     """
 
     model_config = ConfigDict(strict=True)
 
     num_workers: int = Field(
-        default=-1, description="Number of workers; -1: one per active node, or per GPU where GPUs are used."
+        default=-1,
+        description="Number of workers. -1: one worker per active node, or one per GPU if the training uses GPUs.",
     )
     num_cpu_per_worker: int = Field(
-        default=-1, description="CPUs, and threads, per worker; -1: the node's CPUs divided by its workers."
+        default=-1,
+        description="Number of CPUs, and also of threads, of each worker. -1: the CPUs of each node divided by its "
+        "number of workers.",
     )
     use_gpu: bool | None = Field(
         default=None,
-        description="Train on GPUs; None: if every active node has one (LightGBM: no, since its wheels have no CUDA).",
+        description="Whether to train on GPUs. None: XGBoost trains on GPUs if every active node has one. LightGBM "
+        "does not, because its wheels on PyPI do not support CUDA.",
     )
 
     @field_validator("num_workers", "num_cpu_per_worker")
@@ -40,7 +47,7 @@ class ScalingConfig(Settings):
 
 
 class XGBScalingConfig(ScalingConfig):
-    """Number and resources of the workers that train an XGBoost model.
+    """Number of workers that train an XGBoost model, and the CPUs and GPUs of each worker.
 
     Example:
         >>> XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
@@ -48,7 +55,7 @@ class XGBScalingConfig(ScalingConfig):
 
 
 class LightGBMScalingConfig(ScalingConfig):
-    """Number and resources of the workers that train a LightGBM model.
+    """Number of workers that train a LightGBM model, and the CPUs and GPUs of each worker.
 
     Example:
         >>> LightGBMScalingConfig(num_workers=2, num_cpu_per_worker=1)
@@ -57,12 +64,13 @@ class LightGBMScalingConfig(ScalingConfig):
 
 @dataclass(frozen=True, slots=True)
 class GangSize:
-    """Number of a training's workers, and the resources of each.
+    """Result of :func:`resolve_size`: number of workers of a training, and the CPUs, threads and GPUs of each worker.
 
     Args:
         num_workers: Number of workers.
-        cpus_per_worker: CPUs that each worker reserves in Ray; less than its share where Ray Data reads beside it.
-        threads: Threads that each worker trains with.
+        cpus_per_worker: CPUs that each worker reserves in Ray. If Ray Data reads the rows, this is less than the
+            worker's share, so that CPUs stay free for Ray Data's tasks.
+        threads: Number of threads with which each worker trains.
         gpus_per_worker: GPUs that each worker reserves, 0 or 1.
     """
 
@@ -98,8 +106,8 @@ def resolve_size(
         The size of the gang.
 
     Raises:
-        InvalidArgumentError: If `device` contradicts ``use_gpu``.
-        CapacityError: If there is no room for the workers on the active nodes.
+        InvalidArgumentError: The argument `device` contradicts ``use_gpu``.
+        CapacityError: There is no room for the workers on the active nodes.
     """
     use_gpu = gpu_wish(config, device)
     if use_gpu is None:
@@ -130,7 +138,7 @@ def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
     """Return whether the config or the library's device parameter asks for GPUs; None if neither is set.
 
     Raises:
-        InvalidArgumentError: If they contradict each other.
+        InvalidArgumentError: The config and the device parameter contradict each other.
     """
     if device is None:
         return config.use_gpu
@@ -143,7 +151,7 @@ def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
 
 
 def _assign(nodes: Sequence[Node], workers: int, gpus: int) -> list[int]:
-    """Assign each worker to the node that has the most CPUs left for it; return the number of workers per node."""
+    """Assign workers to nodes, each to the node where it gets the most CPUs, and return the number for each node."""
     assigned = [0] * len(nodes)
     for _ in range(workers):
         _, best = max(

@@ -1,4 +1,4 @@
-"""Paths and their filesystems: local, S3, GCS and all others that Arrow or fsspec can open."""
+"""Normalise paths and find their filesystems: local, S3, GCS and all others that Arrow or fsspec can open."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.redaction import has_credentials, redact_value
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-# URI schemes that Arrow opens without fsspec. All other schemes are opened with fsspec.
+# URI schemes that Arrow opens itself. All other schemes are opened with fsspec.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
-# Python decodes bytes of a file name that are not valid UTF-8 to surrogates. Arrow cannot open such a path.
+# Python decodes bytes of a file name that are not valid UTF-8 to surrogate characters. Arrow cannot open such a path,
+# so it is refused.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _OPTION = re.compile(r"\w+=")
 
@@ -47,7 +48,8 @@ def normalise(path: str | os.PathLike[str]) -> str:
         except ValueError as error:
             raise InvalidArgumentError(f'the path "{text}" is not a valid URI: {error}') from None
     if "://" in text and has_credentials(text):
-        # Paths are written to job specs, logs and MLflow.
+        # The path is refused, because paths are written to job specs, logs and MLflow, where others could read the
+        # credentials.
         raise InvalidArgumentError(
             f"the path {redact_value(text)} contained credentials: remove them from the path and set them in "
             "environment variables or in the usual credentials file, on this machine and on the nodes"

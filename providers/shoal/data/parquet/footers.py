@@ -15,15 +15,15 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Each footer on an object store takes a round trip of 20 to 100 ms. 16 threads read a thousand footers in a few
+# A footer on an object store takes a round trip of 20 to 100 ms. 16 threads therefore read a thousand footers in a few
 # seconds.
 THREADS = 16
-"""Files that are read at the same time."""
+"""Number of files that are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Metadata of one Parquet file.
+    """Size, schema, row groups and partition values of one Parquet file, as read from its footer and path.
 
     Args:
         path: Canonical path or URI.
@@ -78,7 +78,7 @@ def _first_line(exc: BaseException) -> str:
 
 @contextlib.contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """Open a Parquet file, and close it at the end of the context.
+    """Open a Parquet file for reading, and close it at the end of the ``with`` block.
 
     Args:
         path: Canonical path or URI.
@@ -101,13 +101,13 @@ def open_parquet(path: str) -> Iterator[Any]:
 
 
 def read_metadata(path: str) -> Any:
-    """Read the ``pyarrow.parquet.FileMetaData`` of a file."""
+    """Read the footer of a Parquet file and return it as a ``pyarrow.parquet.FileMetaData``, with all statistics."""
     with open_parquet(path) as file:
         return file.metadata
 
 
 def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:
-    """Read the footers of all files, several at a time.
+    """Read the footers of several Parquet files in parallel threads.
 
     Args:
         files: The files.
@@ -128,7 +128,8 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
             metadata = parquet.metadata
             schema = parquet.schema_arrow.remove_metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        # The files of a dataset usually have the same schema. Sharing one schema object keeps a pickled source small.
+        # The files of a dataset usually have the same schema. All their footers share one schema object, so that a
+        # pickled source is small.
         schema = schemas.setdefault(schema, schema)
         sizes = tuple((group.num_rows, group.total_byte_size) for group in groups)
         return Footer(file.path, file.size, sizes, schema, tuple(partition_values(file.path).items())), metadata

@@ -1,4 +1,4 @@
-"""Find groups of rows, such as the documents of a query, in Parquet files."""
+"""Find the groups of rows in Parquet files; a group, such as the documents of one query, must stay on one worker."""
 
 from __future__ import annotations
 

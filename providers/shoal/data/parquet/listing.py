@@ -20,7 +20,7 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of a dataset.
+    """Path and size of one file of a dataset.
 
     Args:
         path: Canonical path or URI.
@@ -32,7 +32,7 @@ class DataFile:
 
 
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
-    """List the files of a dataset.
+    """Find all files of a dataset from the paths, directories and globs that the user named.
 
     Args:
         paths: Normalised paths: files, directories (searched recursively; names that begin with ``_`` or ``.`` are left
@@ -83,7 +83,8 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
     from pyarrow.fs import FileType
 
     head, mark, query = split_query(path)
-    # The filesystem returns paths without scheme and account, so `canonical` puts the user's prefix in front again.
+    # The filesystem returns paths without the scheme and the account (such as "s3://"). The function `canonical` puts
+    # the prefix that the user wrote in front of them again.
     parts = inner.split("/")
     static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
 
@@ -116,8 +117,8 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
 
 
 def _is_hidden(relative: str) -> bool:
-    # Spark, Hive and Arrow skip these names too: files such as _SUCCESS, _metadata and .crc contain no data. A
-    # partition directory may be named _x=1, so names with "=" are not hidden.
+    # Files whose names begin with "_" or ".", such as _SUCCESS, _metadata and .crc, contain no data. Spark, Hive and
+    # Arrow skip them, too. A partition directory may be named _x=1, so names with "=" are not skipped.
     return any(part.startswith((".", "_")) and "=" not in part for part in relative.split("/"))
 
 
@@ -149,7 +150,8 @@ def _glob(filesystem: Any, pattern: str) -> list[Any]:
                 matches += [info for info in (*here, *below) if last or info.type == FileType.Directory]
             elif _MAGIC.search(part):
                 infos = filesystem.get_file_info(FileSelector(base, allow_not_found=True))
-                # A wildcard does not match hidden names, the same as in a shell.
+                # A wildcard matches names that begin with "_" or "." only if the pattern begins with such a character,
+                # like in a shell.
                 visible = part.startswith((".", "_"))
                 matches += [
                     info

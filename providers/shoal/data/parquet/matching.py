@@ -1,7 +1,8 @@
 """Match rows with filters: by partition values, by the statistics of row groups, and exactly by their values.
 
-The statistics decide for most row groups of sorted data that none or all of their rows match. Of the other row groups
-the filter columns are read once, to count the rows that match, so that plans, splits and sizes are exact.
+If the data is sorted, the statistics (smallest and largest value) show for most row groups that none or all of their
+rows match. The filter columns of all other row groups are read once to count the rows that match, so that plans, splits
+and sizes are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 65_536
-"""Rows per batch when rows are filtered. 64 Ki rows of 100 float32 columns are 26 MB."""
+"""Number of rows that are filtered at a time, to limit the memory. 64 Ki rows of 100 float32 columns are 26 MB."""
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -39,14 +40,14 @@ _COMPUTE = {"<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equa
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _TIME_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
-"""Unit in a Parquet file -> unit in Arrow."""
+"""Name of a time unit in a Parquet file -> name of the same unit in Arrow."""
 _DAY_MS = 86_400_000
 _FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{7,}")
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Range of a column's values in a row group.
+    """Smallest and largest value and number of nulls of a column in one row group, from the footer's statistics.
 
     Args:
         low: Lower bound of the values that are not null, in the form of :attr:`Comparison.values`; None if unknown.
@@ -63,14 +64,15 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A term of a filter, prepared for a column's type.
+    """One comparison of a filter, with its values converted to the type of the column.
 
     Args:
         operator: "<", "<=", ">", ">=", "in" or "not in".
         values: The value, or the values of "in" and "not in" in ascending order: Python objects that can be compared
-            with bounds.
+            with the statistics of a row group (`Bounds`).
         arrow: The same values as an Arrow array, of the type in which they are compared.
-        floating: Whether the column has floats. NaN is not in the statistics, and it matches "not in".
+        floating: Whether the column has floats. The statistics do not show whether a row group contains NaN, and NaN
+            matches "not in".
     """
 
     operator: str
@@ -79,14 +81,19 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Return True if every row of a row group matches, False if none does, None if the bounds do not show it."""
+        """Decide from a row group's statistics which of its rows match.
+
+        Returns:
+            True if every row matches, False if no row matches, None if the values must be read to decide.
+        """
         if bounds.nulls == bounds.rows:
             return False
         if self.operator == "in" and not self.values:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # Statistics say nothing about NaN.
+        # Every row matches only if there are no nulls, and no NaN. The statistics do not show whether there is a NaN,
+        # so for floats the values must be read.
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]
@@ -103,7 +110,7 @@ class Comparison:
         return None if inside else full
 
     def mask(self, column: pa.Array) -> pa.Array:
-        """Return a bool array without nulls: whether each value of a column matches."""
+        """Return a bool array without nulls that is True for each value of the column that matches."""
         import pyarrow.compute as pc
 
         if column.type != self.arrow.type:
@@ -111,13 +118,13 @@ class Comparison:
         if self.operator in _ORDER:
             return pc.call_function(_COMPUTE[self.operator], [column, self.arrow[0]]).fill_null(False)
         if self.floating:
-            column = pc.add(column, 0.0)  # -0.0 becomes 0.0: `is_in` compares bits
+            column = pc.add(column, 0.0)  # turns -0.0 into 0.0, because `is_in` compares bits
         found = pc.is_in(column, value_set=self.arrow)
         return found if self.operator == "in" else pc.and_(pc.is_valid(column), pc.invert(found))
 
 
 class Matcher:
-    """Filters, prepared for the columns of one file.
+    """Apply filters to the rows of one file; the filters' values are converted to the types of the file's columns.
 
     Args:
         filters: The filters.
@@ -145,15 +152,18 @@ class Matcher:
             if tests is not None:
                 self._alternatives.append(tests)
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(name for tests in self._alternatives for name, _ in tests))
-        """Columns in the file whose values decide."""
+        """Names of the columns that must be read to decide which rows match."""
         self._types = {name: footer.schema.field(name).type for name in self.columns}
 
     def decide(self, metadata: Any, row_group: int) -> bool | None:
-        """Return True if every row of a row group matches, False if none does, None if its values must be read.
+        """Decide from the statistics of a row group which of its rows match.
 
         Args:
             metadata: ``pyarrow.parquet.FileMetaData`` of the file.
             row_group: Index of the row group, from 0.
+
+        Returns:
+            True if every row matches, False if no row matches, None if the values must be read to decide.
         """
         if not self._alternatives:
             return False
@@ -165,7 +175,7 @@ class Matcher:
         return True if True in verdicts else None if None in verdicts else False
 
     def mask(self, table: pa.RecordBatch) -> pa.Array:
-        """Return a bool array without nulls: whether each row of a batch matches."""
+        """Return a bool array without nulls that is True for each row of the batch that matches the filters."""
         import pyarrow.compute as pc
 
         either = None
@@ -179,9 +189,9 @@ class Matcher:
 
 
 def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
-    """Count the rows of each row group of a file that match.
+    """Count the rows of each row group of a file that match the filters.
 
-    Of the row groups for which the statistics do not decide, the filter columns are read.
+    If the statistics of a row group do not show how many rows match, its filter columns are read.
 
     Args:
         footer: Footer of the file.
@@ -210,7 +220,7 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
 
 
 def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: int) -> np.ndarray:
-    """Return the positions of the rows of a row group that match: int64, ascending.
+    """Return the positions of the rows of a row group that match the filters, as an int64 array in ascending order.
 
     Args:
         footer: Footer of the file.
@@ -233,9 +243,10 @@ def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: in
 
 
 def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
-    """Prepare a term of a filter for a column's type.
+    """Convert one comparison of a filter to the type of a column.
 
-    Whole numbers, dates, timestamps and decimals are compared exactly, whatever the precision of the value.
+    Whole numbers, dates, timestamps and decimals are compared exactly, even if the value has more digits than the type
+    of the column.
 
     Args:
         path: Path of the file, for the message.
@@ -305,7 +316,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
 
 
 def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
-    """Return whether a partition value matches a term.
+    """Return whether the value of a partition column (such as ``month=1``) matches one comparison of a filter.
 
     Args:
         path: Path of the file, for the message.
@@ -322,7 +333,7 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
 
 
 def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floating: bool = False) -> Comparison:
-    """Build the test of a column whose values are compared as they are."""
+    """Build the comparison for a column whose values need no conversion: text, floats and booleans."""
     import pyarrow as pa
 
     operator_ = {"=": "in", "!=": "not in"}.get(operator_, operator_)
@@ -333,7 +344,10 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
 def _in_steps(
     operator_: str, values: Sequence[Fraction], low: int, high: int, scalar: Callable[[int], pa.Scalar]
 ) -> Comparison:
-    """Build the test of a column whose values are multiples of one step.
+    """Build the comparison for a column of integers, decimals, dates or timestamps, which count steps of a fixed size.
+
+    A step is the smallest difference between two values of the column's type, such as 1 day or 0.01. For "<", "<=", ">"
+    and ">=" the filter's value is rounded to the whole step that matches the same rows.
 
     Args:
         operator_: Operator of the term.
@@ -359,7 +373,7 @@ def _in_steps(
 
 
 def _bounds_of(group: Any, columns: dict[str, pa.DataType]) -> dict[str, Bounds]:
-    """Return the bounds of columns of a row group, from the footer's statistics."""
+    """Return the smallest and largest value of each column in a row group, from the footer's statistics."""
     found = {name: Bounds(None, None, None, group.num_rows) for name in columns}
     for i in range(group.num_columns):
         chunk = group.column(i)
@@ -373,14 +387,18 @@ def _bounds_of(group: Any, columns: dict[str, pa.DataType]) -> dict[str, Bounds]
 
 
 def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
-    """Return the smallest and the largest value in the form of :attr:`Comparison.values`; None if unknown."""
+    """Return the smallest and the largest value of a column in a row group; None if the statistics do not show them.
+
+    The values have the form of :attr:`Comparison.values`.
+    """
     import pyarrow as pa
 
     types = pa.types
     if types.is_dictionary(type_):
         type_ = type_.value_type
     if types.is_timestamp(type_):
-        # `stats.min` raises an exception outside the years 1 to 9999.
+        # The raw integers are used, because `stats.min` raises an exception outside the years 1 to 9999. They can be
+        # used only if the file and the column have the same unit.
         unit = re.search(r"timeUnit=(\w+)", str(stats.logical_type))
         same = unit is not None and _TIME_UNITS.get(unit[1]) == type_.unit
         return (stats.min_raw, stats.max_raw) if same else None
@@ -401,7 +419,7 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
 
 def _check(path: str, term: Term, type_: pa.DataType, given: Sequence[Scalar], kind: Any, what: str) -> None:
     for item in given:
-        # A bool is an int in Python.
+        # A bool is also an int in Python, so it is refused explicitly if a number is required.
         if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):
             raise DataError(f"{_cannot(path, term, type_)} with {shown(item)}: give {what}")
 
@@ -411,7 +429,7 @@ def _cannot(path: str, term: Term, type_: pa.DataType) -> str:
 
 
 def _days(path: str, term: Term, type_: pa.DataType, given: Scalar) -> int:
-    """Return the days since 1970-01-01 of an ISO date."""
+    """Convert an ISO date such as 2024-03-31 to the number of days since 1970-01-01."""
     try:
         if not isinstance(given, str):
             raise ValueError
@@ -421,7 +439,7 @@ def _days(path: str, term: Term, type_: pa.DataType, given: Scalar) -> int:
 
 
 def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fraction:
-    """Return the seconds since 1970-01-01 of an ISO date or timestamp, exactly."""
+    """Convert an ISO date or timestamp to the exact number of seconds since 1970-01-01."""
     problem = f"{_cannot(path, term, type_)} with {shown(given)}"
     try:
         if not isinstance(given, str) or _FINER_THAN_MICROSECONDS.search(given):
@@ -432,7 +450,7 @@ def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fracti
             f"{problem}: give a date or a timestamp such as 2024-03-31T12:00:00, with at most microseconds"
         ) from None
     if moment.tzinfo is None:
-        # A time without an offset is UTC for a column with a time zone.
+        # A time without an offset is treated as UTC if the column has a time zone.
         moment = moment.replace(tzinfo=UTC)
     elif type_.tz is None:
         raise DataError(f"{problem}: the column has no time zone, so leave out the offset")

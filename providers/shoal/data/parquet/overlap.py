@@ -1,8 +1,8 @@
-"""Record which rows a dataset has, and find the rows of another dataset that are among them.
+"""Record which rows a dataset contains, and find rows that another dataset shares with it.
 
-Footers are enough, except for row groups of which filters may select a part: their filter columns are read. A file is
-known by its content as its footer describes it: a copy, a moved file and a symbolic link are the same file. Rows that
-were written into another file are not recognised.
+Only footers are read, except for row groups of which filters may select a part: the filter columns of these are read. A
+file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic link are therefore the
+same file, but rows that were written into another file are not recognised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFile:
-    """The rows of one file that a dataset has.
+    """Record of the rows of one file that belong to a dataset.
 
     Args:
         path: Path of the file when it was recorded.
@@ -38,7 +38,7 @@ class RecordedFile:
     filters: Filters | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON, without the row numbers: a split is stored by its weights, index and seed."""
+        """Return the record as JSON data, with the weights, index and seed of each split instead of row numbers."""
         splits = [split for split, _ in self.groups[0].steps] if self.groups else []
         return {
             "path": self.path,
@@ -50,7 +50,7 @@ class RecordedFile:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> RecordedFile:
-        """Build a record from the result of :meth:`to_json`."""
+        """Create a record from the JSON data that :meth:`to_json` returned."""
         splits = [Split(tuple(weights), index, seed) for weights, index, seed in document["splits"]]
         return cls(
             document["path"],
@@ -65,7 +65,7 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file of which two datasets have the same rows.
+    """A file that belongs to two datasets, and the number of its rows that are in both.
 
     Args:
         path: Path of the file in the dataset that was checked.
@@ -79,7 +79,7 @@ class SharedFile:
 
 
 def record(source: ParquetSource) -> list[RecordedFile]:
-    """Record which rows a source has.
+    """Record for each file of a source which of its rows belong to the source.
 
     Args:
         source: The source.
@@ -102,7 +102,7 @@ def record(source: ParquetSource) -> list[RecordedFile]:
 
 
 def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
-    """Find the files of which a source has rows that were recorded.
+    """Find the files of a source that contain rows which other sources have recorded.
 
     Args:
         recorded: Records of other sources.
@@ -124,7 +124,7 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
 
 
 def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
-    """Return the number of rows of a row group that are in one record and in at least one of the others."""
+    """Return the number of rows of a row group that are in the record `mine` and in at least one record of `theirs`."""
     import numpy as np
 
     theirs = [file for file in theirs if file.groups[index].selected]
@@ -139,7 +139,7 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of a record's rows in a row group, read from the source's copy of the file.
+    """Return the positions of a record's rows in a row group; with filters, the source's copy of the file is read.
 
     If the filters cannot be applied here, for example because this source has another type of the partition column, all
     rows are returned: a shared row too many is better than one that is not noticed.

@@ -1,4 +1,4 @@
-"""Read row ranges of Parquet files, one at a time."""
+"""Read row ranges (consecutive rows of a row group) of Parquet files, one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_ranges(
     matcher: Matcher | None = None,
     matching: Sequence[int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Read row ranges of one file, which is opened once.
+    """Read row ranges of one file; the file is opened only once.
 
     Args:
         footer: Footer of the file, as read for the plan.
@@ -70,18 +70,18 @@ def read_ranges(
                 else:
                     table = _read_part(file, part, stored)
                 table = table.replace_schema_metadata(None)
-                # A table without stored columns does not know how many rows it has.
+                # The number of rows is passed, because a table without stored columns does not contain this number.
                 for name, value in partitions.items():
                     if name in columns:
                         table = _append(table, name, value, part.rows)
                 table = table.select(list(columns))
             yield table
-            # Without `del`, this table would stay in memory while the next row group is decoded.
+            # `del` frees this table. Otherwise it would stay in memory while the next row group is decoded.
             del table
 
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
-    """Join tables until there are enough rows.
+    """Join tables in their order until they have enough rows, and read no further tables.
 
     Args:
         tables: Tables with the same columns; at least one.
@@ -110,7 +110,7 @@ def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table
 
 
 def _read_part(file: Any, part: RowRange, columns: list[str]) -> pa.Table:
-    """Decode a row group in small batches and keep only the wanted rows, so that half a group takes half its memory."""
+    """Decode a row group in small batches and keep only the rows of a range, so that only these rows take memory."""
     import pyarrow as pa
 
     if not columns:
@@ -128,7 +128,10 @@ def _read_part(file: Any, part: RowRange, columns: list[str]) -> pa.Table:
 
 
 def _read_matching(file: Any, part: RowRange, columns: list[str], matcher: Matcher, footer: Footer) -> pa.Table:
-    """Decode a row group in small batches and keep only the wanted ones of the rows that match."""
+    """Decode a row group in small batches, and return those rows of a range that match the filters.
+
+    The range counts only the rows that match.
+    """
     import pyarrow as pa
 
     kept = []
@@ -148,7 +151,7 @@ def _read_matching(file: Any, part: RowRange, columns: list[str], matcher: Match
 
 
 def _check_unchanged(metadata: Any, footer: Footer) -> None:
-    """Check that the file was not rewritten after planning, because then rows could be dropped or read twice."""
+    """Raise DataError if the file was rewritten after the rows were planned: rows could be lost or read twice."""
     now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if now != tuple(rows for rows, _ in footer.groups):
         raise _changed(footer, f"{footer.rows} rows then, {sum(now)} now")

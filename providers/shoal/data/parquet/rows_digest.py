@@ -1,4 +1,4 @@
-"""Fingerprint rows by their values, whatever files, row groups or database they come from."""
+"""Compute a fingerprint of rows from their values, so that equal rows in other files or databases have the same one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _EXACT = Context(prec=100)
 def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
     """Compute a fingerprint of rows from their values.
 
-    Equal values have the same fingerprint in any width of the same kind of type: whole numbers, floats, decimals, text,
-    dates, and timestamps up to microseconds. The order of the columns does not matter; the order of the rows does.
+    Equal values have the same fingerprint even if their types have different widths, such as int32 and int64. This
+    holds for whole numbers, floats, decimals, text, dates, and timestamps up to microseconds. The order of the columns
+    does not matter; the order of the rows does.
 
     Args:
         tables: The rows, in order; how they are divided into tables does not matter.
@@ -45,7 +46,10 @@ def kind_of(type_: pa.DataType) -> str:
 
 
 class _Column:
-    """Hashes of a column's values and of its nulls. Each is a stream, so that chunks of any size give the same hash."""
+    """Compute hashes of a column's values and of its nulls, chunk by chunk.
+
+    The hashes do not depend on how the column is divided into chunks.
+    """
 
     def __init__(self, type_: pa.DataType) -> None:
         self.kind, self._bytes_of = _kind_of(type_)
@@ -68,7 +72,7 @@ class _Column:
 
 
 def _kind_of(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[bytes | memoryview, ...]]]:
-    """Return the kind of a type, and a function that returns the bytes of an array's values."""
+    """Return the kind of an Arrow type, such as "int", and a function that converts an array to bytes for the hash."""
     import pyarrow as pa
 
     types = pa.types
@@ -105,7 +109,7 @@ def _floats(values: pa.Array) -> tuple[bytes]:
     import pyarrow as pa
 
     found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    # There are many bit patterns of NaN.
+    # NaN has many bit patterns. All of them are replaced by one, so that they give the same hash.
     return (np.where(np.isnan(found), np.nan, found).tobytes(),)
 
 
@@ -124,5 +128,5 @@ def _texts(values: pa.Array, write: Callable[[Any], str]) -> tuple[bytes]:
 
 
 def _plain(value: Decimal) -> str:
-    """Write a decimal in the same way for any scale: 1.5 for 1.50."""
+    """Convert a decimal to a text that does not depend on its scale: 1.5 and 1.50 both become ``1.5``."""
     return f"{value.normalize(_EXACT):f}"

@@ -1,4 +1,4 @@
-"""`ParquetSource`: Parquet files as a source of rows, planned and checked from their footers."""
+"""Define `ParquetSource`, which lists Parquet files, reads their footers and reads their rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Path = str | os.PathLike[str]
 
 
 class ParquetSource:
-    """Parquet files, or the rows of them that match filters, or a random part of these rows.
+    """The rows of Parquet files: all rows, those that match filters, or a random part of either.
 
     The footers are read once, when they are first needed, and kept. A pickled copy includes the footers, so that
     workers do not list the directory again and all see the same files.
@@ -37,10 +37,10 @@ class ParquetSource:
     Args:
         paths: One or several files, directories or globs: local paths or URIs. Hive partitions (``month=1/``) become
             columns.
-        splits: Chain of random splits; see :meth:`split`.
+        splits: Random splits that are applied one after the other; see :meth:`split`.
         filters: Filters of the rows, which apply before the splits; None for all rows. See
             :mod:`shoal.data.parquet.matching`.
-        by_value: Whether :meth:`digest` is computed from the rows' values, as it is with filters.
+        by_value: Whether :meth:`digest` is computed from the values of all rows even without filters.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class ParquetSource:
         return redact(f"ParquetSource({shown}{rows})")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Column statistics may be a hundred times larger than the rest, and only the driver uses them (for checks and
-        # digests).
+        # The metadata with the column statistics is not pickled. It may be a hundred times larger than the rest, and
+        # only the driver uses it, for checks and fingerprints.
         return {**self.__dict__, "_metadata": {}, "_by_path": {}}
 
     def footers(self) -> tuple[Footer, ...]:
-        """Return the footers of all files, in the order of the paths; a directory's or glob's files by path.
+        """Read the footers of all files at the first call, and return them in the order of the paths.
 
-        The footers of files whose partition values (``month=1/``) do not match the filters are not read. There is at
-        least one footer, which tells the columns.
+        The files of a directory or glob are sorted by path. The footers of files whose partition values (``month=1/``)
+        do not match the filters are not read. At least one footer is always read, because it contains the columns.
         """
         if self._footers is None:
             files = list_files(self.paths)
@@ -93,14 +93,17 @@ class ParquetSource:
         return self._footers
 
     def used_footers(self) -> list[Footer]:
-        """Return the footers of the files that have rows of this dataset; a split may take none of a file's rows."""
+        """Return the footers of the files that have rows which match the filters; all rows match without filters.
+
+        Splits are not taken into account, so a split may select no row of such a file.
+        """
         if self.filters is None:
             return [footer for footer in self.footers() if footer.rows]
         matching = self._matching_rows(self.filters)
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
-        """Return the footer of a file, by canonical path.
+        """Return the footer of the file with the given canonical path.
 
         Raises:
             DataError: If the file does not belong to the dataset.
@@ -112,20 +115,20 @@ class ParquetSource:
         return self._by_path[path]
 
     def metadata(self, path: str) -> Any:
-        """Return the ``pyarrow.parquet.FileMetaData`` of a file."""
+        """Return the metadata of a file with its column statistics, as a ``pyarrow.parquet.FileMetaData``."""
         if path not in self._metadata:
             self._metadata[path] = read_metadata(path)
         return self._metadata[path]
 
     def reference(self) -> Footer:
-        """Return the footer that defines the columns: that of the first file that has rows of this dataset.
+        """Return the footer that defines the columns of the dataset: the footer of the first file that has rows.
 
-        The column types of an empty file are not used because an empty DataFrame's types are guesses.
+        The column types of an empty file are not used, because pandas guesses the types of an empty DataFrame.
         """
         return next(iter(self.used_footers()), None) or self._first_footer()
 
     def partition_fields(self) -> dict[str, pa.Field]:
-        """Return the partition columns (``month=1/``) by name, without those that are also stored in the files."""
+        """Return the columns that exist only as partition directories (``month=1/``) and not in the files, by name."""
         import pyarrow as pa
 
         stored = set(self._first_footer().schema.names)
@@ -136,7 +139,7 @@ class ParquetSource:
         }
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the first file that has rows, followed by the partition columns."""
+        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
         schema = self.reference().schema
         for field in self.partition_fields().values():
             schema = schema.append(field)
@@ -163,11 +166,11 @@ class ParquetSource:
         return tuple(groups)
 
     def ranges(self) -> tuple[RowRange, ...]:
-        """Return one range per row group that has rows, in the order of the files."""
+        """Return the row ranges of the whole dataset: one per row group that has rows, in the order of the files."""
         return tuple(RowRange(group.path, group.index, 0, group.rows) for group in self.row_groups() if group.rows)
 
     def num_rows(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of this source, over all row groups."""
         return sum(group.rows for group in self.row_groups())
 
     def split(self, weights: Sequence[float], seed: int) -> list[ParquetSource]:
@@ -191,7 +194,7 @@ class ParquetSource:
         return parts
 
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row ranges. Consecutive ranges of a file are read with the file opened once.
+        """Read row ranges; a file is opened only once for consecutive ranges.
 
         Args:
             ranges: Row ranges to read, in any order.
@@ -231,8 +234,8 @@ class ParquetSource:
             column: Name of a top-level column.
 
         Returns:
-            Number of nulls in the whole row group, even for a part of a random split; None if the footer has no
-            statistics for it, or a filter excludes some of its rows and nulls may be among the excluded ones.
+            Number of nulls in the whole row group, even for a part of a random split. None if the footer has no
+            statistics for the column, or if a filter excludes rows of the row group that may contain the nulls.
         """
         nulls = self._null_count(path, row_group, column)
         if nulls and self.filters is not None:
@@ -245,7 +248,7 @@ class ParquetSource:
         if column not in footer.schema.names:
             values = dict(footer.partitions)
             return footer.groups[row_group][0] if values.get(column, "") is None else 0
-        if str(footer.schema.field(column).type) == "null":  # Arrow writes no statistics for a column of this type.
+        if str(footer.schema.field(column).type) == "null":  # All values are null; Arrow writes no statistics for them.
             return footer.groups[row_group][0]
         group = self.metadata(path).row_group(row_group)
         for i in range(group.num_columns):
@@ -258,9 +261,10 @@ class ParquetSource:
     def digest(self) -> str:
         """Return a fingerprint of the dataset, computed from the footers; with filters, from the values of the rows.
 
-        With filters, all rows of the dataset are read. Their fingerprint is the same for equal rows in any files; see
-        :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file lacks, or has with another kind of
-        type, are left out. If no column is left, the fingerprint is computed from the footers and the filters.
+        With filters, all rows of the dataset are read. Equal rows then have the same fingerprint even if they are
+        stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
+        lacks, or has with another kind of type, are left out. If no column is left, the fingerprint is computed from
+        the footers and the filters.
 
         Returns:
             32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. It
@@ -282,7 +286,7 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def file_digest(self, path: str) -> str:
-        """Return a fingerprint of one file, computed from its footer, wherever the file is and whatever its name.
+        """Return a fingerprint of one file, computed from its footer; it does not depend on the file's name or folder.
 
         Args:
             path: Canonical path of one of the files.
@@ -296,7 +300,7 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group belong to this part of a random split; None if all rows do.
+        """Return which rows of a row group belong to this part of a random split; None if all rows belong to it.
 
         Args:
             path: Canonical path of one of the files.
@@ -306,7 +310,9 @@ class ParquetSource:
         return None if selections is None else selections[path, row_group]
 
     def matching(self, path: str, row_group: int, filters: Filters) -> np.ndarray:
-        """Return the positions of the rows of a row group that match filters, which need not be this source's own.
+        """Return the positions of the rows of a row group that match the given filters.
+
+        The filters may differ from those of this source, which are ignored.
 
         Args:
             path: Canonical path of one of the files.
@@ -331,7 +337,7 @@ class ParquetSource:
         return pa.schema([field for field in schema if field.name in common])
 
     def _content(self, footer: Footer) -> Iterator[str]:
-        """Yield what the footer says about the rows of a file."""
+        """Yield texts from a file's footer for its fingerprint: sizes, schema, partition values and statistics."""
         yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
         metadata = self.metadata(footer.path)
         for row_group in range(metadata.num_row_groups):
@@ -344,13 +350,14 @@ class ParquetSource:
         return next((footer for footer in footers if footer.rows), footers[0])
 
     def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
-        """Return the files whose partition values match the filters; the first file if there are none."""
+        """Return the files whose partition values match the filters; if no file matches, return the first file."""
         import pyarrow as pa
 
         named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]
         if not named:
             return files
-        # A column that the files store has precedence over the path.
+        # If a column is stored in the files and is also a partition directory, the stored values are used. The path of
+        # such a file therefore does not decide whether its rows match.
         stored = read_footers(files[:1])[0][0].schema.names
         fields = {name: pa.field(name, pa.type_for_alias(self._partition_types[name])) for name in named}
         deciding = [
@@ -371,7 +378,7 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Return the number of rows that match the filters, by path and row group; counted once."""
+        """Return the number of rows that match the filters in each row group, by path; they are counted only once."""
         if self._matching is None:
             fields = self.partition_fields()
 
@@ -392,7 +399,7 @@ class ParquetSource:
             return None
         if self._selections is None:
             matching = None if self.filters is None else self._matching_rows(self.filters)
-            # Sorted by path, so that a split does not depend on the order in which the user listed the files.
+            # The files are sorted by path, so that a split does not depend on the order in which the user listed them.
             footers = sorted(self.footers(), key=lambda footer: footer.path)
             keys = [(i, footer.path, group) for i, footer in enumerate(footers) for group in range(len(footer.groups))]
             rows = [
@@ -406,7 +413,7 @@ class ParquetSource:
 
 
 def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.Scalar]:
-    """Return the values of a file's partition columns."""
+    """Return the values of a file's partition columns, by name and converted to the types of the columns."""
     return {name: _scalar(text, fields[name]) for name, text in footer.partitions if name in fields}
 
 

@@ -1,1 +1,1 @@
-"""Plan which worker reads which rows: computed from the numbers in footers, without I/O."""
+"""Compute which worker reads which rows, from the row counts in Parquet footers and without I/O."""

@@ -38,8 +38,8 @@ def plan_groups(
 ) -> tuple[Shard, ...]:
     """Assign groups of rows to workers without splitting a group.
 
-    The row groups are put in a line in a seeded random order; row groups that share a group of rows stay neighbours.
-    The line is then cut at the starts of groups, as close as possible to equal parts.
+    The row groups are put into one sequence in a seeded random order. Row groups that share a group of rows stay next
+    to each other. The sequence is then divided at the starts of groups into parts that are as equal as possible.
 
     Args:
         row_groups: All row groups that have rows, in the dataset's order.
@@ -73,7 +73,7 @@ def plan_groups(
         ideal = total * rank / num_workers
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
-        # Leave at least one group for this shard and for each shard that follows.
+        # The position is limited so that at least one group is left for this shard and for each shard that follows.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -82,7 +82,7 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop`` of the line of row groups."""
+    """Return the row ranges of the rows ``start <= i < stop``, counted over all row groups in the order of `line`."""
     found = []
     offset = 0
     for index in line:

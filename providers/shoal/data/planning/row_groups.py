@@ -1,10 +1,11 @@
-"""The row-group plan: assign rows to workers, from the numbers in footers, without I/O or Arrow.
+"""Assign the rows of a dataset to workers by whole row groups, from the row counts in footers, without I/O or Arrow.
 
-The row groups are shuffled with a seed, and each whole row group goes to the shard that has the fewest rows so far. If
-all shards end within :data:`TOLERANCE` of the mean, this is the plan, and no row group is decoded twice. Otherwise
-(with few or uneven row groups) a whole row group is assigned only if it fits into a shard's equal share of the rows.
-The remaining row groups are cut so that the sizes of the shards differ by at most one row. This needs at most
-``num_workers - 1`` cuts, and each cut means that one row group is decoded by one worker more.
+A shard is the part of the rows that one worker reads. The row groups are shuffled with a seed, and each whole row group
+is assigned to the shard that has the fewest rows so far. If the sizes of all shards are then within :data:`TOLERANCE`
+of the mean, this is the plan, and no row group is decoded twice. Otherwise (with few or uneven row groups) a whole row
+group is assigned only if it fits into a shard's equal share of the rows. The remaining row groups are divided between
+shards, so that the sizes of the shards differ by at most one row. This needs at most ``num_workers - 1`` divisions, and
+each one means that one more worker decodes the same row group.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import TypeVar
 
 from shoal.errors import DataError, InvalidArgumentError
 
-# Allowed difference between a shard and the mean, as a fraction of the mean, if this avoids a cut. Workers wait for the
-# slowest worker in every round, so 1 % more rows costs at most 1 % more time. A cut costs the decoding of a whole row
-# group once more.
+# Allowed difference between the size of a shard and the mean, as a fraction of the mean, if no row group is divided
+# between two shards. Workers wait for the slowest worker in every round, so 1 % more rows costs at most 1 % more time.
+# Dividing a row group costs more, because a second worker has to decode the whole row group.
 TOLERANCE = 0.01
 
 _T = TypeVar("_T")
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Size and position of a row group, from its footer.
+    """Position of a row group in its file, its number of rows and its size, from the footer.
 
     Args:
         path: Canonical path or URI of the file.
@@ -47,7 +48,7 @@ class RowGroup:
 class RowRange:
     """The rows ``start <= i < stop`` of one row group.
 
-    In a part of a random split, rows are counted over the rows of this part only.
+    In a part of a random split, only the rows of this part are counted.
     """
 
     path: str
@@ -63,7 +64,7 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One worker's part of a dataset: row ranges sorted by file and position, so that a file is opened once."""
+    """The rows that one worker reads: row ranges sorted by file and position, so that each file is opened once."""
 
     ranges: tuple[RowRange, ...]
 
@@ -74,9 +75,9 @@ class Shard:
 
 
 def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tuple[Shard, ...]:
-    """Assign row groups to workers.
+    """Assign the rows of all row groups to workers, so that all workers get nearly the same number of rows.
 
-    The same row groups, number of workers and seed give the same plan, in whatever order the row groups are listed.
+    The same row groups, number of workers and seed give the same plan. The order of `row_groups` does not matter.
     Moving the directory does not change the plan, because the plan depends on the order of the paths and not on their
     text.
 
@@ -87,7 +88,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 
     Returns:
         One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
-        is within 1 % of the mean; if a row group had to be cut, the sizes differ by at most one row.
+        is within 1 % of the mean; if a row group had to be divided, they differ by at most one row.
 
     Raises:
         InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
@@ -114,8 +115,8 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
     """Return the items in a random order that depends only on the seed, with any version of Python.
 
-    This is a Fisher-Yates shuffle over ``random()``: Python guarantees that the stream of ``random()`` never changes,
-    but gives no such guarantee for ``shuffle()``.
+    The function implements a Fisher-Yates shuffle with ``random()``, because Python guarantees that the numbers from
+    ``random()`` never change, but gives no such guarantee for ``shuffle()``.
     """
     deck = list(items)
     rng = random.Random(seed)
@@ -130,7 +131,7 @@ def _whole(group: RowGroup) -> RowRange:
 
 
 def _deal_whole(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Assign every row group, without cuts, to the shard that has the fewest rows so far."""
+    """Assign every row group as a whole to the shard that has the fewest rows so far."""
     heap = [(0, rank) for rank in range(num_workers)]
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
     for group in groups:
@@ -147,10 +148,10 @@ def _is_even(loads: Sequence[int]) -> bool:
 
 
 def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Assign whole row groups that fit into a shard's quota, then cut the rest to fill every quota exactly."""
+    """Assign whole row groups that fit into a shard's equal share, and divide the others to fill all shares exactly."""
     share, extra = divmod(sum(group.rows for group in groups), num_workers)
-    # A heap of (-room, rank): the shard with the most room comes first. A group that does not fit into this shard fits
-    # into no shard.
+    # The heap contains (-room, rank), so that the shard with the most room comes first. A row group that does not fit
+    # into this shard fits into no shard and is divided later.
     heap = [(-(share + (rank < extra)), rank) for rank in range(num_workers)]
     heapq.heapify(heap)
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]

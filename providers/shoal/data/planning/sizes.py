@@ -10,7 +10,7 @@ FLOAT32_BYTES = 4
 
 
 def matrix_bytes(rows: int, columns: int) -> int:
-    """Return the size of a decoded float32 matrix.
+    """Compute the size in bytes of a float32 matrix from its number of rows and columns.
 
     Args:
         rows: Number of rows.

@@ -1,8 +1,8 @@
-"""Random splits: select the rows of each row group that belong to a part, from the row counts in footers.
+"""Compute random splits: which rows of each row group belong to a part, from the row counts in footers.
 
-A split is exact: each part has its weight's share of all rows, rounded. Rows are drawn separately in every row group,
-so that each part has its share of every file. A split is repeatable: the same rows, weights and seed give the same
-parts on any machine.
+A split is exact: the size of each part is its weight's share of all rows, rounded to a whole number. Rows are selected
+separately in every row group, so that each part has its share of every file. A split is repeatable: the same rows,
+weights and seed give the same parts on any machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One part of a random split.
+    """One part of a random split, described by the weights of all parts, the index of this part and the seed.
 
     Args:
         weights: Relative sizes of all the parts.
@@ -54,7 +54,8 @@ class Split:
             Number of rows for each part; the sum is `rows`. Summed over all row groups, each part gets its share of all
             rows, rounded.
         """
-        # Exact fractions of the decimals that the user wrote, because 0.29 * 100 is 28.999999999999996 in floats.
+        # The weights are converted to exact fractions of the decimals that the user wrote. With floats, 0.29 * 100 is
+        # 28.999999999999996, and a row would be missing.
         weights = [Fraction(str(weight)) for weight in self.weights]
         counts = []
         for part, weight in enumerate(weights):
@@ -68,7 +69,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GroupSelection:
-    """The rows of one row group that a chain of splits selects.
+    """The rows of one row group that are selected by several splits, which are applied one after the other.
 
     Args:
         rows: Number of rows of the row group in the file.
@@ -96,8 +97,8 @@ class GroupSelection:
         indices = np.arange(self.rows)
         for level, (split, before) in enumerate(self.steps):
             digest = hashlib.sha256(f"{split.seed}/{level}/{self.key}".encode()).digest()
-            # NumPy guarantees that the stream of RandomState never changes. The stream of a Generator may change with a
-            # release.
+            # RandomState is used, because NumPy guarantees that its random numbers never change. Those of the newer
+            # class Generator may change with a release.
             order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(len(indices))
             counts = split.counts(before, len(indices))
             start = sum(counts[: split.index])
@@ -106,7 +107,7 @@ class GroupSelection:
 
 
 def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) -> list[GroupSelection]:
-    """Apply a chain of splits to row groups.
+    """Apply several splits to all row groups, one after the other.
 
     Args:
         rows: Number of rows of each row group, in an order that does not depend on how the files were listed.

@@ -1,1 +1,1 @@
-"""Stage data: write DataFrames, queries and other datasets once as Parquet, for all workers to read."""
+"""Write DataFrames, query results and other datasets to Parquet files (staging), which all workers then read."""

@@ -1,4 +1,4 @@
-"""Connect to `pyarrow.dataset` datasets: read local Parquet files directly if possible, otherwise stage the rows."""
+"""Connect to `pyarrow.dataset` datasets: read local Parquet files directly, or copy the rows to a staging location."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
         return None
-    # `Dataset.filter()` stores its expression only in the private attribute `_scan_options`.
+    # A dataset with a filter is staged. The only way to recognise it is the private attribute `_scan_options`, in which
+    # `Dataset.filter()` stores its expression.
     if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     if not dataset.files:
         return None
     source = ParquetSource(dataset.files)
     try:
-        # A fragment may contain only some row groups of its file. `count_rows()` does not show this, because it counts
-        # all rows of the file.
+        # A fragment of a dataset may contain only some row groups of its file. The row groups are counted and not the
+        # rows, because `count_rows()` counts all rows of the file.
         groups = sum(fragment.num_row_groups for fragment in dataset.get_fragments())
         same = groups == len(source.row_groups()) and source.schema() == dataset.schema.remove_metadata()
     except DataError:
@@ -52,7 +53,7 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
 
 
 def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:
-    """Stream a dataset's rows to a Parquet file.
+    """Write the rows of an Arrow dataset to a Parquet file in a new staging directory, without loading all of them.
 
     Args:
         dataset: Any Arrow dataset.
@@ -64,7 +65,8 @@ def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str 
     Raises:
         DataError: If a file cannot be read, or the location is not writable.
     """
-    # A scan that reads ahead accumulates batches and takes up to ten times the memory of a plain reader (arrow#39808).
+    # Reading ahead is limited to one batch. By default Arrow accumulates batches and takes up to ten times the memory
+    # of a reader that does not read ahead (arrow#39808).
     with staged(staging_location) as directory, wrap_read_errors("the dataset"):
         batches = dataset.to_batches(batch_readahead=1, fragment_readahead=1)
         write_batches(batches, dataset.schema, join(directory, "part-00000.parquet"))

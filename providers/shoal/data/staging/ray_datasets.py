@@ -1,4 +1,4 @@
-"""Stage the rows of a Ray Data pipeline as Parquet, written by Ray's tasks."""
+"""Write the rows of a Ray Data pipeline to Parquet files in a staging directory; Ray's tasks write the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError
 
 
 def stage_ray_dataset(dataset: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Run a Ray Dataset and write its rows as Parquet from Ray's tasks.
+    """Run a Ray Data pipeline and write its rows to Parquet files in a new staging directory.
 
     Args:
         dataset: A ``ray.data.Dataset``.

@@ -1,4 +1,4 @@
-"""Stage the rows of a SQL query as Parquet, chunk by chunk."""
+"""Run a SQL query and write its rows to Parquet files in a staging directory, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shoal.redaction import redact_value
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows per chunk. Each chunk is fetched at once and written as one row group. 32 Ki rows of 50 columns are about 100 MB
-# as Python objects, and row groups of this size are small enough to assign evenly to workers.
+# Number of rows that are fetched from the database at a time and written as one row group. 32 Ki rows of 50 columns
+# take about 100 MB as Python objects, and row groups of this size are small enough to be assigned evenly to workers.
 CHUNK_ROWS = 32_768
 
 
 def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Run a query and write its rows as Parquet.
+    """Run a SQL query and write its rows to Parquet files in a new staging directory.
 
     A query's result does not carry complete SQL types, so the types of the columns are inferred from the values, chunk
     by chunk. If a column needs a wider type in a later chunk (first nulls, then integers; first integers, then floats),
@@ -70,8 +70,8 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
                 "the query contains a lone surrogate, which is not a valid Unicode character: remove it"
             ) from None
         except sa.exc.SQLAlchemyError as exc:
-            # The first line is the database's message. The other lines repeat the query with its parameters, which may
-            # be confidential.
+            # Only the first line of the error is shown. It is the database's message. The other lines repeat the query
+            # with its parameters, which may be confidential.
             raise DataError(f"the query failed: {str(exc).splitlines()[0]}") from exc
         finally:
             if writer is not None:
@@ -83,7 +83,7 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
 
 
 def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
-    """Run a SELECT that cannot write, and write its rows as Parquet.
+    """Run a SELECT so that it cannot change the database, and write its rows to Parquet files.
 
     PostgreSQL, MySQL and MariaDB run it in a read-only transaction, SQLite on a connection with ``PRAGMA query_only``.
     With any other database the transaction is rolled back at its end. That does not hold back a statement that commits
@@ -110,7 +110,7 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
     engine = _engine(url, poolclass=NullPool)
     database = engine.url.database
     if engine.dialect.name == "sqlite" and database and database != ":memory:" and not os.path.exists(database):
-        raise DataError(f"the SQLite database {database} does not exist")  # SQLite would create an empty one
+        raise DataError(f"the SQLite database {database} does not exist")  # otherwise SQLite would create it
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "postgresql":
@@ -120,7 +120,8 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
             elif engine.dialect.name in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
                 connection.rollback()  # the setting applies from the next transaction on
-            # Without a type, SQLAlchemy adds no cast such as `::VARCHAR`, which PostgreSQL cannot compare with a date
+            # The parameters have no type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to the
+            # statement, and PostgreSQL cannot compare the result with a date.
             bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
             statement = sa.text(sql.rstrip().removesuffix(";")).bindparams(*bound)
             paths = _write(statement, connection, directory)
@@ -146,7 +147,8 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
     if not isinstance(statement, sa.Executable):
         raise InvalidArgumentError(f"query must be SQL text or a SQLAlchemy selectable, not {type(query).__name__}")
     options = {
-        # This uses a server-side cursor if the database supports it, so that not all rows are in memory at once.
+        # With this option SQLAlchemy uses a server-side cursor if the database supports it, so that not all rows are in
+        # memory at once.
         "stream_results": True,
         "max_row_buffer": CHUNK_ROWS,
         # Without this option, SQLAlchemy shortens the name of SQLite's column "a.b" to "b".
@@ -162,7 +164,7 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
             raise DataError(f'the query returns several columns named "{name}": rename all but one with AS')
 
     def chunks() -> Iterator[list[Any]]:
-        # Yield at least one chunk, so that the columns are known even if the query returns no rows.
+        # The first chunk is yielded even if it is empty, so that the columns are known if the query returns no rows.
         chunk = result.fetchmany(CHUNK_ROWS)
         yield list(chunk)
         while chunk := result.fetchmany(CHUNK_ROWS):
@@ -181,7 +183,8 @@ def _engine(url: Any, **options: Any) -> Any:
             "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
             "number as the port and a percent-encoded password"
         ) from None
-    # After an unencoded "@", the rest of the password is parsed as the host. A driver would show it in its error.
+    # If the password contains an "@" that is not encoded, the rest of the password is parsed as the host. The URL is
+    # refused, because a database driver would show the host, and so a part of the password, in its error message.
     if "@" in (found.host or ""):
         raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
     try:
@@ -232,9 +235,10 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _rewrite(path: str, schema: pa.Schema) -> None:
-    """Rewrite a staged file with wider types, one row group at a time."""
+    """Rewrite a staged Parquet file with wider column types, such as float instead of integer, per row group."""
     filesystem, inner = resolve(path)
-    # The leading dot hides the new file from readers if the process dies before the move.
+    # The name of the new file begins with a dot, because readers skip such names. If the process dies before the new
+    # file replaces the old one, the new file is therefore not read.
     head, _, name = path.rpartition("/")
     wider = join(head, f".{name}")
     with open_parquet(path) as file, TableWriter(wider, schema) as writer:

@@ -1,4 +1,4 @@
-"""Write staged data (Parquet files that workers read and that are removed when the job ends) and discard it."""
+"""Write and remove staged data: Parquet files that shoal writes for the workers and removes when the job ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shoal.errors import DataError, InvalidArgumentError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# File that marks a directory as staged by shoal, so that shoal may remove it. Readers skip names with a leading
-# underscore.
+# Name of the file that marks a directory as created by shoal. shoal removes only directories that contain this file.
+# The name begins with an underscore, so that readers of the data skip it.
 MARKER = "_shoal_staging"
 
-# Row groups are the units that are assigned to workers. With 64 row groups, even 16 workers get four each. At least
-# 8 Ki rows per row group keep zstd and the footer efficient. At most 32 MiB (decoded) per row group limits the memory
-# that a worker needs while it reads.
+# These numbers decide the size of a row group, the unit in which rows are assigned to workers. With 64 row groups, even
+# 16 workers get four each. A row group has at least 8 Ki rows, because smaller ones compress badly and make the footer
+# large. It has at most 32 MiB after decoding, which limits the memory that a worker needs while it reads.
 _GROUPS = 64
 _MIN_GROUP_ROWS = 8_192
 _MAX_GROUP_BYTES = 32 * 2**20
 
 _GLOB = "*?[]"
-"""Characters that fsspec interprets as a pattern when it removes a directory."""
+"""Characters that fsspec interprets as a pattern when it removes a directory; URIs that contain them are refused."""
 
 
 def default_location() -> str:
@@ -62,7 +62,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
     directory = join(base, name or uuid.uuid4().hex)
     try:
         if is_local(directory):
-            # Other users of this host must not read the staged rows.
+            # The mode 700 prevents that other users of this host read the staged rows.
             Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
@@ -84,7 +84,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
 
 
 def discard(location: str) -> bool:
-    """Remove staged data.
+    """Remove a directory with staged data.
 
     Args:
         location: Directory or URI that :func:`staged` created.
@@ -116,7 +116,7 @@ def discard(location: str) -> bool:
 
 
 def group_rows(rows: int, bytes_per_row: float) -> int:
-    """Compute how many rows to write per row group.
+    """Compute the number of rows per row group, from the number of rows and the size of a row.
 
     Args:
         rows: Number of rows in the dataset.
@@ -131,7 +131,7 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 
 class TableWriter:
-    """Writer of tables of one schema into one staged Parquet file.
+    """Write tables with the same schema into one Parquet file; a context manager that closes the file.
 
     Args:
         path: File to write.
@@ -154,7 +154,7 @@ class TableWriter:
         self._writer = self._stack.enter_context(pq.ParquetWriter(stream, schema, compression="zstd"))
 
     def write(self, table: pa.Table, row_group_rows: int) -> None:
-        """Append a table, in row groups of `row_group_rows` rows."""
+        """Append a table to the file, divided into row groups of `row_group_rows` rows."""
         self._writer.write_table(table, row_group_size=row_group_rows)
 
     def close(self) -> None:
@@ -202,7 +202,8 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
 
 
 def _is_pandas(frame: Any) -> bool:
-    # isinstance would import pandas even if the frame is not a pandas DataFrame.
+    # The name of the class is compared. isinstance() would need an import of pandas, which is slow and unnecessary if
+    # the frame is not a pandas DataFrame.
     return any(
         base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
     )
@@ -225,7 +226,8 @@ def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
         with _converting():
             return pa.Table.from_pandas(frame.iloc[start:stop], schema=schema, preserve_index=False)
 
-    # The columns are converted one at a time, because Arrow's error does not name the column that it cannot convert.
+    # The columns are converted one at a time, because Arrow's error message does not name the column that cannot be
+    # converted.
     schema = pa.schema([])
     for name in columns:
         with _converting(name):
@@ -241,8 +243,8 @@ def _converting(column: str | None = None) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
         what = f'column "{column}" of the DataFrame' if column else "the DataFrame"
-        # pandas adds the column to the exception as a second argument: "Conversion failed for column x with type
-        # object".
+        # All arguments of the exception are shown, because pandas adds the column as a second argument: "Conversion
+        # failed for column x with type object".
         raise DataError(f"{what} cannot be written as Parquet: {'; '.join(map(str, exc.args))}") from exc
 
 
@@ -262,7 +264,8 @@ def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: st
         for batch in batches:
             kept.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
-            # The total number of rows is not known here, so the size of a row group suits a medium-sized dataset.
+            # The total number of rows is not known yet, so group_rows() cannot be used. The size of a row group is one
+            # that suits a medium-sized dataset.
             if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
                 writer.write(pa.Table.from_batches(kept, schema), rows)
                 kept, rows, size = [], 0, 0

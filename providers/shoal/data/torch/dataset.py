@@ -1,4 +1,7 @@
-"""`TorchDataset`: rows of Parquet files as tensors, in seeded epochs that can be resumed, with DataLoader workers."""
+"""Define `TorchDataset`, a torch dataset that returns the rows of Parquet files as tensors.
+
+Its epochs are shuffled with a seed and can be resumed, and it works in the worker processes of a DataLoader.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,16 @@ if TYPE_CHECKING:
 Window = dict[str, Column]
 Item = dict[str, Any]
 
-# Assumed size of a text value in bytes, to estimate the size of a buffer before any row is read.
+# Assumed size of a text value in bytes. The memory for shuffled rows is estimated with it, before any row is read.
 _TEXT_BYTES = 64
 
-# Number of rows that are converted to Python objects at a time if there is no batch size.
+# Number of rows that are converted to Python objects at a time if the user sets no batch size. It limits the memory.
 _ROWS_AT_ONCE = 1_024
 
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of the newest iterator of this process; `epoch` is None before its first item."""
+    """Epoch and number of returned items of an iterator; `epoch` is None until the first item is requested."""
 
     epoch: int | None = None
     items: int = 0
@@ -47,7 +50,7 @@ class _Progress:
 
 
 class TorchDataset(IterableDataset):  # type: ignore[misc]
-    """Iterable torch dataset of rows. Create it with ``to_torch_dataset()`` of a connector or a shard.
+    """Iterable torch dataset of rows; the method ``to_torch_dataset()`` of a connector or a shard creates it.
 
     With a batch size, an item is a dict of column -> tensor ``[rows]`` (a list for text and bytes).
     ``DataLoader(dataset, batch_size=None)`` returns these items unchanged; ``DataLoader(dataset)`` returns tensors
@@ -110,7 +113,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._epochs = EpochCounter()
         self._progress = _Progress()
         self._resumed: tuple[int, dict[str, Any]] | None = None
-        # The plan is identified by row groups and not by paths, so that a position stays valid after the files move.
+        # A saved position contains these values, so that it is used only with the same rows and the same order. They
+        # contain the numbers of row groups but no paths, so that a position stays valid after the files were moved.
         plan = [(part.row_group, part.start, part.stop) for part in self._ranges]
         self._identity = {
             "rank": position.rank,
@@ -127,7 +131,10 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         )
 
     def __len__(self) -> int:
-        """Return the number of items per epoch, for any number of DataLoader workers: batches, or single rows."""
+        """Return the number of items (batches, or single rows without a batch size) per epoch.
+
+        The number does not depend on the number of DataLoader workers.
+        """
         return count_items(self._rows, self.batch_size, self.drop_last_batch)
 
     def __iter__(self) -> Iterator[Item]:
@@ -158,7 +165,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress, self._resumed = _Progress(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the newest iterator of this process, for :meth:`load_state_dict` of an equal dataset.
+        """Return the position of the newest iterator of this process, from which an equal dataset can continue.
+
+        The other dataset continues after a call of :meth:`load_state_dict` with this position.
 
         torchdata's ``StatefulDataLoader`` calls both methods, in its worker processes too.
 
@@ -219,7 +228,10 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch; return its number and how many of its items were returned before (None: all items)."""
+        """Begin an epoch, and return its number and the number of its items that an earlier run already returned.
+
+        The second number is None if the earlier run returned all items.
+        """
         if self._resumed is None:
             epoch = self._epochs.next()
             items: int | None = 0
@@ -250,17 +262,23 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         share = share_of(self._rows, self.batch_size, self.drop_last_batch, number, of)
         progress.items = share.items if before is None else before
         for item in itertools.islice(self._read(progress, share, number), share.items - progress.items):
-            # The item is counted before `yield`, because the generator is suspended there while the caller uses it.
+            # The item is counted before `yield`, because the generator is suspended at `yield` while the caller uses
+            # the item and may ask for the position.
             progress.items += 1
             yield item
         progress.ended = True
 
     def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
-        """Return the items of a worker's share from `progress` on, and possibly one item that must be dropped."""
+        """Return an iterator over a DataLoader worker's items, without those that `progress` counts as returned.
+
+        At the end the iterator may return one item too many, which the caller must drop.
+        """
         key = (self._position.seed, progress.epoch or 0, self._position.rank)
         first = 0
         if self.shuffle:
-            # The repeated rows differ between epochs, but are the same for all workers of a DataLoader.
+            # If rows are repeated so that all ranks have the same number, the first repeated row range is random. It
+            # differs between epochs, but is the same for all workers of a DataLoader, because they divide the same
+            # rows.
             first = int.from_bytes(sampler.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
         if self.shuffle:
@@ -284,7 +302,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     ) -> Iterator[Window]:
         tables = self._ingester.iter_batches(Shard(tuple(itertools.chain(*order))), self.columns)
         for window in order:
-            # Each table is converted before the next one is read, so that text and decimals are not in memory twice.
+            # Each table is converted to arrays before the next one is read. Otherwise the tables with text and
+            # decimals, which are copied in the conversion, would be in memory in addition to the arrays.
             parts = [self._convert(tables, part) for part in window]
             permutation = next(permutations)
             # Each column is removed from `parts` before it is joined, so that only one column is in memory twice.
@@ -302,7 +321,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         size = self.batch_size or 1
-        # Rows of a batch that is not full yet.
+        # Rows that were read for a batch that is not full yet.
         held: list[Item] = []
         missing = size
         for window in windows:
@@ -321,7 +340,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
                 if missing == 0:
                     yield self._joined(held)
                     held, missing = [], size
-            # Without `del`, this window would stay in memory while the next window is read.
+            # `del` frees this window (the rows that are shuffled together). Otherwise it would stay in memory while the
+            # next window is read.
             del window
         if held:
             yield self._joined(held)
@@ -355,7 +375,8 @@ def _listed(values: np.ndarray | list[Any]) -> list[Any]:
 
 
 def _generator(*key: int | str) -> np.random.RandomState:
-    # NumPy guarantees that the stream of RandomState never changes. The stream of a Generator may change in a release.
+    # RandomState is used, because NumPy guarantees that its random numbers never change. Those of the newer class
+    # Generator may change with a release.
     return np.random.RandomState(np.frombuffer(sampler.random_bytes(*key), dtype="<u4"))
 
 

@@ -1,9 +1,9 @@
-"""Plan which rows of a shard each DataLoader worker returns, and in which order, without I/O.
+"""Compute which rows of a shard each DataLoader worker returns, and in which order, without I/O.
 
-The row ranges of a shard form a line. The line is cut among the workers of a DataLoader at multiples of the batch size,
-so that the number of batches does not depend on the number of workers. The cuts do not depend on the epoch, so that
-exactly one worker returns each row even if the workers disagree about the epoch. Each worker then shuffles the row
-ranges of its share.
+The row ranges of a shard, one after the other, are called the line here. The line is divided among the workers of a
+DataLoader at multiples of the batch size, so that the number of batches does not depend on the number of workers. The
+positions of these divisions do not depend on the epoch, so that exactly one worker returns each row even if the workers
+are in different epochs. Each worker then shuffles the row ranges of its share.
 """
 
 from __future__ import annotations
@@ -15,24 +15,29 @@ from dataclasses import dataclass
 
 from shoal.data.planning.row_groups import RowRange
 
-# Size of a window: the row ranges whose rows are shuffled together. A window has at least BUFFER_RANGES ranges and at
-# least BUFFER_ROWS rows, but it ends earlier if the next range would exceed BUFFER_BYTES. A range that is larger than
-# BUFFER_BYTES is a window by itself.
+# These numbers decide the size of a window, which is a group of row ranges that are in memory together and whose rows
+# are shuffled together. A window has at least BUFFER_RANGES ranges and at least BUFFER_ROWS rows, but it ends earlier
+# if the next range would make it larger than BUFFER_BYTES. A range that is larger than BUFFER_BYTES is a window by
+# itself.
 BUFFER_RANGES = 4
 BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
 
-# Without a batch size, workers get rows in multiples of this number if there are enough rows. DataLoader then builds
-# batches separately in each worker. If its batch size divides this number, only one worker has a smaller last batch,
-# and len() is correct.
+# If the dataset has no batch size, each DataLoader worker gets a multiple of this number of rows, if there are enough
+# rows. DataLoader then builds batches separately in each worker. If its batch size divides this number, only one worker
+# has a smaller last batch, so the number of batches that len() returns is correct.
 _ROWS_TOGETHER = 1_024
-# Each worker gets at least this many multiples, so that shares differ by at most one sixteenth.
+# Each worker gets at least this many multiples, so that the numbers of rows of two workers differ by at most one
+# sixteenth.
 _MULTIPLES_PER_WORKER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's part of the line: the rows ``start <= i < stop``, and the number of items built from these rows."""
+    """The rows ``start <= i < stop`` that one DataLoader worker reads, and the number of items built from them.
+
+    The rows are counted over all row ranges of the shard.
+    """
 
     start: int
     stop: int
@@ -40,17 +45,17 @@ class Share:
 
 
 def count_items(rows: int, batch_size: int | None, drop_last_batch: bool) -> int:
-    """Return the number of items in `rows` rows: batches, or single rows without a batch size."""
+    """Return the number of items (batches, or single rows without a batch size) that `rows` rows give."""
     if batch_size is None:
         return rows
     return rows // batch_size if drop_last_batch else -(-rows // batch_size)
 
 
 def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: int, num_workers: int) -> Share:
-    """Compute one worker's share of the line.
+    """Compute which rows of a shard one DataLoader worker returns.
 
     Args:
-        rows: Number of rows in the line.
+        rows: Number of rows of the shard, with repeated rows.
         batch_size: Number of rows per item; None if each row is an item.
         drop_last_batch: Whether to leave out the last batch if it has fewer rows.
         worker: Index of the worker, from 0.
@@ -69,15 +74,15 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 
 
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
-    """Lengthen a line to `rows` rows by repeating rows of the line.
+    """Repeat row ranges of a shard until they have `rows` rows, so that all ranks have the same number of rows.
 
     Args:
         line: Row ranges; at least one.
-        rows: Wanted number of rows. A line that already has more rows is not cut.
+        rows: Wanted number of rows. If the ranges already have more rows, nothing is removed.
         first: Index of the row range with which the repetition begins.
 
     Returns:
-        The row ranges of the line, followed by the repeated row ranges.
+        The original row ranges, followed by the repeated ones.
     """
     longer = list(line)
     missing = rows - sum(part.rows for part in line)
@@ -91,7 +96,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop`` of the line."""
+    """Return the row ranges of the rows ``start <= i < stop``, counted over all row ranges in `line`."""
     found = []
     offset = 0
     for part in line:
@@ -103,14 +108,15 @@ def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
 
 
 def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
-    """Divide a line into windows: consecutive row ranges that are in memory, and shuffled, together.
+    """Divide row ranges into windows: consecutive ranges that are in memory together and are shuffled together.
 
     Args:
         line: Row ranges, shuffled.
         row_bytes: Decoded size of a row in bytes.
 
     Returns:
-        The windows, in the line's order. The row ranges within a window are sorted, so that each file is opened once.
+        The windows, in the order of `line`. The row ranges within a window are sorted, so that each file is opened
+        once.
     """
     found: list[tuple[RowRange, ...]] = []
     held: list[RowRange] = []
@@ -131,7 +137,7 @@ def rows_of(window: Sequence[RowRange]) -> int:
 
 
 def random_bytes(*key: int | str) -> bytes:
-    """Return 32 bytes to seed a random generator with, the same for the same key on any machine."""
+    """Return 32 bytes with which a random generator is seeded; the same key gives the same bytes on any machine."""
     return hashlib.sha256("/".join(map(str, key)).encode()).digest()
 
 

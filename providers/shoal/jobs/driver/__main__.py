@@ -13,4 +13,6 @@ if __name__ == "__main__":
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of Ray and MLflow may hang at interpreter exit; the workers have ended already
+    # `os._exit` ends the process at once. A normal exit could hang, because it waits for threads of Ray and MLflow. The
+    # workers have ended already, so nothing is lost.
+    os._exit(code)

@@ -1,4 +1,7 @@
-"""Run an XGBoost or LightGBM job in its driver: train, save and track the model, and challenge the champion."""
+"""Run an XGBoost or LightGBM job in its driver: train a model, save it, log it to MLflow, and compare it there.
+
+If the job registers the model, the model is compared with the champion, the version that has the alias.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def work(spec: JobSpec, place: AttemptContext) -> JobResult:
-    """Run the job that a spec describes, and return its result.
+    """Train, save and log the model of a job, and return the job's result.
 
     Args:
         spec: Spec of the job.
-        place: Context of the attempt.
+        place: Context of the attempt: store, MLflow run and environment.
 
     Raises:
         ShoalError: The job failed; the message has the cause.
@@ -93,7 +96,12 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 
 
 def _described(dataset: DataConnector, time_col: str | None) -> DataResult:
-    """Describe the training rows for the result and the registered version."""
+    """Return the description of the training rows that the result and the registered version get.
+
+    Args:
+        dataset: The training data.
+        time_col: Name of the column with the time of each row; None: the only time column in the dataset's filters.
+    """
     ends = dataset.time_range(time_col)
     low, high = (None, None) if ends is None else (_text(end) for end in ends)
     return DataResult(rows=dataset.num_rows(), digest=dataset.digest(), time_from=low, time_to=high)
@@ -117,7 +125,7 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 
 
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
-    """Return the metrics of the best round with early stopping, else those of the last round."""
+    """Return the metrics of the model: of the best round if there was early stopping, otherwise of the last round."""
     at = -1 if trained.best_iteration is None else trained.best_iteration
     return {
         tracking.metric_name(evaluated, metric): values[at]

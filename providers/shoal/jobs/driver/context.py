@@ -1,4 +1,4 @@
-"""Context of an attempt in its driver: store, MLflow run, tags, environment."""
+"""Define the data about an attempt that its driver needs for any kind of job, such as the store and the MLflow run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from shoal.training.progress import OnProgress
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """Context of one attempt in its driver.
+    """Data about one attempt that its driver passes to the code for the job's kind.
 
     Attributes:
         store: Store that has the attempt's row.
         key: The attempt.
-        run: MLflow run of the attempt; None if the attempt is not tracked.
+        run: MLflow run of the attempt; None if the job records nothing in MLflow.
         tags: MLflow tags that name the job, attempt, pool and holder.
-        environment: Environment variables for the workers, passed to them as actor arguments.
-        on_progress: Keeps the progress of the training for the job's row.
-        begun: Start of the attempt, in seconds of the monotonic clock.
+        environment: Environment variables for the workers. The workers get them as arguments of their Ray actors.
+        on_progress: Function that takes the training's latest progress, which is then stored in the job's row.
+        begun: Time at which the attempt started, in seconds of the monotonic clock.
     """
 
     store: Store
@@ -38,9 +38,12 @@ class AttemptContext:
     begun: float = field(default_factory=time.monotonic)
 
     def claim(self) -> Claim:
-        """Return the claim that marks folders as belonging to this attempt."""
+        """Return the attempt's claim, which is written into folders to show that they belong to this attempt."""
         return artifacts.claim_of(self.store, self.key)
 
     def is_current(self) -> bool:
-        """Return whether this attempt is running and the newest of its job; retry while the store cannot be used."""
+        """Return whether this attempt is running and is the newest of its job.
+
+        The method retries while the store cannot be used, because an error would lose the result of the training.
+        """
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))

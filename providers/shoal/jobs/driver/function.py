@@ -1,4 +1,4 @@
-"""Run a function job in its driver: call the function on all ranks, track their metrics, save their results."""
+"""Run a training function in its job's driver: call it on all ranks, log its metrics, and save its return values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.tracking import Run
 
 _SEND_EVERY_SECONDS = 1.0
-"""Seconds between two calls to MLflow: a call takes 10 ms and more, as long as many training steps."""
+"""Seconds between two calls to MLflow. Metrics are collected meanwhile, because a call takes at least 10 ms, which is
+the time of many training steps."""
 
 
 class _Sender:
-    """Buffer that sends the metrics of all ranks to MLflow in batches, and the rest when its context ends.
+    """Buffer for the metrics of all ranks, which are sent to MLflow in batches.
+
+    The object is a context manager. At the end of its block, it sends the metrics that are left.
 
     Args:
-        run: MLflow run of the attempt; None if the attempt is not tracked.
+        run: MLflow run of the attempt; None: the metrics are discarded.
     """
 
     def __init__(self, run: Run | None) -> None:
@@ -43,12 +46,18 @@ class _Sender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # After a failed run, an error of MLflow must not replace the run's own error.
+        # If the block has failed, an error of MLflow is ignored, because it must not replace the block's own error.
         with contextlib.suppress(*([] if error is None else [Exception])):
             self._send()
 
     def log(self, rank: int, values: dict[str, float], step: int) -> None:
-        """Add the metrics of a rank; names of ranks above 0 get the prefix ``rank-N/``."""
+        """Add metrics to the buffer, and send the buffer if the last call to MLflow was a second ago.
+
+        Args:
+            rank: Rank that has measured the metrics. For ranks above 0, the names get the prefix ``rank-N/``.
+            values: Values of the metrics by name.
+            step: Training step that the metrics belong to.
+        """
         front = f"rank-{rank}/" if rank else ""
         self._waiting += [(front + name, value, step, time.time()) for name, value in values.items()]
         if time.monotonic() - self._sent >= _SEND_EVERY_SECONDS:
@@ -62,11 +71,11 @@ class _Sender:
 
 
 def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
-    """Run the function that a spec describes, on all ranks.
+    """Run a job's training function on all ranks, and save and log its results.
 
     Args:
         spec: Spec of the job.
-        place: Context of the attempt.
+        place: Context of the attempt: store, MLflow run and environment.
 
     Returns:
         The job's result, and the SHA-256 of the file with the ranks' return values.
@@ -121,7 +130,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> list[RecordedFile]:
-    """Check the holdout before the function runs, and return the rows that count as its training data."""
+    """Check the holdout before the function runs, and return the rows that count as the function's training data."""
     from shoal.data.connector import DataConnector
 
     inputs = {name: dataset for name, dataset in spec.dataset_map.items() if training_rows.is_training_data(name)}
@@ -159,7 +168,11 @@ def _register(
 
 
 def _program(spec: FunctionJobSpec) -> bytes:
-    """Return the pickled function for the workers."""
+    """Return the pickled function with its arguments, for the workers.
+
+    Raises:
+        InvalidArgumentError: The spec names a function that cannot be imported.
+    """
     if spec.program is not None:
         return code_store.read(spec.program)
     assert spec.train_func is not None

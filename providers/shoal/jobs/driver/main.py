@@ -1,7 +1,8 @@
-"""Driver of one attempt of a job, run on the pool's head: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
+"""Run one attempt of a job in its driver, a process on the pool's head: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
 
-The driver trains, logs to MLflow, compares the model with the champion, writes the result into the job's row, and
-cleans up. It ends itself when the job was cancelled, or when no process has polled the job for `orphan_after` seconds.
+The driver trains or predicts, logs to MLflow, compares a model with the champion, writes the result into the job's row,
+and cleans up. The driver ends itself if the job was cancelled, if its time limit is over, or if no process has polled
+the job for `orphan_after` seconds.
 """
 
 from __future__ import annotations
@@ -42,16 +43,26 @@ from shoal.training.host.imports import import_lean
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)")
 
 _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
-"""MLflow's run status for each final state."""
+"""Status that MLflow's run gets for each final state of the attempt."""
 
 
 class _Ended(BaseException):
-    """Signals that the job was cancelled or timed out; a `BaseException`, so that no `except Exception` catches it."""
+    """Exception that the SIGTERM handler raises to stop the job, for example because it was cancelled or timed out.
+
+    It is a `BaseException`, so that no `except Exception` in the job's code catches it.
+    """
 
 
 @dataclass(frozen=True)
 class _End:
-    """End of an attempt: state, error and result."""
+    """Data about the end of an attempt that the driver writes into the attempt's row.
+
+    Attributes:
+        state: Final state of the attempt.
+        error: Reason why the attempt failed or was cancelled.
+        result: Result of an attempt that has succeeded.
+        results_digest: SHA-256 of the file with a training function's return values.
+    """
 
     state: JobState
     error: str | None = None
@@ -60,13 +71,13 @@ class _End:
 
 
 class Driver:
-    """Runner of one attempt of a job, which also records the attempt's end.
+    """Object that runs one attempt of a job, and then records the attempt's end.
 
     Args:
         store: Store that has the attempt's row.
         job: The attempt's row.
         spec: Spec of the job, with its credentials.
-        secrets: Credentials, which the workers get and the log must not contain.
+        secrets: Credentials. The workers get them, but the log and the attempt's row must not contain them.
     """
 
     def __init__(self, store: Store, job: Job, spec: AnyJobSpec, secrets: Secrets) -> None:
@@ -83,11 +94,12 @@ class Driver:
     def run(self) -> int:
         """Run the attempt until it has ended, and return the exit code.
 
-        The end is stored first. Errors in the clean-up after that are only printed.
+        After the attempt, its end is stored first. Errors in the clean-up after that are only printed.
         """
         self._watchdog.start()
         end = self._until_end()
-        # From here on the process ends soon by itself, and no signal may prevent the end from being stored.
+        # The watchdog (the thread that sends SIGTERM to this process) is stopped: the process ends soon by itself, and
+        # no signal may prevent the end of the attempt from being stored.
         self._watchdog.stop()
         stored = self._store_end(end)
         with _logged("staged data could not be removed"), act(JobStep.TIDY):
@@ -101,7 +113,7 @@ class Driver:
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
-        """Run the attempt until it ends or is stopped; SIGTERM is ignored afterwards."""
+        """Run the attempt until it ends or SIGTERM stops it, and return its end; SIGTERM is ignored afterwards."""
         end: _End | None = None
         try:
             end = self._attempt()
@@ -114,22 +126,28 @@ class Driver:
     def _attempt(self) -> _End:
         try:
             connect(self._job.endpoint["gcs"])
-            # After ray.init, which installs a SIGTERM handler of its own.
+            # The handler is installed after `connect`, because ray.init installs a SIGTERM handler of its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()
             result, results_digest = self._work(self._run)
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
-            if self._told_to_end:  # Ray's compiled code turns an exception from a signal handler into a SystemError
+            # If the SIGTERM handler ran inside Ray's compiled code, Ray has turned its `_Ended` into a SystemError.
+            if self._told_to_end:
                 raise _Ended from error
-            if not isinstance(error, ShoalError):  # the message of a ShoalError is enough
+            # A ShoalError is printed without a traceback, because its message is written for users.
+            if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
-            elif isinstance(self._spec, FunctionJobSpec):  # the notes have the traceback of the user's code
+            elif isinstance(self._spec, FunctionJobSpec):  # the error's notes have the traceback of the user's code
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             return _End(JobState.FAILED, error=_cause(error))
 
     def _store_end(self, end: _End) -> bool:
-        """Write the end into the job's row; return False if the row has an end already or cannot be written."""
+        """Write the attempt's end into its row, without credentials.
+
+        Returns:
+            False if another process has recorded another end already, or if the row cannot be written.
+        """
         error = None if end.error is None else self._secrets.redact(end.error)
         result = None if end.result is None else end.result.model_dump(mode="json")
         if error is not None:
@@ -148,9 +166,10 @@ class Driver:
                 progress=self._watchdog.progress,
             ):
                 return True
-            # An earlier try may have been committed although the reply from the database was lost.
+            # The row has an end already. An earlier try may have written it although the database's reply was lost;
+            # then the row has the same end, and the write counts as successful.
             job = attempts.load(self._store, self._key)
-            # Compared as text, because a NaN in a result is not equal to itself.
+            # The ends are compared as text, because a NaN in a result is not equal to itself.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
 
         try:
@@ -187,7 +206,11 @@ class Driver:
             self._end_previous_run(self._run)
 
     def _end_previous_run(self, run: Run) -> None:
-        """End the MLflow run of a killed driver, because only a driver has MLflow and the credentials for it."""
+        """End the MLflow run of the previous attempt, whose driver may have been killed before it ended the run.
+
+        The process that found the killed driver cannot end the run, because only drivers have MLflow and its
+        credentials.
+        """
         previous = attempts.previous_run(self._store, self._key)
         if previous is not None:
             run_id, state = previous
@@ -202,7 +225,7 @@ class Driver:
         }
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
-        """Return environment variables for the workers, which get them as actor arguments."""
+        """Return the environment variables that the workers get, with the credentials and the MLflow run."""
         environment = self._secrets.variables()
         if run:
             environment |= {
@@ -213,19 +236,19 @@ class Driver:
         return environment
 
     def _on_sigterm(self, *_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the end
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the recording of the end
         self._told_to_end = True
         raise _Ended
 
 
 def connect(gcs: str) -> None:
-    """Connect this process to its pool as a Ray driver.
+    """Connect this process to the Ray cluster of its pool.
 
-    The RAY_ADDRESS that Ray sets for a job is not used: with two clusters on one host, Ray sometimes sets the address
-    of the other cluster (seen with Ray 2.60).
+    The variable RAY_ADDRESS that Ray sets for a job is not used, because with two clusters on one host Ray sometimes
+    sets the address of the other cluster (seen with Ray 2.60).
 
     Args:
-        gcs: GCS address of the head that the job was submitted to.
+        gcs: Address of the GCS (Ray's control service) on the head that the job was submitted to, as ``host:port``.
     """
     os.environ["RAY_ADDRESS"] = gcs
     import ray
@@ -235,7 +258,7 @@ def connect(gcs: str) -> None:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Print an exception of the block instead of raising it."""
+    """Print an exception of the block after the text `what`, instead of raising the exception."""
     try:
         yield
     except Exception as error:
@@ -247,13 +270,15 @@ def _cause(error: Exception) -> str:
 
 
 def main() -> int:
-    """Run the attempt that the command line names, ``JOB_ID ATTEMPT``, and return the exit code."""
+    """Run the attempt that the command-line arguments ``JOB_ID ATTEMPT`` name, and return the exit code."""
     key = Key(sys.argv[1], int(sys.argv[2]))
     secrets = Secrets()
-    # The log exists before the row's state is RUNNING, so that followers find the file.
+    # The log file is created before the row's state becomes RUNNING, because from then on other processes read the
+    # file.
     with teed(log_path(key), lambda text: secrets.redact(text)):
         store = Store(migrate=False)
-        # Take the credentials while the row is still PENDING: after that, other processes may delete their file.
+        # The credentials are read while the row's state is still PENDING, because in any other state another process
+        # may delete their file.
         with act(JobStep.TAKE):
             secrets = credentials.take(key.submission_id)
         job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
@@ -263,7 +288,8 @@ def main() -> int:
         os.environ.update(secrets.variables())
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        # import_lean hides scikit-learn, which a champion that others have registered may need.
+        # `import_lean` imports the library without scikit-learn, which saves seconds. It is not used if the job
+        # compares models, because a champion that other software has registered may need scikit-learn.
         if isinstance(spec, JobSpec) and spec.register_as is None:
             import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()

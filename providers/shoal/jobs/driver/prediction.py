@@ -1,4 +1,4 @@
-"""Run a batch prediction in its driver: predict the dataset, and log where the predictions are."""
+"""Run a batch prediction in its job's driver: predict the rows of the dataset, and log the run to MLflow."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shoal.jobs.spec import JobResult
 
 
 def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
-    """Run the prediction that a spec describes, and return its result.
+    """Run the batch prediction that a spec describes, and return the job's result.
 
     Args:
         spec: Spec of the job.
-        place: Context of the attempt.
+        place: Context of the attempt: store, MLflow run and environment.
 
     Raises:
         ShoalError: The job failed; the message has the cause.

@@ -1,6 +1,7 @@
-"""End a driver whose job was cancelled, orphaned or timed out; a thread of the driver reads the row every 2 s.
+"""End a driver whose job was cancelled or timed out, or that no process has polled for too long.
 
-The thread also writes the driver's heartbeat, and with it the progress of the training.
+A thread of the driver, the watchdog, reads the job's row every 2 s to find that out. The thread also writes the
+driver's heartbeat (the time of its last sign of life) into the row, together with the progress of the training.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.progress import Progress
 
 _PERIOD_S = 2.0
-"""Seconds between two reads of the row; Ray's SIGTERM usually ends a cancelled job sooner."""
+"""Seconds between two reads of the job's row. The period need not be shorter, because Ray's SIGTERM usually ends a
+cancelled job sooner."""
 
 _HEARTBEAT_S = 5.0
-"""Shortest time between two heartbeats in seconds: every running job makes these writes to the store."""
+"""Shortest time in seconds between two heartbeats. The time is not shorter because each heartbeat of every running job
+is a write to the store."""
 
 _GRACE_S = 10.0
-"""Seconds for the main thread to end the workers and record the end, before the process is killed."""
+"""Seconds that the main thread has after SIGTERM to end the workers and record the end, before the watchdog ends the
+process."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,12 @@ class Reason:
 
 
 def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout: float | None) -> Reason | None:
-    """Return why a running job has to end; None while it may go on.
+    """Return the reason why a running job has to end; None if the job may go on.
 
     Args:
         job: The job's row; None if the row is gone.
         unasked_for: Seconds for which no process has polled the job.
-        running_for: Seconds since the driver began.
+        running_for: Seconds since the driver started.
         timeout: Seconds that the job may run; None: no limit.
     """
     if job is None:
@@ -66,8 +70,9 @@ def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout:
 class Watchdog:
     """Thread that sends SIGTERM to its own process when the job has to end; :attr:`reason` then says why.
 
-    The watchdog measures by its monotonic clock for how long `last_polled_at` has not changed. Other processes' clocks
-    and this host's wall clock may jump, and go on while the machine is suspended.
+    The watchdog measures with its monotonic clock how long `last_polled_at` has stayed unchanged. It does not compare
+    the value with a wall clock, because wall clocks may jump, differ between hosts, and go on while the machine is
+    suspended.
 
     Args:
         store: Store that has the attempt's row.
@@ -92,24 +97,27 @@ class Watchdog:
         self.reason: Reason | None = None
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, which then reads the job's row every 2 s."""
         self._thread.start()
 
     def keep(self, progress: Progress) -> None:
-        """Keep the progress of the training for the next heartbeat; may be called often and from any thread."""
+        """Remember the training's progress, which the next heartbeat writes into the job's row.
+
+        The method may be called often and from any thread.
+        """
         self._progress = progress
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """Last progress that was kept, as the row stores it; None before the first."""
+        """Return the latest progress given to :meth:`keep`, in the form that the row stores; None if there is none."""
         return None if self._progress is None else self._progress.document()
 
     def stop(self) -> None:
-        """Stop the thread; the process is not ended any more."""
+        """Stop the thread, so that it does not end the process any more."""
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the lease of the job's holder at intervals, so that it lasts as long as the job."""
+        """Renew the holder's lease of nodes if the last renewal is old, so that the lease lasts as long as the job."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
@@ -119,10 +127,11 @@ class Watchdog:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
     def look(self) -> tuple[Job | None, Reason | None]:
-        """Read the row, and write a heartbeat and the progress if the last heartbeat is old.
+        """Read the job's row, and also write a heartbeat and the progress if the last heartbeat is at least 5 s old.
 
         Returns:
-            The row, and the reason why the job has to end, or None while it may go on.
+            The row, and the reason why the job has to end. The row is None if it is gone from the store; the reason is
+            None if the job may go on.
 
         Raises:
             StoreError: The store cannot be reached.
@@ -147,11 +156,13 @@ class Watchdog:
             try:
                 job, self.reason = self.look()
             except StoreError:
-                continue  # training goes on while the store cannot be reached
+                continue  # not fatal: the job goes on, and the next round reads the row again
             if self.reason is None:
                 self._renew_lease(job)
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
             if not self._done.wait(_GRACE_S):
-                os._exit(1)  # files are complete or absent; the next process that polls the job records its end
+                # A hard exit is safe: files of the job are either complete or absent, and the next process that polls
+                # the job records its end.
+                os._exit(1)
             return

@@ -24,29 +24,40 @@ if TYPE_CHECKING:
     from shoal.training.pytorch.request import FunctionResult
 
 _MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
-"""File name of the model by framework; both libraries choose the format by the ending."""
+"""Name of the model file by framework. Both libraries choose the file's format by the ending of the name."""
 _REPORT = "training.json"
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)
-"""Files that may already be in an attempt's folder: under `$SHOAL_HOME`, its log is there."""
+"""Names of files that may already be in an attempt's folder before it is claimed. If the folder is under `$SHOAL_HOME`,
+the attempt's log is in it from the start."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
-    """Return the folder of an attempt's files, as a local path or a URI."""
+    """Return the local path or URI of the folder that has an attempt's files.
+
+    Args:
+        key: The attempt.
+        artifact_location: The job's directory or URI for files; None: a folder under `$SHOAL_HOME`.
+    """
     return f"{storage.root(artifact_location)}/{key.job_id}/{key.attempt}"
 
 
 def claim_of(store: Store, key: Key) -> Claim:
-    """Return the claim that marks folders as belonging to an attempt."""
+    """Return an attempt's claim: the data that a marker file in a folder has, to show that the attempt owns the folder.
+
+    Args:
+        store: Store that has the job's rows.
+        key: The attempt.
+    """
     return Claim(key.job_id, f"job of {attempts.first_asked(store, key.job_id)!r}", key.attempt)
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
-    """Check, before hours of training, that an attempt can write its folder and may replace the folder's content.
+    """Check before the training that an attempt can write into its folder, and may replace the folder's content.
 
     Args:
-        folder: The attempt's folder.
-        claim: The attempt's claim, which decides what the attempt may replace.
+        folder: Path or URI of the attempt's folder.
+        claim: The attempt's claim, which determines which folders the attempt may replace.
         artifact_location: Directory or URI that contains the folder.
 
     Raises:
@@ -62,15 +73,25 @@ def _mark(folder: str, claim: Claim) -> None:
 
 
 def discard_unfinished(folder: str, claim: Claim) -> None:
-    """Remove files that a killed driver left half written, if the folder has the mark of the driver's attempt."""
+    """Remove half-written files of a killed driver from a folder, if the folder belongs to the driver's attempt.
+
+    Args:
+        folder: Path or URI of the folder.
+        claim: The attempt's claim. The folder belongs to the attempt if its marker file has the same claim.
+    """
     if claim.has_marked(folder):
         storage.discard_unfinished(folder)
 
 
 def save(folder: str, claim: Claim, trained: TrainResult) -> str:
-    """Write the report and the model of a training, and return the model's path.
+    """Write the report and the model of a training into the attempt's folder, and return the model's path.
 
-    The model is written last, so that a folder with a model is complete.
+    The model is written last, so that every folder that has a model is complete.
+
+    Args:
+        folder: Path or URI of the attempt's folder.
+        claim: The attempt's claim, which is written into the folder's marker file.
+        trained: Result of the training.
     """
     _mark(folder, claim)
     path = f"{folder}/{_MODELS[trained.framework]}"
@@ -85,7 +106,8 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 
     Args:
         result: Result of the job.
-        artifact_location: The job's `artifact_location`, if that contains credentials, which the result does not keep.
+        artifact_location: The job's `artifact_location`. It is needed only if it contains credentials, because the
+            result does not keep them.
 
     Raises:
         FileNotFoundError: The files are gone, or cannot be reached from this machine.
@@ -99,7 +121,16 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 
 
 def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:
-    """Write the return values of a function's ranks; return the file's path and the SHA-256 of its content."""
+    """Write what a training function has returned on each rank into the attempt's folder.
+
+    Args:
+        folder: Path or URI of the attempt's folder.
+        claim: The attempt's claim, which is written into the folder's marker file.
+        answer: Result of the function, with the return value of each rank.
+
+    Returns:
+        Path of the file, and the SHA-256 of its content.
+    """
     import cloudpickle
 
     _mark(folder, claim)
@@ -111,14 +142,15 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
-    """Read the return values of a finished job's function on each rank, and the statistics of the run.
+    """Read what a finished job's function has returned on each rank, and the statistics of the run.
 
-    Unpickling runs code, so the file's digest is compared with the one in the store. Attempts of shoal 0.1 have no
-    digest in the store, and their files are read without the check.
+    Unpickling a file can run any code in it. Therefore the file's digest is first compared with the digest in the
+    store. Attempts of shoal 0.1 have no digest in the store, so their files are read without this check.
 
     Args:
         result: Result of the job.
-        artifact_location: The job's `artifact_location`, if that contains credentials, which the result does not keep.
+        artifact_location: The job's `artifact_location`. It is needed only if it contains credentials, because the
+            result does not keep them.
 
     Raises:
         InvalidArgumentError: The job ran no function.

@@ -1,4 +1,4 @@
-"""Store the user's pickled code under its digest, and read it by the path that the job's spec has."""
+"""Store the user's pickled code in files that are named by their digest, and read these files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _FOLDER = "_code"
 
 
 def store(content: bytes, artifact_location: str | None) -> str:
-    """Write pickled code to a location that the pool's head can read.
+    """Write pickled code into a file whose name is the SHA-256 of the code, for the job's driver to read.
 
     Args:
         content: The pickled code.
-        artifact_location: Directory or URI; a folder under `$SHOAL_HOME` if None.
+        artifact_location: Directory or URI for the file; None: a folder under `$SHOAL_HOME`.
 
     Returns:
         The file's path or URI.
@@ -43,16 +43,16 @@ def read(path: str) -> bytes:
 
 
 def store_user_code(user_code: UserCode, artifact_location: str | None) -> str:
-    """Write the user's callbacks, objective and metrics; see :func:`store`.
+    """Pickle the user's callbacks, objective and metrics, and write them into a file; see :func:`store`.
 
     Raises:
-        InvalidArgumentError: One of them cannot be pickled.
+        InvalidArgumentError: At least one of them cannot be pickled.
     """
     return store(pickled(user_code, user_code.parts(), "callbacks, objective or metrics"), artifact_location)
 
 
 def load_user_code(path: str) -> UserCode:
-    """Read the user's callbacks, objective and metrics; see :func:`read`."""
+    """Read and unpickle the file of the user's callbacks, objective and metrics; see :func:`read`."""
     import cloudpickle
 
     user_code: UserCode = cloudpickle.loads(read(path))

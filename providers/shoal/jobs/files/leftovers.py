@@ -1,4 +1,4 @@
-"""Remove the files of ended attempts that killed processes have left behind."""
+"""Remove files of ended attempts that killed processes did not remove themselves: credentials and staged data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from shoal.state.schema import JOB_ENDED, Job
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 1000
-"""Number of ended attempts, the newest first, whose staged data one call looks for."""
+"""Number of ended attempts, the newest ones, for whose staged data one call of `discard_leftovers` searches."""
 
 
 def discard_leftovers(store: Store) -> list[str]:
-    """Remove credentials and staged data of ended attempts from `$SHOAL_HOME` of this host.
+    """Remove credentials and staged data of ended attempts from this host's `$SHOAL_HOME`.
 
-    A file that belongs to no attempt of this store stays, because several stores may share a home.
+    Files that belong to no attempt in this store are kept, because several stores may share one `$SHOAL_HOME`, and the
+    files may belong to an attempt in another store.
 
     Returns:
         The actions that were taken, one sentence each.
@@ -61,14 +62,14 @@ def _staged_data(store: Store) -> Iterator[str]:
         for location in unneeded:
             try:
                 staging.discard([location])
-            except (ShoalError, OSError) as error:  # the other folders must be removed all the same
+            except (ShoalError, OSError) as error:  # logged only, so that the other folders are removed nevertheless
                 log.warning("job %s, attempt %d: staged data could not be removed: %s", job.id, job.attempt, error)
             else:
                 yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
 
 
 def _staged(job: Job) -> set[str]:
-    with suppress(InvalidArgumentError):  # another version of shoal may have written the spec
+    with suppress(InvalidArgumentError):  # the spec of another shoal version may be unreadable; its data are kept
         spec = parse_spec(job.spec)
         return spec.staged() | set(queries.locations(spec, Key(job.id, job.attempt)).values())
     return set()

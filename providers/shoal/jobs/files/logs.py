@@ -1,4 +1,4 @@
-"""Write and follow the log of an attempt, a file on the head's machine that remains after the pool is gone."""
+"""Write and read the log of an attempt, a file on the head's machine that is kept after the pool is gone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def log_path(key: Key) -> Path:
 
 
 class LogFollower:
-    """Incremental reader of an attempt's log.
+    """Reader of an attempt's log that returns only the new lines at each call.
 
-    On the head's machine, the follower reads the driver's own file, which contains no lines of Ray and remains after
-    the pool is gone. On other machines it reads Ray's copy over HTTP.
+    On the head's machine, the reader uses the driver's own file, which has no lines of Ray and is kept after the pool
+    is gone. On other machines, where that file does not exist, the reader gets Ray's copy of the log over HTTP.
 
     Args:
         key: The attempt.
-        over_http: Returns the whole log as Ray has it.
+        over_http: Function that returns Ray's copy of the whole log.
     """
 
     def __init__(self, key: Key, over_http: Callable[[], str]) -> None:
@@ -37,10 +37,11 @@ class LogFollower:
         self._offset = 0
 
     def lines(self, *, ended: bool) -> Iterator[str]:
-        """Yield the lines that were written since the last call.
+        """Yield the lines of the log that were written since the last call.
 
         Args:
-            ended: Whether the log is complete: then a last line without a line break is returned too.
+            ended: Whether the log is complete. If so, a last line without a line break is returned too; otherwise such
+                a line may be half written, and is left for the next call.
         """
         new = self._new()
         taken = new if ended else new[: new.rfind(b"\n") + 1]
@@ -58,7 +59,7 @@ class LogFollower:
 
 
 class _Tee:
-    """Text stream that writes to another stream and to a file, with secrets removed.
+    """Text stream that writes each text, without secrets, to another stream and to a file.
 
     Errors in writing, such as a full disk or a closed stream, are ignored, so that a training does not fail because of
     its log.
@@ -94,15 +95,16 @@ class _Tee:
 
 @contextmanager
 def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Copy stdout and stderr of this process into a file while the block runs.
+    """Copy stdout and stderr of this process into a file while the block runs; secrets are removed from both.
 
     Args:
-        path: The file, created if it does not exist.
-        redact: Removes secrets from a text.
+        path: Path of the file. The file is created if it does not exist; otherwise the text is appended.
+        redact: Function that returns a text without secrets.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr
-    with FileIO(path, "a") as file:  # unbuffered, so that closing has nothing to write and cannot fail
+    # The file has no buffer, so that closing it writes nothing and cannot fail on a full disk.
+    with FileIO(path, "a") as file:
         sys.stdout, sys.stderr = _Tee(out, file, redact), _Tee(err, file, redact)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Run the queries of a job's datasets in its driver, and stage their rows for the workers."""
+"""Run the SQL queries of a job's datasets in the driver, and stage their rows (write them to files) for the workers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Spec = TypeVar("Spec", bound=AnySpec)
 
 
 def locations(spec: AnySpec, key: Key) -> dict[str, str]:
-    """Return where an attempt stages the rows of its queries.
+    """Return the directories to which an attempt writes the rows of its queries.
 
-    The directories follow from spec and attempt, so that they can be removed after a driver was killed.
+    The directories' names depend only on the spec and the attempt. Another process can therefore find and remove them
+    after the driver was killed.
 
     Args:
         spec: Spec of the job.
         key: The attempt.
 
     Returns:
-        Query (see :meth:`DatasetSpec.query_key`) -> directory or URI.
+        Directory or URI of each query, by the query's key (see :meth:`DatasetSpec.query_key`).
     """
     from shoal.data.parquet.filesystems import join, normalise
     from shoal.data.staging.staged_data import default_location
@@ -39,18 +40,20 @@ def locations(spec: AnySpec, key: Key) -> dict[str, str]:
 
 
 def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
-    """Run the queries of a spec and stage their rows. Datasets with the same query share the rows of one run.
+    """Run the queries of a spec's datasets, and write their rows into directories that the workers read.
+
+    If several datasets have the same query, it is run only once, and the datasets share the rows.
 
     Args:
         spec: Spec of the job.
         key: The attempt.
-        secrets: Credentials of the job, with the URLs of its connections.
+        secrets: Credentials of the job, with the URLs of its database connections.
 
     Returns:
         The spec with the staged rows in place of the queries.
 
     Raises:
-        DataError: If a query fails, or a connection has no URL.
+        DataError: A query failed, or there is no URL for a connection.
     """
     from shoal.data.staging.sql import stage_select
     from shoal.data.staging.staged_data import staged as staged_in

@@ -1,4 +1,4 @@
-"""Fingerprint a job by the content of its staged data, and remove staged copies."""
+"""Compute the fingerprint of a job, and remove staged data (copies of in-memory data that were written for a job)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from shoal.jobs.spec import AnySpec
 
 
 def fingerprint(spec: AnySpec) -> str:
-    """Compute the digest of a spec, which does not depend on the location of staged data.
+    """Compute the digest of a spec by which the same job is recognised when it is submitted again.
 
-    A task that runs again stages its DataFrame again, in another folder, and still has to find its job.
+    The digest depends on the content of staged data, but not on their folder: a task that runs again writes its
+    DataFrame into another folder, and must still find its job.
 
     Raises:
         DataError: Staged data are gone, because a job that used them has ended and removed them.
     """
     document = spec.comparable(_by_content).document()
-    document["run_config"].pop("priority", None)  # asked for with another priority, it is still the same job
+    document["run_config"].pop("priority", None)  # a job with another priority is still the same job
     return ids.digest(credentials.hide(document)[0])
 
 
 def discard(locations: Iterable[str]) -> None:
-    """Remove staged copies of data; locations that no longer exist are ignored."""
+    """Remove the directories or URIs of staged data; locations that no longer exist are ignored."""
     from shoal.data.staging.staged_data import discard as discard_one
 
     for location in locations:

@@ -1,4 +1,4 @@
-"""Read and write files on a local path or at an fsspec URI; a file is either complete or absent."""
+"""Read and write files at local paths or fsspec URIs. Files are written so that they are either complete or absent."""
 
 from __future__ import annotations
 
@@ -12,33 +12,44 @@ from shoal.state.home import home
 from shoal.training import locations
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
-"""Names of temporary files that are still being written."""
+"""Pattern of the names of temporary files, which get their final names when they are complete."""
 
 
 def root(artifact_location: str | None) -> str:
-    """Return the directory or URI for jobs' files: the given one, or the folder `jobs` in `$SHOAL_HOME`."""
+    """Return the directory or URI for the files of jobs.
+
+    Args:
+        artifact_location: The directory or URI that the user has named; None: the folder `jobs` in `$SHOAL_HOME`.
+    """
     return locations.local_path(artifact_location).rstrip("/") if artifact_location else str(home() / "jobs")
 
 
 def as_given(path: str, artifact_location: str | None) -> str:
-    """Return a path from a `JobResult` with the credentials of its `artifact_location` put back in."""
+    """Return a path from a `JobResult` with the credentials put back, which results do not keep.
+
+    Args:
+        path: Path or URI from the result.
+        artifact_location: The job's `artifact_location`, with its credentials; None: a folder under `$SHOAL_HOME`.
+    """
     given = root(artifact_location)
     shown = redact_value(given)
     return given + path.removeprefix(shown) if path.startswith(f"{shown}/") else path
 
 
 def write(path: str, content: bytes) -> None:
-    """Write a file atomically: readers find it complete or not at all."""
+    """Write a file atomically, so that a reader finds either the complete file or none."""
     if "://" in path:
         import fsspec
 
-        # Object stores show an object only when it is complete.
+        # No temporary file is needed, because object stores show an object only when it is complete.
         with redacted_errors(path), fsspec.open(path, "wb") as file:
             file.write(content)
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}")  # pids are not unique: threads and hosts
+    # The temporary name has a random id. A process id would not be enough, because several threads, or processes on
+    # several hosts, may write the same file.
+    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
@@ -47,7 +58,10 @@ def write(path: str, content: bytes) -> None:
 
 
 def discard_unfinished(folder: str) -> None:
-    """Remove temporary files that a killed process has left in a local folder; object stores have none."""
+    """Remove temporary files that a killed process has left in a local folder.
+
+    For a URI the function does nothing, because no temporary files are written to object stores.
+    """
     if "://" in folder:
         return
     for path in Path(folder).glob("*"):
@@ -56,7 +70,7 @@ def discard_unfinished(folder: str) -> None:
 
 
 def read(path: str) -> bytes:
-    """Read a file.
+    """Return the content of a file at a local path or a URI.
 
     Raises:
         OSError: The file is gone, or cannot be reached.

@@ -1,8 +1,9 @@
-"""Read the queues of pools, and admit waiting attempts: the row of an attempt is all there is of it while it waits.
+"""Read the queues of pools, and admit waiting attempts, that is, decide that they may start now.
 
-An attempt joins the queue once its credentials lie in the home (`shoal.jobs.credentials.hand_over`). From then on any
-process of the pool's host may admit and send it. Admitting checks the room and writes the row in one transaction, so
-that two processes never give the same room to two attempts.
+A waiting attempt has no process; it exists only as a row in the store. An attempt joins the queue after its credentials
+were written into a file in `$SHOAL_HOME` (`shoal.jobs.credentials.hand_over`). From then on, any process of the pool's
+host may admit the attempt and send it to the head. Admission checks in one transaction whether there is room and writes
+the row, so that two processes never give the same room to two attempts.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from shoal.training.host import memory
 
 @dataclass(frozen=True)
 class Place:
-    """The place of an attempt in its pool's queue.
+    """The place of a waiting attempt in its pool's queue.
 
     Attributes:
-        position: 1 for the attempt that starts next.
-        waiting: Number of attempts that wait.
-        running: Number of attempts that run.
+        position: Position of the attempt in the queue, 1 for the attempt that starts next.
+        waiting: Number of attempts that wait on the pool.
+        running: Number of attempts that run on the pool.
     """
 
     position: int
@@ -46,11 +47,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Line:
-    """The queue of a pool at one moment.
+    """State of a pool's queue at one moment.
 
     Attributes:
-        places: Places of the waiting attempts.
-        free_for: The waiting attempts that there is room for now, in the order in which they start.
+        places: Place in the queue of each waiting attempt.
+        free_for: The waiting attempts that may start now because there is room for them, the first one first.
         has_nodes: Whether the pool has a ready node.
     """
 
@@ -60,24 +61,27 @@ class Line:
 
 
 class Admission(Enum):
-    """Result of :func:`admit`."""
+    """Result of :func:`admit`: whether the attempt may start now."""
 
     NOW = auto()
-    """This call has admitted the attempt; the caller has to send it to the head."""
+    """This call has admitted the attempt, so the caller must now send it to the head."""
     BEFORE = auto()
-    """The attempt was admitted or ended before."""
+    """The attempt had been admitted or had ended before this call, which has changed nothing."""
     WAITS = auto()
-    """It is not the attempt's turn, or there is no room for it."""
+    """The attempt waits in the queue, because another one comes first or there is no room for it."""
 
 
 def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Admission:
-    """Put an attempt into its pool's queue unless it is there, and admit it if it is its turn and there is room.
+    """Put an attempt into its pool's queue if it is not there yet, and admit it if it may start now.
+
+    The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.queue`).
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
         now: Seconds since the epoch.
-        endpoint: Addresses of the pool's head now; the head may have been replaced while the attempt waited.
+        endpoint: Present addresses of the pool's head. They are written into the row of an admitted attempt, because
+            the head may have been replaced while the attempt waited.
 
     Raises:
         JobError: There is no such attempt.
@@ -99,7 +103,11 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
 
 
 def look(store: Store, pool: str) -> Line:
-    """Read the queue of a pool; two small queries, and no transaction: `admit` decides again in one."""
+    """Return the present state of a pool's queue.
+
+    The function only makes two small queries outside a transaction, so the state may already be old. That does no harm,
+    because `admit` checks again in a transaction.
+    """
     with store.reading(snapshot=False) as session:
         entries = _entries(session, pool)
         room = _room(session, pool)
@@ -108,14 +116,14 @@ def look(store: Store, pool: str) -> Line:
 
 
 def places(store: Store) -> dict[Key, Place]:
-    """Return the places of the waiting attempts of all pools; one query."""
+    """Return the place in the queue of each waiting attempt of all pools; the function makes only one query."""
     with store.reading(snapshot=False) as session:
         pools = _entries_by_pool(session, None)
     return {key: place for entries in pools.values() for key, place in _places(entries).items()}
 
 
 def pools_with_queue(store: Store) -> set[str]:
-    """Return the names of the pools with a waiting attempt."""
+    """Return the names of the pools on which an attempt waits."""
     with store.reading(snapshot=False) as session:
         pools = _entries_by_pool(session, None)
     return {pool for pool, entries in pools.items() if any(entry.waits for entry in entries)}
@@ -132,7 +140,14 @@ def _entries(session: Session, pool: str) -> list[Entry]:
 
 
 def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry]]:
-    """Return the running and waiting attempts by pool; single columns, because rows with specs are slow to read."""
+    """Return the running and waiting attempts of each pool, by the pool's name.
+
+    Only single columns are read, because whole rows are slow to read with their specs.
+
+    Args:
+        session: Session of the store.
+        pool: Name of the only pool to read; None: all pools.
+    """
     query = select(
         Job.pool, Job.id, Job.attempt, Job.holder, Job.priority, Job.queued_at, Job.admitted_at, Job.state, Job.gang
     ).where(Job.state.in_(JOB_ACTIVE))
@@ -142,7 +157,9 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     for of, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
         pending = state is JobState.PENDING and admitted_at is None
         if pending and queued_at is None and priority is not None:
-            continue  # its submitter has not put it into the queue yet; an older version's submitter sends at once
+            # The submitter has not put this attempt into the queue yet. Rows without a priority are not skipped: an
+            # older version of shoal wrote them, which has no queue and sends its attempts at once.
+            continue
         waits = pending and queued_at is not None
         entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))
         found.setdefault(of, []).append(entry)
@@ -154,7 +171,8 @@ def _room(session: Session, pool: str) -> Room:
         Node.pool == pool, Node.state == NodeState.READY
     )
     nodes = session.execute(query).all()
-    # A node of a ray:// pool says how much memory it has; a local pool's drivers run on this host.
+    # For a ray:// pool, the head's row has the size of its memory. A local pool's row has none, but its drivers run on
+    # this host, so this host's memory counts.
     of_head = [int((node.endpoint or {}).get("memory_bytes", 0)) for node in nodes if node.is_head]
     drivers = queue.drivers_in(max(of_head, default=0) or _memory_here())
     return Room(drivers, tuple(NodeSize(node.cpus, node.gpus) for node in nodes))

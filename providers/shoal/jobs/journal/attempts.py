@@ -1,7 +1,8 @@
-"""Read and change the rows of jobs, one row per attempt.
+"""Read and change the rows of jobs in the store. Each attempt of a job has one row.
 
-An attempt goes from pending to running, and then to succeeded, failed or cancelled. Every change checks the state that
-the attempt has at that moment, so that a decision on stale data changes nothing, and the first recorded end stays.
+The state of an attempt goes from pending to running, and then to succeeded, failed or cancelled. Every change first
+checks the present state in the same transaction. Therefore a decision that was made on old data changes nothing, and
+the first recorded end is never replaced by another one.
 """
 
 from __future__ import annotations
@@ -24,38 +25,44 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 @dataclass(frozen=True)
 class Order:
-    """The fields of a job's row that the submitter decides."""
+    """The fields of an attempt's row that the submitter provides."""
 
     job_id: str
     pool: str
     holder: str
     spec: dict[str, Any]
-    """Spec as JSON, without credentials. The key `question` has the fingerprint, which is equal for equal jobs."""
+    """Spec of the job as JSON, without credentials. Its key `question` has the job's fingerprint, by which the same job
+    is recognised."""
     endpoint: dict[str, str]
     orphan_after: float | None
     priority: int = 0
     gang: dict[str, Any] | None = None
-    """The workers that the job asks for, see `shoal.jobs.queue.Gang`."""
+    """The group of workers that the job asks for, as plain data; see `shoal.jobs.queue.Gang`."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """Identifies one attempt of one job."""
+    """Id of a job and number of an attempt, which together identify the attempt."""
 
     job_id: str
     attempt: int
 
     @property
     def submission_id(self) -> str:
-        """Id of the attempt in Ray."""
+        """Return the id under which Ray knows the attempt."""
         return ids.submission_id(self.job_id, self.attempt)
 
 
 def ask(store: Store, order: Order, now: float) -> Job:
-    """Return the attempt that fulfils an order; write the row of a new attempt if there is none.
+    """Return an existing attempt of the same job, or write the row of a new attempt and return that.
 
-    The newest attempt fulfils the order if its fingerprint is the same and it is pending, running, or succeeded without
-    its result having been collected. A new row is written before the attempt is submitted.
+    The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
+    its result has not been collected. In all other cases a new attempt gets a row; the caller then submits the attempt.
+
+    Args:
+        store: Store that has the rows.
+        order: The fields of the new attempt's row.
+        now: Seconds since the epoch.
 
     Raises:
         InvalidArgumentError: The newest attempt is pending or running, and has another fingerprint.
@@ -94,7 +101,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
 
 
 def latest(store: Store, job_id: str) -> Job:
-    """Return the newest attempt of a job.
+    """Return the row of a job's newest attempt.
 
     Raises:
         JobNotFoundError: There is no such job.
@@ -124,20 +131,30 @@ def is_current(store: Store, key: Key) -> bool:
 
 
 def first_asked(store: Store, job_id: str) -> float | None:
-    """Return when a job's first attempt was submitted, which distinguishes jobs of the same id in two stores."""
+    """Return the time in seconds since the epoch at which a job's first attempt was submitted; None for no such job.
+
+    The time distinguishes two jobs that have the same id in two stores.
+    """
     with store.reading() as session:
         return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
 
 
 def previous_run(store: Store, key: Key) -> tuple[str, JobState] | None:
-    """Return the MLflow run id of the previous attempt and its state; None if that attempt had no MLflow run."""
+    """Return the MLflow run id and the state of the attempt before the given one; None if that had no MLflow run."""
     with store.reading() as session:
         job = session.get(Job, (key.job_id, key.attempt - 1))
     return None if job is None or job.mlflow_run_id is None else (job.mlflow_run_id, job.state)
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
-    """List attempts without their specs, the newest first; `pool=None` and empty `states` select all of them."""
+    """Return the rows of attempts, the newest first; their specs are not read, because they are large.
+
+    Args:
+        store: Store that has the rows.
+        pool: Name of the pool whose attempts are returned; None: those of all pools.
+        states: States of the attempts that are returned; empty: all states.
+        limit: Largest number of rows to return.
+    """
     query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
     if pool is not None:
         query = query.where(Job.pool == pool)
@@ -148,7 +165,9 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
 
 
 def touch(store: Store, key: Key, now: float) -> Job:
-    """Read an attempt and update its `last_polled_at`: a job that no process polls ends itself.
+    """Update the `last_polled_at` of an attempt, and return its row.
+
+    A job with `orphan_after` ends itself if `last_polled_at` is not updated for that time.
 
     Raises:
         JobError: There is no such attempt.
@@ -160,7 +179,17 @@ def touch(store: Store, key: Key, now: float) -> Job:
 
 
 def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | None:
-    """Record that a pending attempt runs; return None if the attempt is not pending, so that its driver must exit."""
+    """Record that a pending attempt is running now, and return its row; its driver calls this function.
+
+    Args:
+        store: Store that has the attempt's row.
+        key: The attempt.
+        driver: Identity of the driver's process, as plain data.
+        now: Seconds since the epoch.
+
+    Returns:
+        The row; None if the attempt is not pending any more, so that the driver must exit.
+    """
     with transaction(store, JobStep.START) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
         if job is None or job.state is not JobState.PENDING:
@@ -170,7 +199,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
 
 
 def note_run(store: Store, key: Key, run_id: str) -> None:
-    """Record the MLflow run of an attempt."""
+    """Record the id of an attempt's MLflow run in the attempt's row."""
     with transaction(store, JobStep.NOTE_RUN) as session:
         get(session, key).mlflow_run_id = run_id
 
@@ -187,18 +216,18 @@ def end(
     results_digest: str | None = None,
     progress: dict[str, Any] | None = None,
 ) -> bool:
-    """Record the end of an attempt if it is in one of the given states.
+    """Record the end of an attempt if its present state is one of the given states.
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
         state: Final state of the attempt.
         now: Seconds since the epoch.
-        seen: States from which the attempt may be ended, usually the state that the caller has read.
-        error: Reason why the attempt has no result.
-        result: Result of the attempt.
+        seen: States in which the attempt may be ended, usually only the state that the caller has read.
+        error: Reason why the attempt failed or was cancelled; None if it succeeded.
+        result: Result of an attempt that succeeded, as plain data.
         results_digest: SHA-256 of the file that `result` names as `results_path`.
-        progress: Last progress of the training; None keeps the one in the row.
+        progress: Latest progress of the training; None: the row keeps the progress that it has.
 
     Returns:
         False if the attempt was in another state; the row is then unchanged.
@@ -219,14 +248,14 @@ def end(
 
 
 def collect(store: Store, key: Key, now: float) -> None:
-    """Record that the result was collected, so that the next submission makes a new attempt."""
+    """Record that the result of an attempt was collected, so that the next submission creates a new attempt."""
     with transaction(store, JobStep.COLLECT) as session:
         job = get(session, key)
         job.collected_at = job.collected_at or now
 
 
 def note_polled(job: Job, now: float) -> None:
-    """Update an attempt's `last_polled_at`, inside the caller's transaction."""
+    """Set an attempt's `last_polled_at` to the given time, inside the caller's transaction."""
     job.last_polled_at, job.last_polled_clock = now, stamps.stamp(now)
 
 

@@ -1,4 +1,4 @@
-"""Named locks in the store, for actions that two hosts must not take at the same time."""
+"""Take and release named locks in the store, for actions that two hosts must not do at the same time."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from shoal.state.stamps import shared_now
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-"""Seconds between two attempts to take a lock; a lock is usually held for about a second."""
+"""Seconds between two tries to take a lock. That is short enough because a lock is usually held for about a second."""
 
 
 _Claim = tuple[str, float]
-"""Holder of a lock and its `expires_at`: one of the two changes when the lock is renewed or taken."""
+"""The holder of a lock and the lock's `expires_at`. At least one of the two values changes when a process takes or
+renews the lock."""
 
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock that this process has taken; the lock may have expired since, and another process may hold it now.
+    """A lock that this process has taken. The lock may have expired since, so that another process may hold it now.
 
     Args:
         name: Name of the lock.
-        holder: Random id of this acquisition.
-        ttl: Seconds after which other processes may take the lock.
+        holder: Random id that the lock got when this process took it.
+        ttl: Seconds after the last renewal after which another process may take the lock.
         clock: Returns seconds since the epoch.
     """
 
@@ -44,10 +45,10 @@ class HeldLock:
     clock: Callable[[], float]
 
     def renew(self, session: Session) -> bool:
-        """Renew the lock inside the transaction that depends on the lock.
+        """Renew the lock inside the transaction whose writes the lock protects.
 
         Returns:
-            False if another process has taken the lock: the transaction must not write then.
+            False if another process has taken the lock; the transaction must not write anything then.
         """
         lock = session.get(Lock, self.name, with_for_update=True)
         if lock is None or lock.holder != self.holder:
@@ -69,14 +70,16 @@ def store_lock(
 ) -> Iterator[HeldLock]:
     """Hold a named lock while the block runs.
 
-    If the process is paused for longer than `ttl`, or its clock is set forward, the block goes on without the lock.
-    Before each write, the block must therefore check :meth:`HeldLock.renew`.
+    If the process is paused for longer than `ttl`, or its clock is set forward, another process may take the lock while
+    the block still runs. Therefore the block must call :meth:`HeldLock.renew` before each write, and not write if the
+    result is False.
 
     Args:
         store: Store that has the lock's row.
         name: Name of the lock.
-        ttl: Seconds after which other processes may take the lock of a dead holder; far more than the block needs.
-        patience: Seconds to wait for the lock; several times `ttl`.
+        ttl: Seconds after which other processes may take the lock of a process that died. This must be far more than
+            the block needs.
+        patience: Seconds to wait for the lock. This should be several times `ttl`.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds by a clock that never jumps.
         sleep: Waits for a number of seconds.
@@ -88,8 +91,9 @@ def store_lock(
     began = since = monotonic()
     seen: _Claim | None = None
     while True:
-        # A claim unchanged for `ttl` is dead: a live holder would have renewed it. `expires_at` alone is not enough,
-        # because a clock that was far ahead may have set it.
+        # If holder and `expires_at` have not changed for `ttl` seconds, the holder is dead, because a live one would
+        # have renewed the lock. `expires_at` alone is not enough, because a host whose clock was far ahead may have set
+        # it to a time in the far future.
         dead = seen if monotonic() - since >= ttl else None
         claim = _take(store, held, dead)
         if claim is None:
@@ -106,7 +110,16 @@ def store_lock(
 
 
 def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
-    """Take the lock if it is free, has expired or has the claim `dead`; otherwise return the present claim."""
+    """Take the lock if no process holds it, if it has expired, or if its holder is known to be dead.
+
+    Args:
+        store: Store that has the lock's row.
+        held: The lock to take.
+        dead: Holder and `expires_at` that the lock has if its holder is dead; None: no holder is known to be dead.
+
+    Returns:
+        None if the lock was taken; otherwise its present holder and `expires_at`.
+    """
     with transaction(store, JobStep.LOCK) as session:
         now = shared_now(session, held.clock())
         lock = session.get(Lock, held.name)
@@ -126,5 +139,5 @@ def _release(store: Store, held: HeldLock) -> None:
             lock = session.get(Lock, held.name)
             if lock is not None and lock.holder == held.holder:
                 session.delete(lock)
-    except StoreError as error:  # the lock expires by itself, and the work under it is complete
+    except StoreError as error:  # only logged, because the work is complete and the lock expires by itself
         log.warning("the lock %s could not be released: %s", held.name, error)

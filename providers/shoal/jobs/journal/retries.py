@@ -16,11 +16,13 @@ T = TypeVar("T")
 
 
 def patiently(store: Store, action: Callable[[], T]) -> T:
-    """Call a function, and retry while the store cannot be used, for as long as the pool's nodes wait for the store.
+    """Call a function, and call it again while the store cannot be used, for up to `STORE_PATIENCE` seconds.
+
+    The pool's nodes wait for the store for the same time.
 
     Args:
         store: The store that the function uses.
-        action: Function to call; must be idempotent.
+        action: Function to call. It must be safe to call it again after a call that failed half-way.
 
     Raises:
         StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.
@@ -36,7 +38,7 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the store may accept the same statement later; it will not if the statement itself is wrong."""
+    """Return whether the store may accept the same statement later; it will not if the statement itself is wrong."""
     return isinstance(error, StoreError) and not isinstance(error.__cause__, IntegrityError | DataError)
 
 

@@ -1,7 +1,8 @@
-"""Steps of a job by name: every transaction and every other action that changes a job.
+"""Name the steps of a job: all transactions and other actions that change its row, its files or its driver.
 
-A process may die before, during and after each step; the next submission or sweep goes on from there. The crash tests
-cover all members of `JobStep`, so every new transaction or action on a job needs a member.
+A process may die before, during and after each step. The next submission, or the next clean-up of the host, then goes
+on from that state. The crash tests end a process at every member of `JobStep`, so every new transaction or action on a
+job needs a member.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ __all__ = ["At", "JobStep", "act", "transaction"]
 
 
 class JobStep(StrEnum):
-    """Steps of a job, in the order of an attempt's life."""
+    """Steps of a job: transactions and other actions, in the order in which an attempt goes through them."""
 
     ASK = "ask"
-    """Transaction: find the attempt that fulfils an order, or add a new one."""
+    """Transaction: find an existing attempt of the same job, or add the row of a new attempt."""
     HAND_OVER = "hand-over"
     """Action: the submitter writes the credentials into a file for the driver."""
     ADMIT = "admit"
-    """Transaction: put the attempt into its pool's queue, and give it room if there is some."""
+    """Transaction: put the attempt into its pool's queue, and allow it to start if there is room for it."""
     SEND = "send"
     """Action: the submitter sends the attempt to the pool's head, which starts the driver."""
     TOUCH = "touch"
@@ -31,7 +32,7 @@ class JobStep(StrEnum):
     TAKE = "take"
     """Action: the driver reads the credentials and deletes their file."""
     BEAT = "beat"
-    """Transaction: the driver records its heartbeat, every few seconds."""
+    """Transaction: the driver records every few seconds that it is alive (its heartbeat), and its progress."""
     NOTE_RUN = "note-run"
     """Transaction: the driver records the MLflow run of the attempt."""
     PUBLISH = "publish"
@@ -39,13 +40,13 @@ class JobStep(StrEnum):
     LOCK = "lock"
     """Transaction: take a named lock."""
     SETTLE = "settle"
-    """Transaction, under the lock: complete the record of a promotion that a killed process began."""
+    """Transaction, while the lock is held: complete the record of a promotion whose process was killed."""
     INTEND = "intend"
-    """Transaction, under the lock: record a promotion before the alias is moved."""
+    """Transaction, while the lock is held: record a promotion before the model's alias is moved."""
     PROMOTE = "promote"
-    """Action, under the lock: move the alias to the challenger."""
+    """Action, while the lock is held: move the model's alias in MLflow to the version that won the comparison."""
     CONFIRM = "confirm"
-    """Transaction, under the lock: record that the alias was moved."""
+    """Transaction, while the lock is held: record that the alias was moved."""
     UNLOCK = "unlock"
     """Transaction: release a named lock."""
     END = "end"
@@ -53,6 +54,7 @@ class JobStep(StrEnum):
     STOP = "stop"
     """Action: ask the head to stop the driver."""
     TIDY = "tidy"
-    """Action: remove staged data, and credentials that no driver has read."""
+    """Action: remove files that are not needed any more, such as staged data and credentials that no driver has
+    read."""
     COLLECT = "collect"
     """Transaction: record that the result was collected."""

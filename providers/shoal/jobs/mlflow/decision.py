@@ -1,4 +1,7 @@
-"""Decide whether a challenger replaces the champion, and say so in one sentence. Pure: values in, decision out."""
+"""Decide whether a challenger (newly trained model) replaces the champion (registered version with the alias).
+
+The functions only compute: they neither read nor write MLflow or the store.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from shoal.jobs.spec import Reason, Register
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the holdout: the rows with one value in the column `by`.
+    """Metric of a model on one slice of the holdout, which is all rows with the same value in the column `by`.
 
     Attributes:
         rows: Number of rows.
@@ -25,12 +28,12 @@ class Slice:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one model on the holdout.
+    """Metrics of one model on the holdout (the rows that are kept for the comparison).
 
     Attributes:
-        value: The metric that decides.
-        metrics: All metrics that are reported, by name, the deciding one among them.
-        slices: The deciding metric of each slice.
+        value: Value of the metric that decides.
+        metrics: Values of all metrics that are reported, by name; the deciding one is among them.
+        slices: The deciding metric of each slice, by the slice's name.
         overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
     """
 
@@ -42,24 +45,24 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A version of the model with its evaluation."""
+    """A registered version of the model, with its evaluation on the holdout."""
 
     version: str
     evaluation: Evaluation
 
     @property
     def value(self) -> float:
-        """The metric that decides."""
+        """Return the value that the version reaches in the deciding metric, the one named by `Register.metric`."""
         return self.evaluation.value
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A constant prediction.
+    """A constant prediction that a first champion must beat, with its metric.
 
     Attributes:
-        kind: "mean", "median" or "majority".
-        value: Its metric on the holdout.
+        kind: Kind of the constant: "mean", "median" or "majority".
+        value: Metric that the constant prediction reaches on the holdout.
     """
 
     kind: str
@@ -68,12 +71,12 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision about a challenger.
+    """Result of `decide`: whether a challenger becomes the champion, and why.
 
     Attributes:
-        promote: Whether the challenger replaces the champion.
-        reason: The rule that decided.
-        sentence: The decision in one sentence.
+        promote: Whether the challenger becomes the champion.
+        reason: Name of the rule that decided.
+        sentence: The decision in one sentence, for people.
     """
 
     promote: bool
@@ -82,7 +85,7 @@ class Decision:
 
 
 def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
-    """Return whether a metric is strictly better than another.
+    """Return whether the challenger's metric is strictly better than the champion's.
 
     NaN is never better; any number is better than NaN.
 
@@ -99,15 +102,15 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
 
 
 def improvement(challenger: float, champion: float, mode: Mode) -> float:
-    """Return by how much a metric is better than another; negative if it is worse."""
+    """Return by how much the challenger's metric is better than the champion's; negative if it is worse."""
     return champion - challenger if mode == "min" else challenger - champion
 
 
 def comparable(champion: Candidate, challenger: Candidate) -> bool:
-    """Return whether the champion's metric may decide.
+    """Return whether the champion's metric can be compared with the challenger's.
 
-    It may not if it is not finite, or if the champion was trained on rows of the holdout and the challenger was not:
-    such a champion is better than it will be on new rows.
+    The metrics cannot be compared if the champion's is not finite. Nor can they if the champion was trained on rows of
+    the holdout and the challenger was not, because such a champion's metric is better than it would be on new rows.
     """
     if not math.isfinite(champion.value):
         return False
@@ -115,7 +118,15 @@ def comparable(champion: Candidate, challenger: Candidate) -> bool:
 
 
 def strongest(rivals: Iterable[Candidate], challenger: Candidate, mode: Mode) -> Candidate | None:
-    """Return the best of the versions that a challenger is to be compared with; None if there are none."""
+    """Return the best of the versions with which a challenger is to be compared; None if there are none.
+
+    A version whose metric can be compared (see `comparable`) comes before one whose metric cannot.
+
+    Args:
+        rivals: The versions.
+        challenger: The new version.
+        mode: "min" if a lower metric is better, "max" if a higher one is.
+    """
     best: Candidate | None = None
     for rival in rivals:
         if best is None:
@@ -130,17 +141,18 @@ def strongest(rivals: Iterable[Candidate], challenger: Candidate, mode: Mode) ->
 def decide(
     register: Register, challenger: Candidate, champion: Candidate | None, baseline: Baseline | None
 ) -> Decision:
-    """Decide whether a challenger replaces the champion.
+    """Decide whether a challenger replaces the champion, by the rules in `register`.
 
-    A challenger needs a finite metric that reaches `must_reach`. If the champion's metric may decide, the challenger
-    has to be strictly better, by `min_improvement` or more, and no slice may be worse by more than `slice_tolerance`.
-    Otherwise, and if there is no champion, the challenger has to beat the baseline.
+    The challenger's metric must be finite and must reach `must_reach`. If the champion's metric can be compared (see
+    `comparable`), the challenger must be strictly better than the champion, by `min_improvement` or more, and on no
+    slice worse by more than `slice_tolerance`. If the champion's metric cannot be compared, or there is no champion,
+    the challenger must beat the baseline.
 
     Args:
         register: The rules.
         challenger: The new version.
         champion: Version that has the alias; None if there is none.
-        baseline: Constant prediction; None if the rules name none.
+        baseline: Constant prediction to beat; None if the rules ask for no baseline.
     """
     name, metric, mode = f"{register.model} version {challenger.version}", register.metric, register.best
     mine = f"{metric}={_figure(challenger.value)}"
@@ -189,7 +201,13 @@ def decide(
 
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
-    """Return the decision for an alias that a person moved while the challenger was being promoted."""
+    """Return the decision for a challenger whose alias a person moved during the promotion: no promotion.
+
+    Args:
+        register: The rules, with the names of the model and the alias.
+        challenger: The new version.
+        version: Version that the alias points to now; None if the person removed the alias.
+    """
     name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
     moved = f"was given to version {version}" if version is not None else "was removed"
     return Decision(
@@ -198,7 +216,15 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
 
 
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:
-    """Return the slices that are worse than the champion's by more than is allowed, the worst first."""
+    """Return the names of the slices on which the challenger is worse than the champion by more than is allowed.
+
+    The slice with the largest loss comes first. Slices with fewer rows than `min_slice_rows` are left out.
+
+    Args:
+        register: The rules, with `slice_tolerance` and `min_slice_rows`.
+        challenger: The challenger's metrics.
+        champion: The champion's metrics.
+    """
     if register.slice_tolerance is None:
         return []
     losses = {

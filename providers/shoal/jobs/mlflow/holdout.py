@@ -1,4 +1,7 @@
-"""Read the held-out rows' labels, groups and slices, and check them before hours of training."""
+"""Read labels, groups and slices of the holdout (the rows on which models are compared), and check them early.
+
+The check comes before the training, so that a wrong holdout does not cost hours of training.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,23 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
 
 _MOST_SLICES = 1_000
-"""Bound on the values of `by`, so that a column of ids or times is an error and not a report of a million lines."""
+"""Largest number of slices. If `by` names a column of ids or times by mistake, this limit makes it an error; otherwise
+the report could have a million lines."""
 
 _NAMED_FILES = 3
-"""Number of files that an error names."""
+"""Number of files that an error message lists; the other files are only counted."""
 
 
 @dataclass(frozen=True)
 class Holdout:
-    """The held-out rows, without their features.
+    """Labels, groups and slices of the holdout; the features are read later, for each model.
 
     Attributes:
-        connector: The rows.
+        connector: Dataset with the holdout's rows.
         labels: Labels, float64 ``[rows]``.
-        groups: Number of each row's group, for a ranking metric; else None.
-        slices: Positions of the rows of each slice, by the value in the column `by`; empty if there is no `by`.
+        groups: Number of the group of each row, ``[rows]``; None if no metric is a ranking metric.
+        slices: Positions of the rows of each slice, by the slice's value in the column `by`; empty if the rules name no
+            `by`.
     """
 
     connector: DataConnector
@@ -43,12 +48,12 @@ class Holdout:
 
     @classmethod
     def read(cls, register: Register, label_col: str, group_col: str | None = None) -> Holdout:
-        """Read labels, groups and slices.
+        """Read the labels, groups and slices of the holdout that `register` names.
 
         Args:
             register: Settings that name the holdout, the metrics and the slices.
-            label_col: Label column.
-            group_col: Column of groups; read only if a metric ranks.
+            label_col: Name of the label column.
+            group_col: Name of the column of groups; it is read only if one of the metrics is a ranking metric.
 
         Raises:
             DataError: The holdout does not exist, has no rows, lacks a column, or has a null label.
@@ -101,10 +106,13 @@ class Holdout:
         return cls(connector, labels, groups, slices)
 
     def baseline(self, register: Register) -> Baseline | None:
-        """Compute the metric of the constant prediction that the rules name; None if they name none.
+        """Compute the baseline: the metric that a constant prediction reaches on the holdout.
 
-        The constant is computed from the holdout's own labels: no other constant of its kind does better on these
-        rows, so a model that beats it has learned something from its features.
+        The constant is computed from the holdout's own labels, so that no other constant of the same kind does better
+        on these rows. A model that beats the baseline has therefore learned something from its features.
+
+        Returns:
+            The baseline; None if the rules in `register` ask for none.
         """
         if register.baseline is None:
             return None
@@ -127,10 +135,10 @@ class Holdout:
 
 
 def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:
-    """Check that a holdout has columns.
+    """Check that the holdout has all of the given columns.
 
     Raises:
-        DataError: A column is missing.
+        DataError: At least one column is missing; the message names the missing ones.
     """
     if missing := sorted(set(columns) - set(holdout.schema().names)):
         raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
@@ -144,18 +152,18 @@ def check_holdout(
     group_col: str | None = None,
     trained_on: Sequence[RecordedFile] = (),
 ) -> None:
-    """Check, before hours of training, that a holdout has the needed rows and columns and suits the metrics.
+    """Check before the training that the holdout has the needed rows and columns, and suits the metrics.
 
     Args:
         register: Settings that name the holdout and the rules.
-        label_col: Label column of the holdout.
-        input_cols: Input columns of the model, as far as they are known.
-        group_col: Column of groups, for a ranking metric.
+        label_col: Name of the holdout's label column.
+        input_cols: Names of the model's input columns, as far as they are known.
+        group_col: Name of the column of groups, for a ranking metric.
         trained_on: The rows that the model will be trained on, as far as they are known.
 
     Raises:
-        DataError: The holdout does not exist, has no rows, lacks a column, has labels that do not suit a metric, or has
-            rows that the model is trained on.
+        DataError: The holdout does not exist, has no rows, lacks a column, or has labels that do not suit a metric. Or
+            the model will be trained on some of its rows, and `overlap` is "refuse".
     """
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)

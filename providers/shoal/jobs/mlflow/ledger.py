@@ -1,8 +1,9 @@
-"""Record in the store which version shoal gave a model's alias to, and by which metric.
+"""Record in the store each promotion: which version shoal gave a model's alias to, and with which metric.
 
-MLflow's aliases have no history and no compare-and-swap. A row is written before an alias is set, and confirmed after
-that, each in a transaction that checks the lock. The newest confirmed row is the champion that shoal chose last. If the
-alias points to another version, a person has moved the alias, or a process that had lost the lock.
+MLflow keeps no history of an alias, and cannot set an alias only on the condition that it still has the expected value.
+Therefore a row is written before an alias is set, and is marked as confirmed after that. Both transactions check that
+the process still holds the lock for the alias. The newest confirmed row tells which champion shoal chose last. If the
+alias points to another version, it was moved by a person, or by a process that had lost the lock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Record of the promotions of one alias.
+    """Access to the store's rows about the promotions of one alias.
 
     Args:
         store: Store that has the rows.
@@ -42,14 +43,15 @@ class Ledger:
 
     @classmethod
     def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
-        """Return the record of the alias that a model is registered for."""
+        """Return the ledger of the model and the alias that `register` names, in the client's registry."""
         return cls(store, without_credentials(client._registry_uri), register.model, register.alias)
 
     def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
-        """Record an intended promotion, right before the alias is set.
+        """Write the row of a promotion right before the alias is set.
 
         Returns:
-            Id of the row; None if the lock was lost: the alias must not be set then.
+            Id of the row; None if the lock was lost, in which case nothing was written and the caller must not set the
+            alias.
         """
         with transaction(self.store, JobStep.INTEND) as session:
             if not lock.renew(session):
@@ -59,7 +61,11 @@ class Ledger:
             return promotion.id
 
     def confirm(self, lock: HeldLock, promotion_id: int) -> bool:
-        """Confirm that the alias was set; return False if the lock was lost and others may have set the alias too."""
+        """Mark a promotion's row as confirmed, right after the alias was set.
+
+        Returns:
+            False if the lock was lost; another process may also have set the alias then.
+        """
         with transaction(self.store, JobStep.CONFIRM) as session:
             if not lock.renew(session):
                 return False
@@ -67,10 +73,12 @@ class Ledger:
             return True
 
     def settle(self, lock: HeldLock, version: str | None) -> bool:
-        """Complete or withdraw a promotion whose process died between `intend` and `confirm`.
+        """Complete the row of a promotion whose process died between `intend` and `confirm`.
+
+        If the alias was set, the row is marked as confirmed, otherwise as withdrawn.
 
         Args:
-            lock: Lock that the caller holds.
+            lock: Lock for the alias, which the caller holds.
             version: Version that the alias points to now.
 
         Returns:
@@ -90,10 +98,10 @@ class Ledger:
             return True
 
     def confirmed(self, since: int = 0) -> list[str]:
-        """Return the versions of confirmed promotions, the newest first.
+        """Return the versions that confirmed promotions gave the alias to, the newest promotion first.
 
         Args:
-            since: Id of the oldest row to include.
+            since: Id of the oldest row to include; 0: all rows.
         """
         query = (
             select(Promotion.version)
@@ -104,10 +112,10 @@ class Ledger:
             return list(session.scalars(query))
 
     def history(self, limit: int) -> list[Promotion]:
-        """Return the last confirmed promotions, the newest first.
+        """Return the rows of the latest confirmed promotions, the newest first.
 
         Args:
-            limit: Greatest number of promotions.
+            limit: Largest number of rows to return.
         """
         query = (
             select(Promotion)

@@ -1,4 +1,7 @@
-"""Compare a new model (challenger) with the champion on the same held-out data; the better one gets the alias."""
+"""Compare a new model (the challenger) with the champion on the same held-out rows, and give the better one the alias.
+
+The champion is the registered version that has the alias.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +40,26 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _LOCK_TTL_S = 120.0
-"""Seconds until the lock expires. Its holder makes two requests to MLflow, each with a default time limit of 120 s. A
-holder that takes longer loses the lock; its next round then compares again and corrects the alias."""
+"""Seconds until the lock for an alias expires. A process that holds the lock makes two requests to MLflow, each with a
+default time limit of 120 s. If they take longer than the lock lasts, the process loses the lock; it then compares again
+in another round and corrects the alias."""
 
 _HISTORY = 10
-"""Number of promotions in a report."""
+"""Number of earlier promotions that a report lists."""
 
 _COLUMNS = "shoal.input_cols"
-"""Tag of a version: JSON list of the input columns, for models whose signature does not name them."""
+"""Name of a registered version's tag: its value is a JSON list of the input columns. Only models whose signature does
+not name the columns have this tag."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of comparing a challenger with the champion.
+    """Result of comparing a challenger with the champion and, if it is better, of promoting the challenger.
 
     Attributes:
         challenger: The new version in the registry, with its metrics on the holdout.
         champion: Version that the challenger was compared with; None if the alias pointed to no version.
-        decision: Whether the alias points to the challenger now, and why.
+        decision: Whether the challenger was given the alias, and why.
     """
 
     challenger: Candidate
@@ -63,11 +68,11 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the challenger's metrics as ``holdout-<metric>``."""
+        """Return the values of the challenger's metrics, by the names ``holdout-<metric>``."""
         return _holdout_metrics(self.challenger.evaluation)
 
     def result(self) -> dict[str, Any]:
-        """Return the fields of a job's result that tell the outcome."""
+        """Return the fields of a `JobResult` that describe this outcome."""
         champion = self.champion and ChampionResult(version=self.champion.version, value=self.champion.value)
         return {
             "model_version": self.challenger.version,
@@ -94,11 +99,13 @@ def enter(
 ) -> Outcome:
     """Evaluate a model on the holdout, register it, and give it the alias if it is better than the champion.
 
+    A report of the comparison is printed and stored in the MLflow run.
+
     Args:
         store: Store that has the attempt's row.
         key: The attempt that trained the model.
         run: MLflow run that the model was logged in.
-        register: Name to register the model under, and how to compare it.
+        register: Name under which the model is registered, and the rules of the comparison.
         is_current: Function that returns whether the attempt is running and the newest of its job.
         tags: Tags for the registered version.
         model_uri: URI of the logged model.
@@ -120,7 +127,8 @@ def enter(
     holdout = Holdout.read(register, label_col, group_col)
 
     def score_champion(version: str) -> Evaluation:
-        # A champion whose signature names no columns has its own list, which may differ from the challenger's.
+        # If the champion's signature names no columns, its tag has the list of them. The list may differ from the
+        # challenger's `input_cols`, so these are used only if there is no tag.
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:
@@ -164,7 +172,7 @@ def enter(
         )
         print(report.markdown(built), flush=True)
         report.store(run, built)
-    except Exception as error:  # the alias may have moved: an error here must not fail the job
+    except Exception as error:  # the promotion is done, so an error in the report must not fail the job
         print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
     return outcome
 
@@ -186,16 +194,16 @@ def challenge(
 
     Args:
         client: MLflow client.
-        ledger: Record of the promotions of the alias. Its store has the lock, because MLflow's aliases have no
-            compare-and-swap.
-        register: Name to register the model under, and how to compare it.
+        ledger: Record of the promotions of the alias. The ledger's store also has the lock for the alias, because
+            MLflow cannot set an alias only on the condition that it still has the expected value.
+        register: Name under which the model is registered, and the rules of the comparison.
         model_uri: URI of the logged challenger.
         key: The attempt that trained the challenger.
         evaluation: The challenger's metrics on the holdout.
-        baseline: Constant prediction that a first champion has to beat; None if the rules name none.
+        baseline: Constant prediction that a first champion has to beat; None if the rules ask for no baseline.
         holdout_digest: Digest of the holdout's rows.
         tags: Tags for the registered version.
-        score_champion: Evaluates a version on the same holdout.
+        score_champion: Function that evaluates a registered version, given its number, on the same holdout.
     """
     import mlflow
 
@@ -222,7 +230,7 @@ def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int | None:
-    """Return how many rows of the holdout are among the training rows; None if those are not known."""
+    """Return how many rows of the holdout a model was trained on; None if its training rows are not known."""
     if trained_on is None:
         return None
     return sum(file.rows for file in shared_rows(trained_on, holdout.connector.source))
@@ -230,10 +238,10 @@ def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int
 
 @dataclass(frozen=True)
 class _Standing:
-    """State of the alias that a decision is based on.
+    """State of the alias at the start of a round, on which the decision of that round is based.
 
     Attributes:
-        alias: Version that the alias points to.
+        alias: Version that the alias points to; None if there is no such alias.
         rivals: Versions that the challenger has to beat.
         recorded: Version of the newest confirmed promotion since this challenger first set the alias; None if there is
             none, or if the challenger has not set the alias.
@@ -248,9 +256,10 @@ class _Standing:
 class _Contest:
     """Comparison of one challenger with the champion, in one or more rounds.
 
-    The alias is set under a lock, which is checked right before and right after. If the second check finds the lock
-    lost, the write may have replaced a champion that another process promoted meanwhile. The next round therefore
-    compares with all versions that were promoted since.
+    The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
+    If the second check finds that the lock was lost, setting the alias may have replaced a champion that another
+    process promoted meanwhile. Therefore the next round compares the challenger with all versions that were promoted
+    since.
     """
 
     client: MlflowClient
@@ -261,16 +270,21 @@ class _Contest:
     holdout_digest: str
     key: Key
     score_champion: Callable[[str], Evaluation]
-    rivals: dict[str, Candidate] = field(default_factory=dict)  # every version that was evaluated
-    against: Candidate | None = None  # the rival of the last decision
-    decision: Decision | None = None  # the last decision
-    written: set[str] = field(default_factory=set)  # versions that this process gave the alias to
-    since: int | None = None  # id of this process's first promotion
+    rivals: dict[str, Candidate] = field(default_factory=dict)  # evaluated versions, by number
+    against: Candidate | None = None  # the version with which the last round compared the challenger
+    decision: Decision | None = None  # the decision of the last round
+    written: set[str] = field(default_factory=set)  # versions to which this process has given the alias
+    since: int | None = None  # id of the row of this process's first promotion; None: it has not set the alias
 
     def round(self) -> Outcome | None:
-        """Compare and promote; return None if alias or lock changed meanwhile, so that another round is needed."""
+        """Compare the challenger with the champion, and give the alias to the better one.
+
+        Returns:
+            The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
+        """
         standing = self._standing(_champion(self.client, self.register))
-        # Models are scored before the lock is taken, because scoring a big holdout takes longer than the lock lasts.
+        # The models are evaluated before the lock is taken, because that may take longer than the lock lasts if the
+        # holdout is big.
         for version in standing.rivals:
             if version not in self.rivals:
                 self.rivals[version] = Candidate(version, self.score_champion(version))
@@ -297,11 +311,17 @@ class _Contest:
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 
     def _moved_by_others(self, standing: _Standing) -> bool:
-        """Return whether neither this process nor a recorded promotion gave the alias to its present version."""
+        """Return whether a person moved the alias after this process had set it.
+
+        That is so if the alias points to a version to which neither this process nor a recorded promotion gave it.
+        """
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
     def _decide(self, rivals: Sequence[str]) -> Decision:
-        """Compare with the strongest rival; if no other version was promoted since, the last decision stands."""
+        """Return the decision about the challenger against the strongest of the rivals.
+
+        If this process has already set the alias and no other version was promoted since, the last decision is kept.
+        """
         if self.decision is not None and self.since is not None and not rivals:
             return self.decision
         candidates = [self.rivals[version] for version in rivals]
@@ -314,7 +334,16 @@ class _Contest:
         return None if self.against is None else self.against.version
 
     def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
-        """Give the alias to a version; return False if the lock was lost before or meanwhile."""
+        """Give the alias to a version, and record that in the ledger.
+
+        Args:
+            lock: Lock for the alias.
+            winner: Version that gets the alias.
+            previous: Version that has the alias now; None if there is none.
+
+        Returns:
+            False if the lock was lost before or while the alias was set.
+        """
         value = (self.challenger if winner == self.challenger.version else self.rivals[winner]).value
         intended = self.ledger.intend(
             lock,
@@ -347,7 +376,7 @@ class _Contest:
 
 
 def _champion(client: MlflowClient, register: Register) -> str | None:
-    """Return the version that the alias points to."""
+    """Return the version that the alias in MLflow's registry points to; None if there is no such alias."""
     aliases: dict[str, Any] = client.get_registered_model(register.model).aliases
     version = aliases.get(register.alias)
     return None if version is None else str(version)

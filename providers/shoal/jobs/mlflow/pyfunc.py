@@ -19,7 +19,7 @@ def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
 
     Args:
         model: An ``mlflow.pyfunc.PyFuncModel``.
-        input_cols: Input columns of a model whose signature is a tensor, which has no names.
+        input_cols: Names of the input columns; used only if the model's signature is a tensor, which has no names.
 
     Raises:
         DataError: Neither the signature nor `input_cols` names the columns.
@@ -76,7 +76,7 @@ def predict_table(model: Any, table: pa.Table, columns: Sequence[str]) -> np.nda
 
 
 def _as_frame(table: pa.Table, schema: Any) -> Any:
-    # MLflow refuses float64 values where the signature has float32.
+    # The columns are converted to the signature's types, because MLflow refuses float64 values for a float32 column.
     return table.to_pandas().astype(dict(zip(table.column_names, schema.pandas_types(), strict=True)))
 
 

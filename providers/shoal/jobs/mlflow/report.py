@@ -1,4 +1,4 @@
-"""Report a decision: a table for the log, and the same as Markdown and JSON in the MLflow run."""
+"""Report the comparison of a new model with the champion, in the job's log and in files of the MLflow run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.jobs.spec import Register
 from shoal.state.schema import Promotion
 
 FOLDER = "shoal"
-"""Folder of the run's artifacts that has ``promotion.json`` and ``promotion.md``."""
+"""Folder in the MLflow run's artifacts to which ``promotion.json`` and ``promotion.md`` are written."""
 
 
 def build(
@@ -27,16 +27,16 @@ def build(
     holdout: Holdout,
     promotions: Sequence[Promotion],
 ) -> dict[str, Any]:
-    """Build the report as plain data.
+    """Build the report of a comparison as plain data for JSON.
 
     Args:
-        register: The rules.
-        decision: The decision.
-        challenger: The new version.
-        champion: Version that it was compared with; None if there was none.
-        baseline: Constant prediction; None if the rules name none.
-        holdout: The held-out rows.
-        promotions: The last promotions, the newest first.
+        register: The rules of the comparison.
+        decision: Whether the new version was promoted, and why.
+        challenger: The new version with its metrics.
+        champion: Version that the new one was compared with; None if there was none.
+        baseline: Constant prediction that a first champion has to beat; None if the rules ask for no baseline.
+        holdout: The rows on which the versions were evaluated.
+        promotions: The latest promotions of the alias, the newest first.
     """
     rules = ("metric", "must_reach", "min_improvement", "by", "slice_tolerance", "min_slice_rows", "overlap")
     return {
@@ -158,7 +158,7 @@ def _figure(value: float | None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Replace numbers that are not finite by text, because JSON has no such numbers."""
+    """Return plain data with NaN and infinite numbers replaced by text, because JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

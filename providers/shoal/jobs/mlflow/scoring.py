@@ -1,4 +1,4 @@
-"""Evaluate a model on held-out data, for boosters and for any other model that MLflow can load."""
+"""Evaluate a model on the holdout: XGBoost and LightGBM models directly, any other model through MLflow's pyfunc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load(model_uri: str) -> Any:
-    """Load a model: as a booster of XGBoost or LightGBM if it is one, else as an MLflow pyfunc model.
+    """Load a model from MLflow: an XGBoost or LightGBM model as that library's booster, any other as pyfunc model.
 
     Raises:
         JobError: The model's files are gone, or MLflow cannot load the model.
@@ -46,14 +46,14 @@ def evaluate(
     input_cols: Sequence[str] = (),
     overlap: int | None = None,
 ) -> Evaluation:
-    """Compute the metrics of a model on held-out data.
+    """Compute the metrics of a model on the holdout.
 
     Args:
         model: Model that :func:`load` returned.
-        holdout: The held-out rows.
-        names: Metrics; the first one decides and is computed for each slice too. Another one is NaN, and the log says
-            why, if it cannot be computed.
-        input_cols: Input columns of a model that takes a tensor and does not name its columns.
+        holdout: The rows to evaluate the model on, with their labels.
+        names: Names of the metrics. The first one decides, and is also computed for each slice. Any other that
+            cannot be computed is NaN, and the log has the reason.
+        input_cols: Names of the input columns; used only if the model takes a tensor and so does not name its columns.
         overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
 
     Raises:
@@ -75,15 +75,15 @@ def evaluate(
         groups = None if holdout.groups is None else holdout.groups[rows]
         try:
             value = metrics.evaluate(names[0], holdout.labels[rows], predicted[rows], groups)
-        except DataError:  # such as the AUC of rows of one class
+        except DataError:  # the metric is not defined for these rows, such as the AUC if all rows are of one class
             value = float("nan")
         slices[name] = Slice(len(rows), value)
     return Evaluation(values[names[0]], values, slices, overlap)
 
 
 def _predict(model: Any, holdout: Holdout, input_cols: Sequence[str]) -> np.ndarray:
-    """Predict all rows of the holdout, in their order."""
-    # Decided for each model, because challenger and champion may come from different libraries.
+    """Return a model's predictions for all rows of the holdout, in the order of the rows."""
+    # The library is found for each model, because challenger and champion may come from different libraries.
     library = type(model).__module__.partition(".")[0]
     own = importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
     columns = own.features_of(model) if own else pyfunc.features_of(model, input_cols)

@@ -1,4 +1,4 @@
-"""Log a job's run to MLflow: parameters, metrics of every round, dataset and model."""
+"""Record a job's run in MLflow: its parameters, the metrics of every round, the dataset and the model."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _METRICS_PER_CALL = 1000
-"""MLflow's limit for one `log_batch`; a call for every boosting round would take longer than the rounds."""
+"""Largest number of metrics that MLflow accepts in one call of `log_batch`. Metrics are sent in such batches, because a
+call for every boosting round would take longer than the rounds themselves."""
 
 _PARAMS_PER_CALL = 100
-"""MLflow's limit for one `log_batch`."""
+"""Largest number of parameters that MLflow accepts in one call of `log_batch`."""
 
 _PARAM_LENGTH = 6000
-"""MLflow's limit for one value in characters; the names of a thousand columns are longer and are cut."""
+"""Largest number of characters that MLflow accepts as the value of a parameter. Longer values, such as the list of a
+thousand columns, are cut off."""
 
 _SIGNATURE_ROWS = 100
-"""Number of rows for inferring the model's signature: enough to find the types."""
+"""Number of rows from which the model's signature is inferred. That is enough to find the types of the columns."""
 
 _FOLDER_LENGTH = 80
 _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
-"""Experiment names that are used as folder names unchanged: a file URI decodes `%` and ends at `#` and `?`."""
+"""Pattern of the experiment names that are used unchanged as folder names. Other characters are not safe, because the
+folder's name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
 
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
@@ -49,23 +52,23 @@ def available() -> bool:
 
 
 def default_uri() -> str:
-    """Return the URI of the local tracking store, used if the job names none."""
+    """Return the URI of the SQLite database in `$SHOAL_HOME` that is used if the job names no tracking server."""
     return f"sqlite:///{subfolder('mlflow') / 'mlflow.db'}"
 
 
 @dataclass(frozen=True)
 class Run:
-    """An MLflow run that has begun.
+    """An MLflow run that has been started, with methods to record data in it.
 
     Attributes:
         client: MLflow client.
         uri: Tracking URI.
         experiment_id: Id of the run's experiment.
         run_id: Id of the run.
-        link: URL of the run, or the command that shows it.
+        link: URL of the run's page, or for a local database the command that starts MLflow's web interface.
     """
 
-    client: MlflowClient = field(repr=False)  # repr=False: client and URI contain credentials of the tracking server
+    client: MlflowClient = field(repr=False)  # not printed, because client and URI may contain credentials
     uri: str = field(repr=False)
     experiment_id: str
     run_id: str
@@ -73,24 +76,25 @@ class Run:
 
     @classmethod
     def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
-        """Begin a run.
+        """Start an MLflow run, and create its experiment if that does not exist.
 
         Args:
             tracking: Tracking settings of the job.
             name: Name of the run if `tracking` has none.
             tags: Tags in addition to those of `tracking`.
         """
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # telemetry would report on users' trainings
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # because it sends data about users' trainings
         import mlflow
 
         for logger in _NOISY:
             logging.getLogger(logger).setLevel(logging.WARNING)
-        # MLflow warns about environments without pip, which uv creates; nothing here needs pip.
+        # MLflow warns if the Python environment has no pip, as in environments that uv creates. shoal does not need
+        # pip, so the warning is not shown.
         logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
         uri = tracking.uri or default_uri()
         mlflow.set_tracking_uri(uri)
-        # The first process that opens a new SQLite store runs MLflow's migrations for some seconds; a second process
-        # that opens the store meanwhile fails.
+        # The first process that opens a new SQLite database runs MLflow's migrations, which take some seconds. A second
+        # process that opens the database during that time would fail, so the file lock makes it wait.
         with file_lock(subfolder("mlflow") / "first.lock"):
             client = mlflow.MlflowClient(uri)
             experiment = _experiment(client, uri, tracking.experiment)
@@ -102,7 +106,7 @@ class Run:
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log the parameters of the training."""
+        """Log parameters to the run, without credentials and cut off at MLflow's limit of length."""
         from mlflow.entities import Param
 
         entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in redact_all(dict(params)).items()]
@@ -110,7 +114,14 @@ class Run:
             self.client.log_batch(self.run_id, params=part)
 
     def log_dataset(self, name: str, digest: str, source: Sequence[str], *, context: str) -> None:
-        """Log the name, digest and paths of a dataset as an input of the run."""
+        """Log a dataset as an input of the run.
+
+        Args:
+            name: Name of the dataset.
+            digest: Fingerprint of the rows.
+            source: Paths or URIs of the files.
+            context: Purpose of the dataset in the run, such as "training".
+        """
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         shown = ", ".join(redact_value(path) for path in source)
@@ -118,7 +129,11 @@ class Run:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """Log the metrics of all boosting rounds under the names ``<set>-<metric>``."""
+        """Log the metrics of all boosting rounds under the names ``<set>-<metric>``, with the round as the step.
+
+        Args:
+            evals: Values of each round, by evaluation set and by metric.
+        """
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -132,10 +147,10 @@ class Run:
             self.client.log_batch(self.run_id, metrics=part)
 
     def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
-        """Log metrics with their steps and times.
+        """Log metrics that were measured at different steps and times.
 
         Args:
-            metrics: Name, value, step and time of each metric; times in seconds since the epoch.
+            metrics: Name, value, step and time of each metric; times are in seconds since the epoch.
         """
         from mlflow.entities import Metric
 
@@ -144,7 +159,7 @@ class Run:
             self.client.log_batch(self.run_id, metrics=part)
 
     def log_values(self, values: Mapping[str, float]) -> None:
-        """Log single values at step 0; values that are not finite are left out."""
+        """Log one value per metric name, at step 0; NaN and infinite values are left out."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -152,17 +167,17 @@ class Run:
         self.client.log_batch(self.run_id, metrics=entities)
 
     def logged_model(self) -> str | None:
-        """Return the URI of the newest model that user code has logged in this run; None if there is none."""
+        """Return the URI of the newest model that the user's code has logged to this run; None if there is none."""
         outputs = self.client.get_run(self.run_id).outputs
         models = [self.client.get_logged_model(each.model_id) for each in (outputs.model_outputs if outputs else ())]
         newest = max(models, key=lambda model: model.creation_timestamp, default=None)
         return newest and str(newest.model_uri)
 
     def log_model(self, framework: Framework, booster: Any, sample: pd.DataFrame) -> str:
-        """Log the model with its signature, and return its URI.
+        """Log a model with its signature (the names and types of its columns), and return the model's URI.
 
         Args:
-            framework: Framework that trained the model; MLflow's flavour has the same name.
+            framework: Framework that trained the model; MLflow's module for it has the same name.
             booster: The model.
             sample: Some rows of the model's input.
         """
@@ -181,34 +196,43 @@ class Run:
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
-            # MLflow warns that integer columns cannot have missing values. That does not matter: callers send data with
-            # the types of the training data.
+            # MLflow warns that integer columns cannot have missing values. The warning is not shown, because callers
+            # send data with the types of the training data.
             warnings.filterwarnings("ignore", message=".*integer column.*")
             signature = mlflow.models.infer_signature(head, predict(features))
-        # With given requirements the call takes 0.5 s; otherwise MLflow runs the model to find them, which takes 5.8 s.
+        # If the requirements are given, the call takes 0.5 s. Otherwise MLflow runs the model to find out which
+        # packages it needs, and the call takes 5.8 s.
         requirements = [f"{framework}=={library.__version__}"]
         info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
         return str(info.model_uri)
 
     def end_other(self, run_id: str, status: str) -> None:
-        """End another run of the same server with status FINISHED, FAILED or KILLED, if it is still running."""
+        """End another run on the same MLflow server, if that run is still running.
+
+        Args:
+            run_id: Id of the other run.
+            status: Status that the other run gets: FINISHED, FAILED or KILLED.
+        """
         if self.client.get_run(run_id).info.status == "RUNNING":
             self.client.set_terminated(run_id, status)
 
     def finish(self, status: str) -> None:
-        """End the run with status FINISHED, FAILED or KILLED."""
+        """End this run with the status FINISHED, FAILED or KILLED."""
         import mlflow
 
         mlflow.end_run(status)
 
 
 def metric_name(evaluated: str, metric: str) -> str:
-    """Build the name ``<set>-<metric>``, with "_" for characters that MLflow refuses, as in XGBoost's ``ndcg@10``."""
+    """Return the name ``<set>-<metric>``, with characters that MLflow refuses replaced by "_".
+
+    For example, MLflow refuses the "@" in XGBoost's ``ndcg@10``.
+    """
     return legal_name(f"{evaluated}-{metric}")
 
 
 def legal_name(name: str) -> str:
-    """Replace the characters by "_" that MLflow refuses in the names of metrics and tags."""
+    """Return a name with "_" in place of the characters that MLflow refuses in the names of metrics and tags."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
@@ -225,7 +249,7 @@ def folder_of(experiment: str) -> str:
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """Return the id of the experiment of a name; create the experiment if there is none."""
+    """Return the id of the experiment with the given name; create the experiment if it does not exist."""
     local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
     artifacts = f"file://{subfolder('mlflow', 'artifacts') / folder_of(name)}" if local else None
     found = client.get_experiment_by_name(name)

@@ -1,4 +1,4 @@
-"""Store with a run which rows its model is trained on, so that a later holdout is checked for the same rows."""
+"""Record in the MLflow run which rows a model is trained on, so that a later holdout is checked for these rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
 
 TAG = "shoal.training_rows"
-"""Tag of a version: URI of the record of its training rows."""
+"""Name of a registered version's tag whose value is the URI of the record of the version's training rows."""
 
 _FOLDER = "shoal/training_rows"
 _EVALUATION_NAMES = ("eval", "holdout", "test", "val")
 
 
 def of_connectors(connectors: Iterable[DataConnector]) -> list[RecordedFile]:
-    """Record which rows datasets have; only footers are read."""
+    """Return a record of the rows that datasets have; only the footers of the Parquet files are read."""
     return [file for connector in connectors for file in record(connector.source)]
 
 
@@ -35,7 +35,11 @@ def is_training_data(name: str) -> bool:
 
 
 def store(run: Run, rows: Sequence[RecordedFile]) -> dict[str, str]:
-    """Store a record in the run, and return the tags with which a version refers to it."""
+    """Store a record of training rows in the run.
+
+    Returns:
+        Tags for the registered version that refer to the record; empty if no rows are known.
+    """
     if not rows:
         return {}
     text = json.dumps({"files": [file.to_json() for file in rows]}, separators=(",", ":"))
@@ -48,12 +52,12 @@ def load(run: Run, model: str, version: str) -> list[RecordedFile] | None:
     """Load the record of a version's training rows.
 
     Args:
-        run: Run that has a client of the registry.
+        run: MLflow run whose client is used to read the registry.
         model: Name of the registered model.
-        version: Version.
+        version: Version number of the model.
 
     Returns:
-        The record; None if shoal did not train the version, its training data was not known, or the record is gone.
+        The record; None if shoal did not train the version, the training data was not known, or the record is gone.
     """
     import mlflow
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
@@ -61,6 +62,7 @@ def run(
     uri = model.pinned(spec.model)
     output = Output(spec.output_path, claim, may_publish)
     key = _key(spec, uri, connector)
+    output.restore()
     if output.finished(key, overwrite=spec.overwrite):
         say(f"{spec.output_path} has the predictions of {uri} for these rows already")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
@@ -71,7 +73,7 @@ def run(
     try:
         work = worker.Assignment(uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging)
         restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), began).run()
-        output.publish(names, {"key": key, "model": uri, "rows": rows})
+        output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)
     finally:
         output.discard()
     return PredictResult(spec.output_path, rows, uri, len(peaks), restarts, time.monotonic() - began, tuple(peaks))
@@ -90,12 +92,15 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
             f'the dataset has a column "{spec.prediction_col}": name another prediction_col, or leave the column '
             "out of keep_cols"
         )
+    check_same_schema(connector.source, keep)
     return keep
 
 
 def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
     """Return a digest of what decides the predictions: rows, model and columns."""
-    decides: list[Any] = [uri, connector.digest(), spec.keep_cols, spec.prediction_col, spec.input_cols]
+    decides: list[Any] = [
+        model.identity(uri), connector.digest(), spec.keep_cols, spec.prediction_col, spec.input_cols
+    ]  # fmt: skip
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 

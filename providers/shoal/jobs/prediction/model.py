@@ -1,4 +1,4 @@
-"""Load a model from MLflow, and predict tables with it: a booster by itself, any other model through pyfunc."""
+"""Load a model from MLflow, and predict tables with it: XGBoost and LightGBM directly, other models through pyfunc."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ALIAS = re.compile(r"models:/(?P<name>[^/@]+)@(?P<alias>[^/@]+)")
 
 
 class Predictor(Protocol):
-    """Prediction of tables with one model."""
+    """Interface of an object that predicts tables with one model."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """Columns that :meth:`predict_table` needs."""
+        """Return the names of the columns that :meth:`predict_table` needs."""
 
     def check(self, source: ParquetSource) -> None:
-        """Raise a DataError if the footers show that the model cannot predict the rows of a dataset."""
+        """Raise a DataError if the model cannot predict a dataset's rows, as far as the Parquet files' footers show."""
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         """Return the predictions of a table's rows, ``[rows]`` or ``[rows, outputs]``."""
@@ -48,11 +48,11 @@ class _PyfuncPredictor:
 
 
 def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
-    """Load a model.
+    """Load a model from MLflow, and return an object that predicts tables with it.
 
     Args:
         uri: MLflow URI of the model.
-        input_cols: Input columns of a model whose signature is a tensor, which names no columns.
+        input_cols: Names of the input columns; used only if the model's signature is a tensor, which names no columns.
 
     Raises:
         JobError: The model does not exist, or MLflow cannot load it.
@@ -67,8 +67,26 @@ def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
     return predictor
 
 
+def identity(uri: str) -> str:
+    """Return a text that differs for two models: the URI of a version or run, or the id of a model in a folder.
+
+    Raises:
+        JobError: There is no model.
+    """
+    if uri.startswith(("models:/", "runs:/")):
+        return uri
+    import mlflow
+
+    try:
+        return f"{uri} {mlflow.models.get_model_info(uri).model_uuid}"
+    except (mlflow.MlflowException, OSError) as error:
+        raise JobError(f"there is no MLflow model at {uri}: {error}") from error
+
+
 def pinned(uri: str) -> str:
-    """Return the URI of the version that an alias points to now, so that all workers load the same model.
+    """Return a URI with the version number in place of an alias, so that all workers load the same model.
+
+    Any other URI is returned unchanged.
 
     Raises:
         JobError: There is no such model or alias.

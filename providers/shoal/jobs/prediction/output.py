@@ -39,13 +39,11 @@ class Output:
         self._claim = claim
         self._may_publish = may_publish
         self._local = "://" not in path
-        beside = f".{claim.job_id}.{claim.attempt}.partial"
-        place = Path(path)
-        self.staging = str(place.parent / f".{place.name}{beside}") if self._local else f"{path}/_{beside}"
+        self.staging = self._staging_of(claim.attempt)
         """Directory or URI to which the workers write."""
 
-    def finished(self, key: str, *, overwrite: bool) -> dict[str, Any] | None:
-        """Return the marker's content if the same predictions are there already.
+    def finished(self, key: str, *, overwrite: bool) -> bool:
+        """Return whether the same predictions are there already.
 
         Args:
             key: Digest of what decides the predictions: rows, model and columns.
@@ -56,44 +54,58 @@ class Output:
         """
         found = self._names()
         if not found:
-            return None
+            return False
         marker = self._marker()
-        if marker is None or not all(map(_is_ours, found)):
+        ours = all(map(_is_ours, found))
+        if ours and marker is None and not self._local:
+            return False  # a publication was cut off before it wrote the marker; the next one removes its files
+        if marker is None or not ours:
             raise InvalidArgumentError(
                 f"{self.path} is not empty, and shoal has not written all that is in it: choose another output_path, "
                 "or move its content away"
             )
-        if marker.get("key") == key:
-            return marker
-        if not overwrite:
+        if marker.get("key") == key and set(marker.get("files", ())) <= set(found):
+            return True
+        if not overwrite and marker.get("key") != key:
             raise InvalidArgumentError(
-                f"{self.path} has predictions of {marker.get('model')} for other rows, another model or other columns: "
-                "choose another output_path, or set overwrite=True"
+                f"{self.path} has the predictions of another job, by {marker.get('model')}: its rows, its model or its "
+                "columns differ. Choose another output_path, or set overwrite=True"
             )
-        return None
+        return False
+
+    def restore(self) -> None:
+        """Put back the predictions that an attempt of this job set aside before it was killed, in a local folder."""
+        place = Path(self.path)
+        for attempt in range(1, self._claim.attempt + 1) if self._local else ():
+            aside = self._aside(attempt)
+            if aside.is_dir() and not place.exists():
+                aside.rename(place)
+            elif aside.is_dir():
+                _remove(aside)
 
     def prepare(self) -> None:
         """Create an empty staging folder, and remove those of earlier attempts of this job."""
+        for attempt in range(1, self._claim.attempt):
+            with contextlib.suppress(InvalidArgumentError):  # it belongs to a newer attempt
+                self._claim.remove(self._staging_of(attempt))
         if self._local:
-            place = Path(self.path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            for leftover in place.parent.glob(f".{place.name}.{self._claim.job_id}.*.partial"):
-                with contextlib.suppress(InvalidArgumentError):  # it belongs to a newer attempt
-                    self._claim.remove(str(leftover))
-            for replaced in place.parent.glob(f".{place.name}.{self._claim.job_id}.*.replaced"):
-                _remove(replaced)
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._claim.take(self.staging)
 
-    def publish(self, names: Iterable[str], marker: dict[str, Any]) -> None:
+    def publish(self, names: Iterable[str], *, key: str, model: str, rows: int, overwrite: bool) -> None:
         """Publish the written files.
 
         Args:
             names: Names of all files.
-            marker: Content of the marker: `key`, `model`, `rows`.
+            key: Digest of what decides the predictions; see :meth:`finished`.
+            model: URI of the model.
+            rows: Number of predictions.
+            overwrite: Whether other predictions may be replaced.
 
         Raises:
-            TrainingError: A file is missing, because its worker's node wrote it to a disk that this node cannot see; or
-                a newer attempt has begun.
+            TrainingError: A file is missing, because its worker's node wrote it to a disk that this node cannot see; a
+                newer attempt has begun; or files of others have come into the folder.
+            InvalidArgumentError: Another job has published other predictions there meanwhile.
         """
         expected = set(names)
         missing = sorted(expected - set(_list(self.staging)))
@@ -107,7 +119,9 @@ class Output:
                 f'attempt {self._claim.attempt} of job "{self._claim.job_id}" has ended, or a newer attempt has begun: '
                 "its predictions are not published"
             )
-        content = json.dumps(marker).encode()
+        if self.finished(key, overwrite=overwrite):
+            return  # another job has published the same predictions meanwhile
+        content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             for stray in set(_list(self.staging)) - expected - {claims.MARKER}:  # of a worker that was killed
                 (Path(self.staging) / stray).unlink()
@@ -124,19 +138,24 @@ class Output:
         with contextlib.suppress(InvalidArgumentError, OSError):
             self._claim.remove(self.staging)
 
+    def _staging_of(self, attempt: int) -> str:
+        name = f".{self._claim.job_id}.{attempt}.partial"
+        place = Path(self.path)
+        return str(place.parent / f".{place.name}{name}") if self._local else f"{self.path}/_{name}"
+
+    def _aside(self, attempt: int) -> Path:
+        return Path(self._staging_of(attempt)).with_suffix(".replaced")
+
     def _swap(self) -> None:
         final, staging = Path(self.path), Path(self.staging)
         if not final.exists():
             staging.rename(final)
             return
-        aside = staging.with_suffix(".replaced")
+        aside = self._aside(self._claim.attempt)
         final.rename(aside)
         try:
             # Checked after the renaming, so that nothing can come into the folder between check and removal.
-            if foreign := [path.name for path in aside.iterdir() if not _is_ours(path.name)]:
-                raise TrainingError(
-                    f"{foreign[0]} has come into {final} meanwhile, and shoal has not written it: move it away"
-                )
+            self._refuse_foreign(path.name for path in aside.iterdir())
             staging.rename(final)
         except BaseException:
             aside.rename(final)
@@ -147,8 +166,17 @@ class Output:
         """Remove earlier predictions from an object store, the marker first."""
         fs, root = _filesystem(self.path)
         with redacted_errors(self.path):
-            for name in sorted(self._names(), key=lambda name: name != MARKER):
+            names = self._names()
+            self._refuse_foreign(names)
+            for name in sorted(names, key=lambda name: name != MARKER):
                 fs.rm_file(f"{root}/{name}")
+
+    def _refuse_foreign(self, names: Iterable[str]) -> None:
+        foreign = [name for name in names if not _is_ours(name)]
+        if foreign:
+            raise TrainingError(
+                f"{foreign[0]} has come into {self.path} meanwhile, and shoal has not written it: move it away"
+            )
 
     def _move(self, names: Iterable[str]) -> None:
         fs, root = _filesystem(self.path)

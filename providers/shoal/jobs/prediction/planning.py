@@ -1,4 +1,7 @@
-"""Divide a dataset into output files and the files among the workers, in the order of the rows. Pure functions."""
+"""Divide the rows of a dataset among the workers of a batch prediction, and among the files that each worker writes.
+
+The functions only compute: they read and write no files.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ from dataclasses import dataclass
 from shoal.data.planning.row_groups import RowGroup, RowRange
 
 _FILE_ROWS = 1_000_000
-"""Number of rows after which the next row group begins a new file. Fewer, larger files are quicker to list and open."""
+"""Number of rows after which a worker begins a new output file with the next row group. The files are large because few
+large files are faster to list and open than many small ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """One file of predictions.
+    """Plan of one output file: the rows of the dataset whose predictions the file gets.
 
     Args:
-        first_row: Position of its first row in the dataset, from 0.
-        ranges: Rows of the dataset, in order.
+        first_row: Position of the file's first row in the dataset, from 0.
+        ranges: Parts of the dataset's row groups with the file's rows, in order.
     """
 
     first_row: int
@@ -26,25 +30,29 @@ class OutputFile:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows in the file."""
         return sum(part.rows for part in self.ranges)
 
     @property
     def name(self) -> str:
-        """Name of the file. Names sort in the order of the rows, and tell which rows a file has."""
+        """Return the name of the file, which contains the position of its first row and the number of its rows.
+
+        Sorted by name, the files are in the order of the rows.
+        """
         return f"part-{self.first_row:012d}-{self.rows}.parquet"
 
 
 def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[OutputFile, ...], ...]:
-    """Divide the rows among the workers, each a contiguous share, and each share into files.
+    """Divide the rows into one contiguous share per worker, and each share into files.
 
     Args:
         row_groups: Row groups of the dataset, in order.
         num_workers: Number of workers.
 
     Returns:
-        The files of each worker, by rank. The shares differ by at most one row, and at most ``num_workers - 1`` row
-        groups are cut. A worker has no file if there are fewer rows than workers.
+        The files of each worker, in the order of the ranks. The workers' numbers of rows differ by at most one, so that
+        at most ``num_workers - 1`` row groups are divided between workers. If there are fewer rows than workers, some
+        workers get no file.
     """
     total = sum(group.rows for group in row_groups)
     borders = [total * rank // num_workers for rank in range(num_workers + 1)]
@@ -54,7 +62,7 @@ def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[
 
 
 def _between(row_groups: Sequence[RowGroup], start: int, stop: int) -> Iterator[RowRange]:
-    """Yield the ranges of the rows ``start <= i < stop`` of the dataset."""
+    """Yield the parts of the row groups that together have the dataset's rows ``start <= i < stop``."""
     at = 0
     for group in row_groups:
         first, last = max(start - at, 0), min(stop - at, group.rows)

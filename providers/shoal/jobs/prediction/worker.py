@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.filesystems import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
@@ -51,17 +52,31 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     filesystem, folder = resolve(assignment.folder)
     for file in files:
         path = f"{folder}/{file.name}"
-        if filesystem.get_file_info(path).is_file:
+        if _is_complete(filesystem, path, file.rows):
             gang_context().note({"rows": file.rows})
             continue
         predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
-        # An object store shows a file only when it is complete; a local file gets its name then.
-        target = f"{folder}/.{file.name}.{gang_context().rank}" if is_local(assignment.folder) else path
+        # A local file gets its name when it is complete. An object store cannot rename, but `_is_complete` counts rows:
+        # a worker that is told to end in the middle of a file closes it as if it were complete.
+        target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
             _write(stream, _predicted(assignment, predictor, file))
         if target != path:
             filesystem.move(target, path)
     return memory.peak_rss_bytes()
+
+
+def _is_complete(filesystem: Any, path: str, rows: int) -> bool:
+    """Return whether a file is there and has all its rows."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not filesystem.get_file_info(path).is_file:
+        return False
+    try:
+        return bool(parquet.read_metadata(path, filesystem=filesystem).num_rows == rows)
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -> Iterator[pa.Table]:

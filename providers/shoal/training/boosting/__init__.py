@@ -1,1 +1,1 @@
-"""Gradient boosting: the code that XGBoost and LightGBM share."""
+"""Train gradient boosting models: the code that is the same for XGBoost and LightGBM."""

@@ -1,8 +1,9 @@
 """Train boosting models with XGBoost or LightGBM on the Ray cluster that this process is connected to.
 
-The workers of a gang build their matrices and then train one segment of rounds after the other. After each segment the
-driver keeps a checkpoint. If a worker or its node is lost, a new gang continues from the checkpoint. The final model is
-the same, byte for byte, as without the loss.
+A gang is the group of workers of one training. The workers first convert their rows to the library's matrices and then
+train the rounds in segments. A segment is the group of rounds between two checkpoints: after each segment the driver
+keeps the model as a checkpoint. If a worker or its node is lost, a new gang continues from the checkpoint. The final
+model is the same, byte for byte, as without the loss.
 """
 
 from __future__ import annotations
@@ -40,40 +41,43 @@ _LIBRARIES = {
 }
 
 _FEWEST_ROUNDS = 50
-"""Minimum number of rounds of a segment of default length. So many rounds take seconds, a checkpoint milliseconds."""
+"""Minimum default number of rounds between two checkpoints. 50 rounds take seconds and a checkpoint takes milliseconds,
+so the checkpoints do not slow the training down."""
 _SEGMENTS = 4
-"""Default number of segments of a longer training. With sampling each segment begins with a prediction of all rows,
-which costs about a tenth of a round for each round before the segment."""
+"""Default number of segments (groups of rounds that end with a checkpoint) of a training of more than 200 rounds.
+If the training samples rows or columns, each segment begins with a prediction of all rows, which costs about a tenth
+of a round for each earlier round. More segments would therefore make the training slower."""
 
 _FIRST_LINE_S = 10.0
-"""Seconds until the first line about the progress: a training of a few seconds prints none."""
+"""Seconds until the first line about the progress is printed, so that a training of a few seconds prints none."""
 
 OnAll = Callable[[str, Sequence[Any]], list[Any]]
-"""Function that calls a function of the workers' module on all ranks at once. Its arguments are the function's name and
-one argument per rank."""
+"""Type of a function that calls a function of the workers' module on all ranks at once. The arguments are the name of
+the function to call and one argument per rank."""
 
 
 class Library(Protocol):
-    """The driver's interface to a boosting library; the workers' side is the module named by `worker`."""
+    """Interface that the driver uses for a boosting library; `worker` names the module that the workers use."""
 
     package: str
     """Name of the Python package to import."""
     extra: str
-    """Name of shoal's extra that installs the package."""
+    """Name of the optional dependency group (extra) of shoal that installs the package."""
     worker: str
-    """Module that runs in the workers, with `boost(Segment)`, `finish()` and the functions that `prepare` calls."""
+    """Name of the module that runs in the workers. It contains the functions `boost(Segment)` and `finish()`, and the
+    functions that `prepare` calls."""
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device in the parameters, or None if they contain none."""
+        """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
-        """Return the parameters of every worker and the first segment's seed, after the library has checked them."""
+        """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Return the settings, by rank, with which the library's workers connect to each other."""
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Let the workers build their matrices."""
+        """Make the workers read their rows and convert them to the library's matrices, on all ranks at once."""
 
 
 def train(
@@ -137,7 +141,7 @@ def segment_length(rounds: int, wish: int | None) -> int:
 
 @dataclass(slots=True)
 class _Worker:
-    """Statistics of one rank."""
+    """Sum up the training time of one rank over all segments (groups of rounds), and keep its peak memory."""
 
     prepared: Prepared
     train_seconds: float = 0.0
@@ -168,7 +172,7 @@ class _Training:
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size, user_code)
-        # The driver finds the categories once, for all workers and for the gangs after a restart.
+        # The driver reads the categories once here. All workers, also those after a restart, then use the same codes.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
         self._columns = replace(request.columns, categories=categories)
@@ -182,7 +186,11 @@ class _Training:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to those for which there is room, if `min_workers` allows this."""
+        """Reduce the number of workers to the number that fits on the active nodes, if `min_workers` allows this.
+
+        Returns:
+            A text with the new number, or None if the number was not changed.
+        """
         min_workers = self._request.run_config.min_workers
         if min_workers is None:
             return None
@@ -217,7 +225,8 @@ class _Training:
                     params=self._params,
                     seed=self._seed,
                     early_stopping_rounds=request.early_stopping_rounds,
-                    # False, None and 0 print nothing; True prints every round.
+                    # verbose_eval is a bool, None or a number: False, None and 0 print nothing, and True prints after
+                    # every round.
                     print_every=int(request.verbose_eval or 0),
                     user_code=self._user_code,
                     external_memory=request.external_memory,
@@ -264,7 +273,7 @@ class _Training:
         rounds = self._request.n_estimators
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
-        # With verbose_eval the workers print the metrics themselves.
+        # With verbose_eval the workers print the metrics themselves, so the driver prints no progress lines.
         with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else _FIRST_LINE_S) as display:
             while True:
                 index = self._checkpoint.rounds // length
@@ -298,7 +307,7 @@ class _Training:
         return gang.run(function, each, timeout=self._restarts.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
-        """Return the number and size of the workers.
+        """Compute the number and size of the workers from the scaling config and the active nodes.
 
         Args:
             again: Whether this is a restart: return as many workers of the current size as there is room for.

@@ -12,10 +12,11 @@ from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.boosting.rows import Part
 
 REPLICATED_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
-"""Maximum number of rows of an eval set, for libraries where each worker evaluates the whole eval set.
+"""Libraries in which each worker evaluates the whole eval set -> maximum number of rows of an eval set.
 
-LightGBM's workers evaluate only the rows that they have, and do not combine their metrics. Each worker therefore needs
-all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round.
+LightGBM's workers evaluate only the rows that they have, and do not combine their metrics. Each worker therefore gets
+all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round. The limit
+keeps these copies small.
 """
 
 
@@ -101,7 +102,8 @@ def shard_datasets(
             for rank in range(num_workers):
                 evals[rank][name] = mine[rank]
             continue
-        # An eval set may have fewer rows than there are workers. The last workers then get no rows.
+        # An eval set may have fewer rows than there are workers. The plan then has fewer shards than workers, and each
+        # of the last workers gets an empty shard.
         shards = _plan(connector, num_workers, seed, group_col)
         if none_empty and len(shards) < num_workers:
             what = "row" if group_col is None else "group"

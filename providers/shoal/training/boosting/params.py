@@ -10,12 +10,12 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.user_code import Objective
 
 ROUNDS = "n_estimators"
-"""Canonical name for the number of rounds; all names that the libraries use are aliases of it."""
+"""Name under which shoal looks up the number of rounds; the libraries' other names are converted to this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names and aliases of a library's parameters and objectives.
+    """Convert the aliases of a library's parameters and objectives to their canonical names.
 
     Args:
         library: Name of the library.
@@ -28,11 +28,11 @@ class Names:
     objectives: Mapping[str, str]
 
     def canonical(self, name: str) -> str:
-        """Return the canonical name of a parameter."""
+        """Return the canonical name of a parameter, which is the same for all aliases of the parameter."""
         return self.aliases.get(name, name)
 
     def objective(self, name: Any) -> Any:
-        """Return the canonical name of an objective."""
+        """Return the canonical name of an objective, which is the same for all aliases of the objective."""
         return self.objectives.get(name, name)
 
 
@@ -112,7 +112,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(name, item) for key, item in value.items()}
     if hasattr(value, "tolist"):
-        # Hyperparameter search libraries produce NumPy scalars and arrays.
+        # Hyperparameter search libraries pass NumPy scalars and arrays, which JSON cannot represent, so they are
+        # converted to Python numbers and lists.
         value = value.tolist()
     if value is None or isinstance(value, str | bool | int | float | list):
         return value

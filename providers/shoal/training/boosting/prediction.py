@@ -1,4 +1,4 @@
-"""Predict rows with a booster of any library, one table at a time."""
+"""Predict rows with a booster (trained model) of XGBoost or LightGBM, one table at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BoosterPredictor:
-    """Prediction of tables with one booster.
+    """Predict the rows of tables with one trained model (booster) of any boosting library.
 
     Args:
         predict: Function that predicts a batch. Its arguments are the features (float32 ``[rows, columns]``) and the
@@ -35,12 +35,12 @@ class BoosterPredictor:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that :meth:`predict_table` needs."""
+        """Names of the columns that a table for :meth:`predict_table` must contain, without duplicates."""
         margin = () if self.base_margin_col is None else (self.base_margin_col,)
         return tuple(dict.fromkeys((*self.input_cols, *margin)))
 
     def check(self, source: ParquetSource) -> None:
-        """Check, by the footers, that the model can predict the rows of a dataset.
+        """Check, by the Parquet footers of a dataset, that it has all columns of the model with suitable types.
 
         Raises:
             DataError: A column is missing, or is neither numeric nor categorical.
@@ -57,7 +57,7 @@ class BoosterPredictor:
         check_categories(source, {name: values.type for name, values in self.categories.items()})
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
-        """Return the predictions of a table's rows, ``[rows]`` or ``[rows, classes]``."""
+        """Return the model's predictions for the rows of a table: an array ``[rows]`` or ``[rows, classes]``."""
         from shoal.data.matrix import to_matrix, to_vector
 
         margin = None if self.base_margin_col is None else to_vector(table, self.base_margin_col, "float32")

@@ -1,4 +1,4 @@
-"""Report the finished rounds of a boosting training from rank 0 to the driver while a segment is trained."""
+"""Report the number of finished rounds and the metrics from rank 0 to the driver during a boosting training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from shoal.training.context import GangContext
 from shoal.training.progress import bounded
 
 _REPORT_EVERY_S = 2.0
-"""Seconds between two reports: a segment may take hours, a round less than a millisecond."""
+"""Minimum number of seconds between two reports. A round may take less than a millisecond, so not every round is
+reported."""
 
 
 class RoundReporter:
-    """Rank 0's reporter of finished rounds; on other ranks it does nothing.
+    """Send the number of finished rounds and the metrics from rank 0 to the driver; other ranks send nothing.
 
     Args:
         context: Training context of the worker.
@@ -24,14 +25,14 @@ class RoundReporter:
         self._next = time.monotonic() + _REPORT_EVERY_S
 
     def done(self, rounds: int, history: History) -> None:
-        """Report a number of finished rounds and their metrics, unless the last report is recent."""
+        """Report the number of finished rounds and their metrics, unless the last report is less than 2 s old."""
         if self._context.rank == 0 and time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_EVERY_S
             self._context.note({"rounds": rounds, "metrics": bounded(latest(history))})
 
 
 def latest(history: History) -> dict[str, float]:
-    """Return the last value of each metric, by eval set and metric, for example ``eval-rmse``."""
+    """Return the last value of each metric; a key consists of eval set and metric, such as ``eval-rmse``."""
     return {
         f"{name}-{metric}": float(values[-1])
         for name, metrics in history.items()

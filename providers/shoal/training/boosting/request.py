@@ -1,4 +1,4 @@
-"""The request to a boosting library and its result: plain data, so that a job can carry both as JSON."""
+"""Define the request for a boosting training and its result, as data that can be stored as JSON with a job."""
 
 from __future__ import annotations
 
@@ -17,46 +17,76 @@ from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
 Framework = Literal["xgboost", "lightgbm"]
-"""Boosting library."""
+"""Name of the boosting library that trains the model."""
 
 
 class TrainRequest(Settings):
-    """What a boosting library is to train, and how: the estimators build one, and a job's spec extends it."""
+    """Request for a boosting training: the datasets, the parameters, and the number and size of the workers.
 
-    framework: Framework = Field(default="xgboost", description="Library that trains.")
-    dataset: DatasetSpec = Field(description="Rows to train on; a `DataConnector` is accepted.")
-    input_cols: tuple[str, ...] = Field(min_length=1, description="Feature columns, in the order the model takes them.")
-    label_col: str = Field(min_length=1, description="Label column.")
+    The estimators create this request. The spec of a job contains the same fields and further ones.
+    """
+
+    framework: Framework = Field(
+        default="xgboost", description="Boosting library that trains the model: xgboost or lightgbm."
+    )
+    dataset: DatasetSpec = Field(
+        description="Dataset that the model is trained on. A `DataConnector` is accepted and converted to its spec."
+    )
+    input_cols: tuple[str, ...] = Field(
+        min_length=1, description="Names of the feature columns, in the order in which the model uses them."
+    )
+    label_col: str = Field(min_length=1, description="Name of the column that contains the labels.")
     categorical_cols: tuple[str, ...] = Field(
-        default=(), description="Feature columns whose values are categories: text, whole numbers or booleans."
+        default=(),
+        description="Names of the feature columns whose values are categories: text, whole numbers or booleans. The "
+        "default is no categorical column.",
     )
     eval_set: dict[str, DatasetSpec] = Field(
         default_factory=dict,
-        description='Rows to evaluate on after each round, by name; a single dataset is called "eval".',
+        description="Datasets, by name, on which the metrics are evaluated after each round. A single dataset gets "
+        'the name "eval". The default is no evaluation.',
     )
     params: dict[str, JsonValue] = Field(
-        default_factory=dict, description="The library's own parameters, the objective among them."
+        default_factory=dict,
+        description="Parameters under the names that the boosting library defines, including the objective.",
     )
-    n_estimators: int = Field(default=100, ge=1, description="Rounds of boosting.")
-    weight_col: str | None = Field(default=None, description="Column of row weights.")
-    base_margin_col: str | None = Field(default=None, description="Column of margins to boost from.")
+    n_estimators: int = Field(default=100, ge=1, description="Number of boosting rounds.")
+    weight_col: str | None = Field(
+        default=None,
+        description="Name of the column that contains the weight of each row. None: all rows have the same weight.",
+    )
+    base_margin_col: str | None = Field(
+        default=None,
+        description="Name of the column that contains the score (margin) of each row from which boosting starts. "
+        "None: all rows start from the same score.",
+    )
     group_col: str | None = Field(
-        default=None, description="Column of groups, such as queries, whose rows stay together; ranking needs one."
+        default=None,
+        description="Name of the column that assigns each row to a group, such as a query. All rows of a group stay "
+        "on one worker. A ranking objective needs this column. None: the rows have no groups.",
     )
     early_stopping_rounds: int | None = Field(
         default=None,
         ge=1,
-        description="Stop when the last metric of the last eval set has not improved for this many rounds.",
+        description="Number of rounds. The training stops when the last metric of the last eval set has not improved "
+        "for this many rounds. None: the training does not stop early.",
     )
     external_memory: bool | None = Field(
         default=None,
-        description="Keep the quantised rows on the nodes' disks; None: only where they do not fit in memory.",
+        description="Whether XGBoost keeps the quantised rows (the rows after conversion to histogram bins) on the "
+        "nodes' disks. None: only if the rows do not fit in memory.",
     )
     verbose_eval: bool | Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Print the metrics: True every round, n every n rounds."
+        default=None,
+        description="How often the metrics are printed: True prints them after every round, a number n after every n "
+        "rounds. False, 0 and None print no metrics.",
     )
-    scaling_config: ScalingConfig = Field(default_factory=ScalingConfig, description="Number and size of the workers.")
-    run_config: RunConfig = Field(default_factory=RunConfig, description="Pool to run on, and the limits of the run.")
+    scaling_config: ScalingConfig = Field(
+        default_factory=ScalingConfig, description="Number of workers, and the CPUs and GPUs of each worker."
+    )
+    run_config: RunConfig = Field(
+        default_factory=RunConfig, description="Name of the pool that runs the training, and the limits of the run."
+    )
 
     @field_validator("n_estimators", "early_stopping_rounds", mode="before")
     @classmethod
@@ -99,60 +129,75 @@ class TrainRequest(Settings):
 
     @property
     def columns(self) -> Columns:
-        """Roles of the columns."""
+        """The role (feature, label, weight, margin or group) of each column."""
         return Columns(self.input_cols, self.label_col, self.weight_col, self.base_margin_col, self.group_col)
 
     @property
     def extra_cols(self) -> tuple[str, ...]:
-        """The columns beside features and label."""
+        """The columns of row weights and margins, if there are any; the group column is not included."""
         return tuple(column for column in (self.weight_col, self.base_margin_col) if column is not None)
 
 
 class WorkerStats(BaseModel):
-    """Statistics of one worker, in seconds of its own clock."""
+    """Statistics of one worker: rows, time and memory; the worker measures the seconds with its own clock."""
 
     model_config = ConfigDict(frozen=True)
 
-    rank: int = Field(description="Rank of the worker.")
-    node: str = Field(description="Node that it ran on.")
-    rows: int = Field(description="Rows that it trained on.")
+    rank: int = Field(description="Rank of the worker in the gang, from 0.")
+    node: str = Field(description="Name of the node that the worker ran on.")
+    rows: int = Field(description="Number of rows that the worker trained on.")
     passes: int = Field(
-        description="How often it decoded its training rows before the first round: 1 where they were kept, else 4 "
-        "(from external memory 3; LightGBM: 2)."
+        description="Number of times that the worker decoded its training rows before the first round. The number is "
+        "1 if the decoded rows fit in memory. Otherwise XGBoost needs 4 passes, or 3 with external "
+        "memory, and LightGBM needs 2."
     )
-    external_memory: bool = Field(default=False, description="Whether its quantised rows were on disk.")
-    read_seconds: float = Field(description="Seconds spent reading and decoding.")
+    external_memory: bool = Field(default=False, description="Whether the worker kept its quantised rows on disk.")
+    read_seconds: float = Field(description="Seconds that the worker spent reading and decoding rows.")
     quantise_seconds: float = Field(
-        description="Seconds spent building the quantised matrices, waiting for peers included."
+        description="Seconds that the worker spent building the quantised matrices, including the time spent waiting "
+        "for other workers."
     )
-    train_seconds: float = Field(description="Seconds spent boosting and evaluating.")
-    idle_rss_bytes: int = Field(description="Resident size of its process before it read anything.")
-    peak_rss_bytes: int = Field(description="Highest resident size of its process during this training.")
+    train_seconds: float = Field(description="Seconds that the worker spent training and evaluating.")
+    idle_rss_bytes: int = Field(
+        description="Resident memory of the worker's process, in bytes, before the worker read any data."
+    )
+    peak_rss_bytes: int = Field(
+        description="Highest resident memory of the worker's process during this training, in bytes."
+    )
 
 
 class TrainResult(BaseModel):
-    """Trained model and training statistics."""
+    """Result of a boosting training: the model, its metrics, and the statistics of the training and of each worker."""
 
-    # A metric may be NaN, such as the AUC of a set of one class; JSON itself has no word for it.
+    # A metric may be NaN, such as the AUC of an eval set that contains only one class. JSON has no value for NaN, so
+    # NaN and infinity are written as strings.
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
 
-    framework: Framework = Field(default="xgboost", description="What trained.")
-    model: bytes = Field(description="The booster: UBJSON of XGBoost, text of LightGBM.")
-    eval_results: History = Field(description="Eval set -> metric -> value per round.")
-    best_iteration: int | None = Field(default=None, description="Best round, from 0, with early stopping; else None.")
-    best_score: float | None = Field(
-        default=None, description="Metric of the best round, with early stopping; else None."
+    framework: Framework = Field(default="xgboost", description="Boosting library that trained the model.")
+    model: bytes = Field(description="The trained model: UBJSON for XGBoost, text for LightGBM.")
+    eval_results: History = Field(
+        description="Values of the metrics after each round: eval set -> metric -> one value per round."
     )
-    rounds: int = Field(description="Rounds of boosting in the model.")
-    rows: int = Field(description="Rows trained on.")
-    num_workers: int = Field(description="Workers that trained.")
-    threads_per_worker: int = Field(description="Threads of each.")
-    seconds: float = Field(description="Seconds from the call to the result.")
-    restarts: int = Field(default=0, description="How often it went on from a checkpoint after a loss.")
-    workers: tuple[WorkerStats, ...] = Field(description="What each worker did, by rank.")
+    best_iteration: int | None = Field(
+        default=None,
+        description="Number of the best round, from 0, if the training used early stopping; otherwise None.",
+    )
+    best_score: float | None = Field(
+        default=None,
+        description="Value of the metric in the best round, if the training used early stopping; otherwise None.",
+    )
+    rounds: int = Field(description="Number of boosting rounds in the model.")
+    rows: int = Field(description="Number of rows that the model was trained on.")
+    num_workers: int = Field(description="Number of workers that trained the model.")
+    threads_per_worker: int = Field(description="Number of threads of each worker.")
+    seconds: float = Field(description="Time in seconds from the call of the training to its result.")
+    restarts: int = Field(
+        default=0, description="Number of times that the training continued from a checkpoint after a worker was lost."
+    )
+    workers: tuple[WorkerStats, ...] = Field(description="Statistics of each worker, ordered by rank.")
 
     def booster(self) -> Any:
-        """Load the model.
+        """Load the trained model into an object of the boosting library.
 
         Returns:
             An ``xgboost.Booster`` or ``lightgbm.Booster``, as the library's own ``train`` returns it.

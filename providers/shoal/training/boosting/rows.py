@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
 
 CheckLabel = Callable[["np.ndarray", RowRange], None]
-"""Function that raises DataError if the objective does not accept a label."""
+"""Type of a function that checks the labels of a row range and raises DataError if the objective refuses a label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One worker's rows of one dataset.
+    """A dataset, together with the rows of it that one worker reads.
 
     Args:
         connector: Dataset.
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Roles of a dataset's columns.
+    """Names of the columns that are features, label, weight, margin and group.
 
     Args:
         features: Feature columns, in the model's order.
@@ -63,7 +63,7 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns without duplicates, in reading order."""
+        """Names of all columns that are read, in this order and without duplicates."""
         return [
             name
             for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin, self.group))
@@ -73,7 +73,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The decoded rows of one row range.
+    """The decoded rows of one row range (consecutive rows of one Parquet row group), as NumPy arrays.
 
     Args:
         data: Features, float32 ``[rows, columns]``.
@@ -90,7 +90,7 @@ class Batch:
     group: np.ndarray | None = None
 
     def __getitem__(self, rows: slice) -> Batch:
-        """Return a batch with a slice of the rows."""
+        """Return a batch that contains only the rows of a slice."""
         return self._each(lambda name: None if (values := getattr(self, name)) is None else values[rows])
 
     def then(self, other: Batch) -> Batch:
@@ -107,22 +107,24 @@ class Batch:
         return Batch(**{field.name: of(field.name) for field in fields(self)})
 
 
-# Share of a node's free memory that the decoded rows of its workers may use. The quantised rows need a quarter of the
-# decoded size in addition, and so does the row group that is being decoded.
+# Share of a node's free memory that the decoded rows of its workers may use. The share is low, because the quantised
+# rows (rows converted to histogram bins) need a quarter of the decoded size in addition, and so does the row group that
+# is being decoded.
 _CACHE_FRACTION = 0.3
-# Decoding 100 MB of rows from a local file again takes only 0.1 to 0.2 s. Keeping them in memory takes as much memory
-# as all data that XGBoost derives from them.
+# Maximum size of decoded rows that are kept in memory if they come from local files and are not read often. Decoding
+# 100 MB of rows from a local file again takes only 0.1 to 0.2 s, but keeping them takes as much memory as all data that
+# XGBoost derives from them, so larger data is decoded again.
 _CHEAP_BYTES = 64 * 2**20
 _CHANGED = "the file may have changed since the training began, so start the training again"
 
 
 def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> int:
-    """Return how many bytes of decoded rows to keep in memory between passes.
+    """Compute how many bytes of decoded rows a worker may keep in memory, so that it does not decode them again.
 
     Args:
         part: Rows of this worker.
         local_world_size: Number of workers on this node.
-        often: Whether many more passes follow than quantising the rows needs.
+        often: Whether the rows are also read during the training, and not only to quantise them before it.
     """
     budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
     connector = part.connector
@@ -131,7 +133,7 @@ def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> i
 
 
 class ShardRows:
-    """An iterable over a shard's batches; a library may iterate as often as it needs.
+    """Iterate over the decoded rows of a worker's shard, batch by batch; a library may do this several times.
 
     If the decoded rows fit into the budget, they are kept in memory after the first pass. Otherwise each pass reads
     the rows again, and at most one row group is in memory.
@@ -169,13 +171,13 @@ class ShardRows:
             yield batch
 
     def forget(self) -> None:
-        """Release the kept rows; no further passes may follow."""
+        """Free the rows that are kept in memory; the object must not be iterated over after this call."""
         self._kept = None
 
     def _decode(self) -> Iterator[Batch]:
         self.passes += 1
         if self._kept is not None:
-            # An interrupted pass may have left some batches.
+            # An earlier pass that was interrupted may have left some batches, which this pass decodes again.
             self._kept.clear()
         ranges = self.part.shard.ranges
         if ranges:
@@ -197,7 +199,8 @@ class ShardRows:
         where = f"{rows.path}, row group {rows.row_group}"
         if table.num_rows != rows.rows:
             raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
-        # XGBoost silently accepts a worker that has fewer columns than its peers, so the columns are checked here.
+        # XGBoost silently accepts a worker that has fewer columns than the other workers, so this
+        # code checks the columns.
         if table.column_names != columns.names:
             raise DataError(
                 f"{where}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
@@ -215,7 +218,7 @@ class ShardRows:
 
 
 class _GroupNumbers:
-    """Counter that numbers a shard's groups in the order of their rows.
+    """Number the groups of a shard's rows, in the order of the rows; a group may extend over several tables.
 
     Args:
         column: Name of the group column.
@@ -227,7 +230,7 @@ class _GroupNumbers:
         self._before: pa.Scalar | None = None
 
     def __call__(self, table: pa.Table) -> np.ndarray:
-        """Return the number of each row's group, int64 ``[rows]``."""
+        """Return for each row of the next table the number of its group, as an int64 array ``[rows]``."""
         values = table.column(self._column).combine_chunks()
         numbers = self._last + group_starts(values, self._before).cumsum()
         self._last, self._before = int(numbers[-1]), values[-1]
@@ -254,7 +257,7 @@ def in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
 def _complete(table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
     """Return a column of weights or margins, and raise DataError if a value is null, NaN or infinite.
 
-    The libraries would treat NaN as a number.
+    The check is necessary, because the libraries would accept NaN and treat it as a number.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Messages between the driver and the workers of a boosting training, the same for all libraries."""
+"""Define the messages between the driver and the workers of a boosting training; all libraries use the same ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from shoal.training.boosting.rows import Columns, Part
 from shoal.training.boosting.user_code import UserCode
 
 History = dict[str, dict[str, list[float]]]
-"""Eval set -> metric -> value per round."""
+"""Values of the metrics: name of an eval set -> name of a metric -> one value per round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Input of one worker for a training.
+    """Data, parameters and functions that the driver sends to one worker before a training.
 
     Args:
         train: This worker's part of the training set.
@@ -43,12 +43,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Time and memory that a worker used to build its matrices.
+    """Time and memory that a worker used to convert its rows to the library's matrices before the first round.
 
     Args:
         passes: Number of times that the training rows were decoded.
         read_seconds: Seconds for reading and decoding.
-        quantise_seconds: Further seconds for building the matrices, including the time spent waiting for peers.
+        quantise_seconds: Further seconds for building the matrices, including the time spent waiting for other workers.
         idle_rss_bytes: Resident memory of the worker's process before it read any data, in bytes.
         external_memory: Whether the matrices are on disk.
     """
@@ -62,7 +62,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The model after a segment, from which training can continue.
+    """Model and metrics after a segment (a group of rounds), from which a training can continue.
 
     Args:
         rounds: Number of boosting rounds in the model.
@@ -77,7 +77,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Boosting rounds to train between two checkpoints.
+    """Request to the workers to train the rounds up to the next checkpoint.
 
     Args:
         index: Number of the segment, from 0.
@@ -95,7 +95,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Boosted:
-    """Result of a segment on one worker.
+    """Result of one worker after it trained a segment (the rounds between two checkpoints).
 
     Args:
         stopped: Whether the training stopped early in this segment.

@@ -1,4 +1,7 @@
-"""The user's callbacks and functions of a training, which are pickled and sent beside the request (plain JSON data)."""
+"""Hold the user's callbacks and functions of a training.
+
+They are pickled and sent separately from the request, because the request contains only JSON data.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 
 Objective = Callable[..., Any]
-"""Function that returns the gradient and Hessian of each row's loss; the library defines its signature."""
+"""Type of the user's objective function, which returns the gradient and Hessian of each row's loss. The boosting
+library defines its arguments."""
 Metric = Callable[..., Any]
-"""Function that returns the value of a metric on an eval set; the library defines its signature."""
+"""Type of the user's metric function, which returns the value of a metric on an eval set. The boosting library defines
+its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """The user's callbacks and functions; every worker gets a copy. An empty object is false.
+    """The user's callbacks, objective and metrics; every worker gets a copy. An object without any of them is false.
 
     Args:
         callbacks: Callbacks in the library's format.
@@ -60,11 +65,11 @@ class UserCode:
         return bool(self.parts())
 
     def parts(self) -> tuple[Any, ...]:
-        """Return all callbacks and functions."""
+        """Return all callbacks and functions in one tuple."""
         return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
 
     def names(self) -> dict[str, str]:
-        """Return the estimator's argument (`objective`, `custom_metric`) -> names of the functions given in it."""
+        """Return the names of the user's functions, by the estimator's argument (`objective` or `custom_metric`)."""
         objective = () if self.objective is None else (self.objective,)
         found = {"objective": objective, "custom_metric": self.metrics}
         return {
@@ -75,7 +80,7 @@ class UserCode:
 
 
 def refuse_namesakes(history: Mapping[str, Mapping[str, Sequence[float]]], rounds: int) -> None:
-    """Raise if two metrics have the same name, because their values would be recorded as one metric.
+    """Raise InvalidArgumentError if two metrics have the same name: their values would be recorded as one metric.
 
     Args:
         history: Eval set -> metric -> value per round.

@@ -1,1 +1,1 @@
-"""Gangs: start the workers of one training all together, run functions on them, and find the cause of a failure."""
+"""Start the workers of one training together (a gang), run functions on them, and find the cause of a failure."""

@@ -1,9 +1,10 @@
 """Start the workers of one training, run functions on all of them, and raise the cause of a failure.
 
-Each worker is a Ray actor on its own bundle of one placement group and holds a lifeline (a socket) to the driver. A
-run ends when every rank has returned a result, or at the first failure. After a failure the gang collects the ranks'
-errors for a few seconds, raises the most likely cause (a dead worker explains the errors of its peers, never the other
-way round) and kills all workers. A gang that failed is never used again.
+A gang is the group of workers of one training. Each worker is a Ray actor on its own bundle of one placement group,
+and keeps a socket to the driver open (its lifeline), so that the driver notices at once when the worker dies. A run
+ends when every rank has returned a result, or at the first failure. After a failure the gang collects the ranks' errors
+for a few seconds, raises the most likely cause (a dead worker causes errors on the other workers, never the other way
+round) and kills all workers. A gang that failed is never used again.
 """
 
 from __future__ import annotations
@@ -26,20 +27,23 @@ from shoal.training.gang.lifeline import EventKind, Switchboard
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
 
-# How long to collect further errors after the first failure. The peers of a worker that raised or was killed failed
-# 0.1 s after it, because the kernel closed their connections at once. A vanished host is detected only after the 4 s
-# of the lifeline's keepalive.
+# Seconds to collect further errors after the first failure, so that the real cause is found. When a worker raised or
+# was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once. When a host
+# vanished, the driver notices it only after the 4 s of the TCP keepalive, so an error that only reports an unreachable
+# worker needs the longer wait.
 _SETTLE_SECONDS = 0.5
 _EXPLAIN_SECONDS = 4.5
-# Killed processes ended within 0.1 s in our measurements. These limits matter only for a dead node or a vanished host.
+# Seconds to wait until killed processes have ended. Killed processes ended within 0.1 s in our measurements, so these
+# limits are reached only if a node is dead or a host has vanished.
 _KILL_SECONDS = 1.0
 _END_SECONDS = 4.0
-# Actors on a running node start in 1 to 5 s, and more slowly on a machine where many processes import at once.
+# Seconds to wait until all actors have started. Actors on a running node start in 1 to 5 s. The limit is much longer,
+# because actors start more slowly on a machine where many processes import modules at once.
 _START_SECONDS = 120.0
 
 
 class Sidecar(Protocol):
-    """A sidecar: a helper process or thread that ends together with the gang, such as XGBoost's tracker."""
+    """Interface of a sidecar: a helper process or thread, such as XGBoost's tracker, that ends with the gang."""
 
     def close(self) -> None:
         """Stop the helper and release its resources."""
@@ -47,16 +51,17 @@ class Sidecar(Protocol):
 
 
 class _Weight(IntEnum):
-    """Priority of a failure as the cause of a run's end; the lowest value explains the others."""
+    """Rank failures by how likely they caused the others; the failure with the lowest value is reported to the user."""
 
     STARVED = 0
-    """A worker was killed because memory ran out. Ray reports this reason; the lifeline reports only the loss."""
+    """A worker was killed because memory ran out. Only Ray reports this reason; the worker's lifeline (its socket to
+    the driver) only shows that the worker is gone."""
     LOST = 1
     """A worker's process or node is gone."""
     RAISED = 2
-    """A worker's own code raised an exception."""
+    """The code that ran in a worker raised an exception."""
     SIDECAR = 3
-    """A sidecar, such as the tracker, failed. This may be a consequence of a worker's end."""
+    """A helper such as XGBoost's tracker failed, possibly because a worker had ended."""
     PEER = 4
     """A worker could not reach another worker."""
 
@@ -87,11 +92,11 @@ class _Note:
 _Event = _Cause | _Answer | _Done | _Note
 _C = TypeVar("_C", bound=Sidecar)
 OnNote = Callable[[int, dict[str, Any]], None]
-"""Function that is called with a worker's rank and a note (JSON data) from that worker."""
+"""Type of a function that is called with a worker's rank and a note (JSON data, such as metrics) from this worker."""
 
 
 class Gang:
-    """The running workers of one training; :meth:`start` creates a gang.
+    """Manage the running workers of one training; :meth:`start` creates a gang.
 
     Args:
         shape: Number and size of the workers.
@@ -147,7 +152,7 @@ class Gang:
         )
 
     def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
-        """Return the sidecar of this name and create it at the first call; it is closed when the gang ends.
+        """Return the sidecar (helper) of a name; the first call creates it, and the end of the gang closes it.
 
         Args:
             name: Name of the sidecar within this gang.
@@ -162,7 +167,7 @@ class Gang:
         return self._sidecars[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Let the workers import modules in the background, without optional packages that they do not need."""
+        """Tell the workers to import modules in the background, without optional packages such as scikit-learn."""
         for actor in self._actors:
             actor.preload.remote(list(modules))
 
@@ -202,12 +207,15 @@ class Gang:
             raise
 
     def end(self) -> None:
-        """Kill the workers, close the sidecars and wait until their processes have ended; may be called again."""
+        """Kill the workers, wait until they have ended, and close the sidecars (helpers such as XGBoost's tracker).
+
+        The method may be called again.
+        """
         if self.ended:
             return
         self.ended = True
         with contextlib.suppress(Exception):
-            # If Ray is shut down already, the actors have ended too.
+            # If Ray is shut down already, the kill fails. The error is ignored, because the actors have ended too.
             self._kill_actors()
         if self._switchboard is not None:
             self._hang_up(self._switchboard)
@@ -216,8 +224,8 @@ class Gang:
 
     def _hang_up(self, board: Switchboard) -> None:
         if not board.wait_all_gone(_KILL_SECONDS):
-            # Ray cannot kill workers on a node whose raylet is dead or stopped. Closing their lifelines makes these
-            # workers end themselves.
+            # Ray cannot kill workers on a node whose raylet (Ray's process on the node) is dead or stopped. A worker
+            # ends itself when its socket to the driver (the lifeline) is closed, so the sockets are closed now.
             board.hang_up()
             if not board.wait_all_gone(_END_SECONDS):
                 say(
@@ -259,7 +267,8 @@ class Gang:
                     f"rank {rank} (node {seat.node}) was lost while it started: {_first_line(exc)}"
                 ) from exc
         self.workers = tuple(infos)
-        # Another thread reads the workers' hello frames, so a worker's join() may return before its hello was read.
+        # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
+        # that thread has read the message, so the driver waits for all of them.
         if not board.wait_joined(size, max(0.1, deadline - time.monotonic())):
             raise WorkerLostError(
                 f"a worker of the gang of {self.shape} could not connect to the driver at {board.host}"
@@ -276,7 +285,7 @@ class Gang:
     ) -> list[Any]:
         import ray
 
-        # put() stores the function once, instead of once per rank.
+        # put() stores the pickled function once in Ray's object store. Without put(), Ray would store it once per rank.
         shared = ray.put(function)
         for rank, (actor, args) in enumerate(zip(self._actors, args_per_rank, strict=True)):
             future = actor.run.remote(shared, args).future()
@@ -301,7 +310,7 @@ class Gang:
     def _first_cause(self, first: _Cause) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that explains the others.
 
-        The wait is short as soon as a failure other than an unreachable peer is known.
+        The wait is only 0.5 s as soon as a failure is known that is more than an unreachable worker.
         """
         began = time.monotonic()
         causes = [first]
@@ -312,7 +321,7 @@ class Gang:
                 break
             if isinstance(event, _Cause):
                 causes.append(event)
-        # Among failures of the same weight, min() returns the earliest.
+        # If several failures have the lowest weight, min() returns the earliest of them.
         return min(causes, key=lambda cause: cause.weight).error
 
     def _raised(self, rank: int, failure: Failure) -> _Cause:
@@ -339,15 +348,16 @@ class Gang:
         elif _is_death(exc):
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {_first_line(exc)}")))
         else:
-            # For example a result that cannot be pickled. The last line of a Ray task error is the original error.
+            # Ray could not return the result, for example because it cannot be pickled. The last line of Ray's error
+            # message contains the original error, so only this line is shown.
             raised = str(exc).strip().splitlines()[-1]
             self._note(_Cause(_Weight.RAISED, TrainingError(f"{self._who(rank)} failed: {raised}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
-        """Handle an event from a worker's lifeline; the switchboard calls this method in its own thread."""
+        """Handle an event that was received on a worker's socket; the `Switchboard` calls this method in its thread."""
         if kind is EventKind.LINE:
-            # Printing fails if this process's output is closed, or is ASCII only. The training run must not end
-            # because of that.
+            # Printing fails if the output of this process is closed or accepts only ASCII. Such a failure must not
+            # end the training, so it is ignored.
             with contextlib.suppress(OSError, ValueError):
                 say(text)
         elif kind is EventKind.DONE:
@@ -363,7 +373,7 @@ class Gang:
         self._events.put(event)
 
     def _next(self, deadline: float) -> _Event | None:
-        """Return the next event, or None when the deadline has passed."""
+        """Wait for the next event of a worker or sidecar and return it; return None when the deadline has passed."""
         try:
             wait = deadline - time.monotonic()
             return self._events.get(timeout=None if wait == math.inf else max(0.0, wait))
@@ -391,7 +401,7 @@ def _driver_address() -> str:
 
 
 def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
-    """Return the address to listen on for lifelines: loopback if all workers are on the driver's node.
+    """Return the address on which the driver accepts the workers' sockets: loopback if all are on the driver's node.
 
     Args:
         address: Address of the driver that the other nodes can reach.
@@ -402,9 +412,9 @@ def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:
-    """Return whether Ray's memory monitor killed the worker.
+    """Return whether an error from Ray means that Ray's memory monitor killed the worker.
 
-    For an actor, Ray reports this only in the text of the error.
+    For an actor, Ray reports this reason only in the text of the error, so the text is searched.
     """
     import ray
 

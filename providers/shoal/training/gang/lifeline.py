@@ -1,13 +1,14 @@
-"""Lifelines: sockets between the driver and its workers, which show each side at once that the other one is gone.
+"""Detect dead workers and a dead driver at once, by one socket (a lifeline) between the driver and each worker.
 
 Ray reports a dead actor quickly only if the actor's process ended. Ray detects a vanished node after five missed
-health checks, which take about 15 s. A socket is faster: the kernel closes the socket of a killed process, and a
-host that no longer answers fails TCP keepalive. The socket also carries the workers' log lines. This is far cheaper
-than an actor call per round and needs no further actor.
+health checks, which take about 15 s. A socket is faster: the kernel closes the socket of a killed process, and TCP
+keepalive closes the socket of a host that no longer answers. The workers also send their log lines through this socket,
+because that is far cheaper than an actor call per round and needs no further actor.
 
-Frames are lines of text, and only workers send them. The first frame is a hello: the gang's token and the worker's
-rank. Then follow ``h`` (heartbeat), ``d`` (a call is done), ``l`` with a log line as JSON, ``n`` with a note for the
-driver as JSON, and ``x`` with the reason why the worker ends itself.
+Only the workers send data. They send frames, each of which is one line of text. The first frame of a socket is the
+hello: the gang's token and the worker's rank. Each later frame begins with a letter: ``h`` (heartbeat), ``d`` (a call
+is done), ``l`` with a log line as JSON, ``n`` with a note for the driver as JSON, or ``x`` with the reason why the
+worker ends itself.
 
 Any process on the host can connect. Therefore the hello must be short and must arrive within seconds, its token is
 compared in constant time, and no other data is parsed before the hello is accepted.
@@ -30,33 +31,38 @@ from enum import Enum
 from typing import Any
 
 _HEARTBEAT_SECONDS = 1.0
-# The kernel answers keepalives even for a stopped process, so only missing heartbeats show that a process is stopped.
-# The limit is longer than for a vanished host, because loading a C extension from a cold disk blocks all Python
-# threads for seconds.
+# Seconds without a heartbeat after which the driver reports a worker as lost. The kernel answers TCP keepalives even
+# for a stopped process, so only missing heartbeats show that a process is stopped. The limit is longer than the one for
+# a vanished host, because loading a C extension from a cold disk blocks all Python threads for seconds, and a blocked
+# process sends no heartbeats.
 _SILENCE_SECONDS = 20.0
-# Settings that detect a vanished host: the first probe after 1 s of silence, then one every second, three in all. Sent
-# data may stay unacknowledged for 4 s.
+# TCP settings with which the kernel detects a vanished host: it sends the first probe after 1 s without data, then one
+# every second, and closes the connection after three unanswered probes. It also closes the connection when sent data
+# was not acknowledged for 4 s.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 1),
     (socket.TCP_KEEPINTVL, 1),
     (socket.TCP_KEEPCNT, 3),
     (socket.TCP_USER_TIMEOUT, 4000),
 )
-# The longest frames are log lines and notes with a few metrics.
+# Maximum size of a frame (one line of text from a worker). The longest frames are log lines and notes with a few
+# metrics, so a longer frame is an error and ends the connection.
 _MAX_FRAME_BYTES = 2**20
-# Maximum number of characters in a log frame. A character takes at most 12 bytes as JSON.
+# Maximum number of characters in the frame of a log line. A character takes at most 12 bytes as JSON, so such a frame
+# stays below the maximum size of a frame.
 _MAX_LOG_CHARACTERS = 2**16
-# A hello contains a token of 32 characters and a rank.
+# Maximum size of a hello, the first frame of a connection. A hello contains only a token of 32 characters and a rank.
 _MAX_HELLO_BYTES = 256
-# A worker sends its hello directly after connecting, but a busy machine may not schedule it at once.
+# Seconds after which a connection without a hello (its first frame) is closed. A worker sends the hello directly after
+# connecting, but on a busy machine the worker may have to wait for CPU time.
 _HELLO_SECONDS = 10.0
-# Number of connections without a hello that are kept, in addition to one per worker. When there are more, the oldest
-# is closed.
+# Number of connections that have not identified themselves and are still kept, in addition to one per worker. When
+# there are more, the oldest one is closed, so that other processes on the host cannot use up all file descriptors.
 _SPARE_CONNECTIONS = 64
 
 
 class EventKind(Enum):
-    """Kind of an event that the switchboard reports about a worker."""
+    """Kinds of the events that the `Switchboard` reports about a worker."""
 
     GONE = "gone"
     """The worker's process or host is gone, or does not respond; the text contains the reason."""
@@ -73,7 +79,7 @@ Listener = Callable[[int, EventKind, str], None]
 
 @dataclass
 class _Line:
-    """One accepted connection; `rank` is None until it has sent a valid hello."""
+    """Store the state of one accepted connection; `rank` is None until the connection has sent a valid first frame."""
 
     sock: socket.socket
     opened: float
@@ -84,7 +90,7 @@ class _Line:
 
 
 class Switchboard:
-    """The driver's side of all lifelines of a gang.
+    """Accept the sockets (lifelines) of all workers of a gang in the driver, and report what the workers send.
 
     Args:
         host: Address to listen on; the workers must be able to reach it.
@@ -111,25 +117,25 @@ class Switchboard:
         self._thread.start()
 
     def connected(self) -> set[int]:
-        """Return the ranks whose lifelines are open."""
+        """Return the ranks of the workers whose sockets to the driver are open."""
         with self._changed:
             return {line.rank for line in self._lines.values() if line.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Wait until a number of workers have said hello; workers that have ended since then count too.
+        """Wait until a number of workers have connected; workers that connected and have ended since then count too.
 
         Args:
             number: Number of workers to wait for.
             timeout: Maximum time to wait in seconds.
 
         Returns:
-            False if fewer workers have said hello in time.
+            False if fewer workers have connected in time.
         """
         with self._changed:
             return self._changed.wait_for(lambda: len(self._joined) >= number, timeout)
 
     def wait_all_gone(self, timeout: float) -> bool:
-        """Wait until every worker's process has ended.
+        """Wait until the process of every connected worker has ended.
 
         Args:
             timeout: Maximum time to wait in seconds.
@@ -141,16 +147,21 @@ class Switchboard:
             return self._changed.wait_for(lambda: all(line.rank is None for line in self._lines.values()), timeout)
 
     def hang_up(self) -> None:
-        """Make the remaining workers end themselves; the lifelines stay open, so that `wait_all_gone` sees the end."""
+        """Make the remaining workers end themselves, by closing the sending direction of their sockets.
+
+        The other direction stays open, so that `wait_all_gone` notices when a worker's process has ended.
+        """
         with self._changed:
             for line in self._lines.values():
                 with contextlib.suppress(OSError):
                     line.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close all lifelines and stop listening."""
+        """Close the sockets of all workers and stop listening for further connections."""
         self._closing = True
-        with contextlib.suppress(OSError):  # the thread may have seen `_closing` and closed the socket already
+        # Sending fails if the thread has already seen `_closing` and closed the socket. The error is ignored, because
+        # the thread then does not have to be woken up.
+        with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
         self._thread.join(timeout=5)
 
@@ -160,7 +171,8 @@ class Switchboard:
                 for key, _ in self._selector.select(timeout=_HEARTBEAT_SECONDS):
                     if key.fileobj is self._server:
                         self._accept()
-                    # _accept() may have closed this connection, after the selector reported it, to make room.
+                    # The selector may report a connection that _accept() has closed in the meantime, because there
+                    # were too many connections. Such a connection is not in _lines any more and is skipped.
                     elif line := self._lines.get(key.fileobj):  # type: ignore[call-overload]
                         self._read(line)
                 self._check_silence()
@@ -217,7 +229,11 @@ class Switchboard:
             self._lost(line, f"it sent a frame of more than {_MAX_FRAME_BYTES} bytes")
 
     def _admit(self, line: _Line, hello: bytes) -> bool:
-        """Check a connection's first frame; return False if the frame is not the hello of a worker of this gang."""
+        """Check the first frame (hello) of a connection and record the worker's rank.
+
+        Returns:
+            False if the frame does not come from a worker of this gang: the token or the rank is wrong.
+        """
         token, _, rank = hello.partition(b" ")
         if len(hello) > _MAX_HELLO_BYTES or not hmac.compare_digest(token, self.token.encode()):
             return False
@@ -230,7 +246,7 @@ class Switchboard:
         return True
 
     def _handle(self, line: _Line, rank: int, frame: bytes) -> None:
-        """Pass a worker's frame to the listener.
+        """Decode a frame (one line of text from a worker) and pass it to the listener.
 
         Raises:
             Exception: The frame is malformed, or the listener raised.
@@ -251,7 +267,7 @@ class Switchboard:
                 if now - line.opened > _HELLO_SECONDS:
                     self._drop(line)
             elif now - line.heard > _SILENCE_SECONDS:
-                # The lifeline stays open, so that `wait_all_gone` sees the end of the process.
+                # The socket is not closed here, so that `wait_all_gone` notices when the worker's process has ended.
                 self._report(
                     line, f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time"
                 )
@@ -274,7 +290,7 @@ class Switchboard:
 
 
 class Lifeline:
-    """The worker's side of its lifeline; this process ends itself when the driver closes the connection.
+    """Hold a worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
 
     Args:
         host: Address of the driver's switchboard.
@@ -288,8 +304,9 @@ class Lifeline:
         self._sock.settimeout(None)
         _watch(self._sock)
         self._sending = threading.Lock()
-        # A Ray worker is a child of its node's raylet, but continues to run when the raylet dies. Ray itself notices a
-        # dead raylet only after 14 s.
+        # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
+        # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks its parent process every
+        # second.
         self._raylet = os.getppid()
         self._send(f"{token} {rank}".encode())
         threading.Thread(target=self._live, name="shoal-lifeline", daemon=True).start()
@@ -297,30 +314,31 @@ class Lifeline:
     def log(self, text: str) -> None:
         """Send text to the driver, which prints it.
 
-        Lone surrogates are sent as escapes, because terminals cannot print them. A text that is too long for one frame
-        is printed as several lines.
+        Lone surrogates (invalid characters) are sent as escape sequences, because terminals cannot print them. A text
+        that is too long for one frame is sent in several frames and printed as several lines.
         """
         shown = text.encode(errors="backslashreplace").decode()
         for start in range(0, len(shown) or 1, _MAX_LOG_CHARACTERS):
             self._send(b"l" + json.dumps(shown[start : start + _MAX_LOG_CHARACTERS]).encode())
 
     def note(self, note: Mapping[str, Any]) -> None:
-        """Send a note to the driver.
+        """Send a note, such as the progress of the training, to the driver.
 
         Args:
-            note: Data that JSON can represent.
+            note: Data that can be converted to JSON.
         """
         self._send(b"n" + json.dumps(note).encode())
 
     def done(self) -> None:
-        """Tell the driver that a call is done."""
+        """Tell the driver that the current call has ended and that all its log lines have been sent."""
         self._send(b"d")
 
     def _live(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._sock, selectors.EVENT_READ)
         while True:
-            # The driver never sends data, so a readable socket means that the driver closed the connection.
+            # The driver never sends data, so a readable socket means that the driver closed the connection. The worker
+            # then ends its own process.
             if selector.select(timeout=_HEARTBEAT_SECONDS):
                 _leave()
             if os.getppid() != self._raylet:
@@ -344,5 +362,6 @@ def _watch(sock: socket.socket) -> None:
 
 
 def _leave() -> None:
-    # sys.exit() would not end the process: the main thread may be inside a library that never returns.
+    # os._exit() ends the whole process at once. In the lifeline's thread, sys.exit() would end only this thread, and
+    # the main thread may be inside a library call that never returns.
     os._exit(1)

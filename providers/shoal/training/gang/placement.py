@@ -14,22 +14,22 @@ from shoal.training import cluster
 from shoal.training.capacity import resources
 from shoal.training.context import say
 
-# Default time to wait for CPUs that other work uses. It is long enough for another training to end, and short enough
-# that a workflow task does not occupy its slot for hours.
+# Default number of seconds to wait for CPUs that other work uses. This time is long enough for another training to end,
+# and short enough that a waiting Airflow or Prefect task does not occupy its slot for hours.
 WAIT_SECONDS = 600.0
-# A free pool reserves the resources in 0.05 s, and a pool whose last gang was just killed in up to 2 s. Only a longer
-# wait is worth a message.
+# Seconds to wait before the first message about the wait is printed. A free pool reserves the resources in 0.05 s, and
+# a pool whose last gang was just killed needs up to 2 s, so these normal cases print no message.
 _QUIET_SECONDS = 3.0
 _POLL_SECONDS = 2.0
-# Interval of the messages that tell the user that the gang is waiting and not hanging.
+# Seconds between two messages about the wait, which show the user that the process waits and does not hang.
 _SAY_EVERY_SECONDS = 30.0
-# Ray does not accept a bundle without any resource.
+# Amount that is reserved instead of 0, because Ray does not accept a placement group bundle without any resource.
 _LEAST = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class GangShape:
-    """Number and size of a gang's workers; a gang can be reused for another run of the same shape.
+    """Number of workers of a gang, and the resources of each; a gang is reused only for a run with an equal shape.
 
     Args:
         num_workers: Number of workers.
@@ -39,7 +39,7 @@ class GangShape:
         per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
             workers wherever there is room.
         trim_memory: Whether the workers return freed memory to the operating system at once, so that another library
-            in the process can use it. This slows down a library that frees and allocates memory all the time.
+            in the process can use it. A library that frees and allocates memory all the time becomes slower.
     """
 
     num_workers: int
@@ -59,7 +59,8 @@ class GangShape:
         together = self.per_node or 1
         gpus = {"GPU": float(self.gpus_per_worker * together)} if self.gpus_per_worker else {}
         if self.gpu_type:
-            # A node has 1 of its GPU type's resource, however many GPUs it has. All workers on the node share it.
+            # Ray defines a resource for the GPU type, and each node has exactly 1 of it, however many GPUs it has.
+            # Each worker reserves a very small part, so that all workers of the node can share this resource.
             gpus[cluster.GPU_TYPE + self.gpu_type] = _LEAST
         bundle = {"CPU": max(self.cpus_per_worker, _LEAST) * together, **gpus}
         return [bundle] * (self.num_workers // together)
@@ -67,7 +68,7 @@ class GangShape:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Bundle and node of one rank.
+    """Placement of one rank: the bundle of the placement group, and the node on which the worker runs.
 
     Args:
         bundle: Index of the placement group's bundle.
@@ -83,7 +84,7 @@ class Seat:
 
 
 def reserve(shape: GangShape, deadline: float) -> Any:
-    """Reserve the resources of all workers, or of none.
+    """Reserve the resources of all workers together in a Ray placement group; if one worker does not fit, reserve none.
 
     Args:
         shape: Number and size of the workers.
@@ -103,7 +104,7 @@ def reserve(shape: GangShape, deadline: float) -> Any:
         _wait(shape, group, deadline)
     except BaseException:
         with contextlib.suppress(Exception):
-            # If Ray is shut down already, the reservation has ended too.
+            # release() fails if Ray is shut down already. The error is ignored, because the reservation has ended too.
             release(group)
         raise
     return group
@@ -115,7 +116,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
     began = said = time.monotonic()
     pause = _QUIET_SECONDS
     while not group.wait(timeout_seconds=max(0.0, min(pause, deadline - time.monotonic()))):
-        # Nodes may leave the pool during the wait.
+        # Nodes may leave the pool during the wait, and the gang may then be too large for the remaining nodes.
         refuse_if_impossible(shape)
         now = time.monotonic()
         free = ray.available_resources()
@@ -132,7 +133,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
 
 
 def refuse_if_impossible(shape: GangShape) -> None:
-    """Raise if the nodes of this cluster are too few or too small for a gang, even without other work.
+    """Raise CapacityError if the nodes of this cluster are too few or too small for a gang, even without other work.
 
     Raises:
         CapacityError: The gang does not fit.
@@ -153,7 +154,7 @@ def refuse_if_impossible(shape: GangShape) -> None:
 
 
 def seats(shape: GangShape, group: Any) -> list[Seat]:
-    """Return bundle and node of each worker, by rank: the workers on the head first, then those on the other nodes."""
+    """Return the placement of each worker, ordered by rank: first the workers on the head node, then all others."""
     import ray
     from ray.util.placement_group import placement_group_table
 
@@ -173,7 +174,7 @@ def seats(shape: GangShape, group: Any) -> list[Seat]:
 
 
 def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
-    """Return the options with which Ray starts the actor of a rank in its bundle."""
+    """Return the options (CPUs, GPUs, placement group bundle) with which Ray starts the actor of one rank."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return {
@@ -184,7 +185,7 @@ def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
 
 
 def release(group: Any) -> None:
-    """Free the reserved resources; the raylets then kill the processes that still use them."""
+    """Free the resources of a placement group; Ray then kills the processes that still use these resources."""
     from ray.util.placement_group import remove_placement_group
 
     remove_placement_group(group)

@@ -1,4 +1,7 @@
-"""Reuse gangs between runs: the last gang of each shape stays idle until the driver's next run."""
+"""Reuse the workers of a finished training for the next one, because starting workers takes seconds.
+
+After a run, its gang (the group of workers) stays idle in this process until the next run of the same shape.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def shared_gang(
     if gang is None or not gang.sound:
         if gang is not None:
             gang.end()
-        # Idle gangs of other shapes hold CPUs that the new gang may need.
+        # Idle gangs of other shapes still reserve CPUs that the new gang may need, so they are ended first.
         end_gangs()
         gang = Gang.start(shape, timeout=timeout, env=env)
     try:
@@ -54,12 +57,13 @@ def shared_gang(
     with _idle_lock:
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
-        # Another thread of this driver has stored a gang of the same shape in the meantime.
+        # Another thread of this driver has stored a gang of the same shape in the meantime. Only one gang of each shape
+        # is kept, so this one ends.
         gang.end()
 
 
 def end_gangs() -> None:
-    """End all idle gangs, which wait for another run."""
+    """End all gangs (groups of workers) of this process that are idle and are kept for another run."""
     while True:
         with _idle_lock:
             if not _idle:
@@ -70,6 +74,6 @@ def end_gangs() -> None:
 
 @functools.cache
 def _end_at_exit() -> None:
-    # Exit handlers run in reverse order of registration. This handler needs Ray, so it has to be registered after Ray's
-    # own handler, which is registered when Ray is imported.
+    # Exit handlers run in reverse order of registration. This handler needs Ray and has to run before Ray's own handler
+    # shuts Ray down. Therefore it is registered after Ray was imported, which is when Ray registers its handler.
     atexit.register(end_gangs)

@@ -1,4 +1,4 @@
-"""The Ray actor that is a worker of a gang: it runs functions and returns their results or errors."""
+"""Define the Ray actor that is a worker of a gang: the actor runs functions and returns their results or errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shoal.training.host.imports import import_lean
 
 
 class PeerError(TrainingError):
-    """Error of a worker that failed only because another worker failed."""
+    """Raised in a worker that could not reach another worker, so that the driver looks for the other worker's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Rank, node and process of a worker.
+    """Rank, node name and process id of a worker, as error messages show them.
 
     Args:
         rank: Rank in the gang.
@@ -40,15 +40,15 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker's position in its gang and the address of the driver's switchboard.
+    """Data that a new worker gets from the driver: its position in the gang, and the driver's address to connect to.
 
     Args:
         rank: Rank of the worker.
         world_size: Number of workers in the gang.
         local_world_size: Number of workers on the worker's node.
-        host: Address of the driver's switchboard.
-        port: Port of the switchboard.
-        token: Token of the gang, which the worker sends to the switchboard.
+        host: Address at which the driver's `Switchboard` accepts the workers' sockets.
+        port: Port of the `Switchboard`.
+        token: Secret text of the gang, which the worker sends first to identify itself.
     """
 
     rank: int
@@ -61,14 +61,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """Return value of a successful call."""
+    """Result of a function call in a worker that succeeded: the function's return value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Error of a failed call, in a form that the driver can unpickle without the worker's modules.
+    """Result of a function call in a worker that failed; the driver can unpickle it without the worker's modules.
 
     Args:
         summary: Type and message of the exception.
@@ -82,24 +82,24 @@ class Failure:
 
 
 class Worker:
-    """One worker of a gang; it gets its rank only in `join`.
+    """Run functions as one worker of a gang (group of workers); the driver's call of `join` gives the worker its rank.
 
-    The constructor takes no arguments, because Ray loads NumPy and Arrow for a call with arguments, and `trim_memory`
-    has to run before that.
+    The constructor takes no arguments. Ray loads NumPy and Arrow for a call with arguments, and `trim_memory` has to
+    run before Arrow is loaded.
     """
 
     def __init__(self) -> None:
         self._lifeline: Lifeline | None = None
 
     def trim_memory(self) -> None:
-        """Make this process return freed memory to the operating system; must be the first call."""
+        """Make this process return freed memory to the operating system; must be the first call of the actor."""
         memory.trim_memory()
 
     def join(self, place: Place, env: Mapping[str, str]) -> int:
-        """Connect to the driver's switchboard and set the gang context.
+        """Connect this worker to the driver, and store its rank and its connection for the code that runs later.
 
         Args:
-            place: Position of this worker in the gang, and the address of the switchboard.
+            place: Position of this worker in the gang, and the driver's address.
             env: Environment variables to set. They are passed as an argument, because Ray sends arguments from process
                 to process and does not store them.
 
@@ -113,7 +113,7 @@ class Worker:
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import modules, without optional packages that they do not need; the driver does not wait for this."""
+        """Import modules without optional packages such as scikit-learn; the driver does not wait for the end."""
         import_lean(modules)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:

@@ -1,1 +1,1 @@
-"""Memory, network and imports of a training process on its host."""
+"""Control how a training process uses its host: its memory, its network sockets and its imports."""

@@ -1,4 +1,4 @@
-"""Memory limits of this process's control groups (cgroups), which containers and services set."""
+"""Read the memory limits of this process's control groups (cgroups), which containers and services set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class _Version:
     limit: str
     usage: str
     cache: str
-    """Field of ``memory.stat``: bytes of inactive file pages, which the kernel drops when memory is short."""
+    """Name of the field of the file ``memory.stat`` that contains the bytes of inactive file pages. The kernel drops
+    these pages when memory is short, so they count as free memory."""
 
 
 _V1 = _Version(Path("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -24,7 +25,10 @@ _V2 = _Version(Path(), "memory.max", "memory.current", "inactive_file")
 
 
 def room_bytes() -> int | None:
-    """Return the bytes until the lowest memory limit of this process's control groups, or None without a limit."""
+    """Return how many bytes this process can allocate until a memory limit of its control groups is reached.
+
+    The result is None if the control groups have no memory limit.
+    """
     rooms = [room for version, group in _groups() if (room := _room(version, group)) is not None]
     return max(0, min(rooms)) if rooms else None
 
@@ -48,8 +52,8 @@ def _groups() -> Iterator[tuple[_Version, Path]]:
         version = _V1 if controllers else _V2
         mount = _MOUNT / version.mount
         own = mount / path.lstrip("/")
-        # A container may see the path of its group on the host, but not the host's groups. Its own group is then
-        # mounted at the root.
+        # In a container, /proc/self/cgroup may show the path that the group has on the host, and this path does not
+        # exist inside the container. The container's own group is then mounted at the root, so the root is used.
         groups = [own, *own.parents] if own.is_dir() else [mount]
         yield from ((version, group) for group in groups if group.is_relative_to(mount))
 
@@ -58,7 +62,7 @@ def _limit(version: _Version, group: Path) -> int | None:
     try:
         return int((group / version.limit).read_text())
     except (OSError, ValueError):
-        return None  # as in _room
+        return None  # the file is missing (root group) or contains "max", which both mean that there is no limit
 
 
 def _room(version: _Version, group: Path) -> int | None:
@@ -66,5 +70,5 @@ def _room(version: _Version, group: Path) -> int | None:
         limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return None  # the root group of cgroup version 2 has no such files, and the limit "max" means no limit
+        return None  # the files are missing (root group) or the limit is "max", which both mean that there is no limit
     return limit - usage + int(stat.get(version.cache, 0))

@@ -1,4 +1,4 @@
-"""Import a library without the optional packages that it would import too."""
+"""Import a library without the optional packages that the library would import, because they slow the import down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ machine with two cores). A training uses only boosters and does not need scikit-
 
 
 def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> None:
-    """Import modules as if some optional packages were not installed; only for shoal's own processes.
+    """Import modules while some optional packages are hidden, as if not installed; only for shoal's own processes.
 
     Packages that are imported already stay imported. The hidden packages can be imported normally afterwards.
 
@@ -26,7 +26,7 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
         absent: Optional packages to hide during the import.
     """
     hidden = [name for name in absent if name not in sys.modules]
-    # An entry None in sys.modules makes the import fail as if the package were not installed.
+    # The package is hidden by an entry None in sys.modules, with which its import fails as if it were not installed.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         for module in modules:

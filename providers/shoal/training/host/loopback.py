@@ -1,9 +1,9 @@
-"""Bind the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
+"""Restrict the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
 
-Each worker of XGBoost's collective listens for errors of its peers on all addresses of the host and requires no token;
-no setting changes this (XGBoost 3.2). LightGBM's workers do the same while they connect (LightGBM 4.7). The kernel can
-bind a listening socket to one network device afterwards: ``ss`` then shows ``0.0.0.0%lo``, and the kernel refuses
-connections to all other addresses.
+Each XGBoost worker listens for errors of the other workers on all addresses of the host and requires no token, and no
+setting changes this (XGBoost 3.2). LightGBM's workers do the same while they connect (LightGBM 4.7). Therefore this
+module binds their sockets to the loopback device after the libraries have opened them. The command ``ss`` then shows
+``0.0.0.0%lo`` for such a socket, and the kernel refuses connections to all other addresses.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ def is_loopback(address: str) -> bool:
 
 
 def tie_to_loopback() -> None:
-    """Bind all sockets of this process that listen on all addresses to the loopback device."""
+    """Bind each socket of this process that listens on all addresses to the loopback device.
+
+    Other hosts then cannot connect to these sockets.
+    """
     for sock in open_listeners():
         if sock.getsockname()[0] in ("0.0.0.0", "::"):
-            # Kernels before 5.7 do not allow this to unprivileged processes.
+            # Linux kernels before 5.7 allow this option only to privileged processes. The socket then stays open to
+            # all addresses, and the training continues.
             with contextlib.suppress(PermissionError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 
@@ -41,7 +45,7 @@ def open_listeners() -> Iterator[socket.socket]:
         try:
             sock = socket.socket(fileno=int(name))
         except OSError:
-            # The descriptor is not a socket, or was closed in the meantime.
+            # The file descriptor is not a socket, or was closed in the meantime, so it is skipped.
             continue
         try:
             listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -50,5 +54,6 @@ def open_listeners() -> Iterator[socket.socket]:
         except OSError:
             continue
         finally:
-            # Other code owns the descriptor, so it must not be closed here.
+            # Other code uses this file descriptor, so detach() is called: it drops the socket object without closing
+            # the descriptor.
             sock.detach()

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from shoal.training.host import cgroup
 
-# Parameters of glibc's mallopt(3).
+# Numbers of the settings that glibc's function mallopt(3) changes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-# With these settings glibc returns freed memory at once: single blocks of at least 1 MiB, such as a decoded row group,
-# and free memory beyond 4 MiB at the end of the heap. By default glibc raises both limits to tens of MiB when the first
-# such block is freed. With limits of 256 KiB, reading took 50 % longer.
+# Values of two glibc settings. With them glibc returns freed memory to the operating system at once: single blocks of
+# at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default glibc
+# raises both limits to tens of MiB when the first such block is freed, and so keeps the memory. The limits are not
+# lower, because reading took 50 % longer with limits of 256 KiB.
 _LARGE_BLOCK_BYTES = 2**20
 _FREE_END_BYTES = 4 * 2**20
 
@@ -38,7 +39,10 @@ def trim_memory() -> None:
 
 
 def trim() -> None:
-    """Return free memory between used blocks to the operating system; takes milliseconds, for the end of a training."""
+    """Return unused memory of this process to the operating system; called at the end of a training.
+
+    The call takes milliseconds.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -47,8 +51,8 @@ def trim() -> None:
 def available_bytes() -> int:
     """Return the bytes of memory that this process can still allocate.
 
-    This is the lowest of the machine's free memory, the room below the control groups' limits, and the room below the
-    process's own limit (RLIMIT_DATA).
+    The result is the lowest of three values: the machine's free memory, the memory left below the limits of the control
+    groups, and the memory left below the process's own limit (RLIMIT_DATA).
     """
     import psutil
 
@@ -70,7 +74,7 @@ def total_bytes() -> int:
 
 
 def explained(message: str) -> str:
-    """Return a library's error message, with advice if it contains C++'s out-of-memory error.
+    """Return a library's error message; if it contains C++'s out-of-memory error, add advice for the user.
 
     Args:
         message: Error message of the library.

@@ -1,1 +1,1 @@
-"""Distributed LightGBM training: the driver's side and the workers' side."""
+"""Train LightGBM models on several workers: the code that runs in the driver and in the workers."""

@@ -1,6 +1,7 @@
-"""Find the bins of all workers from one sample of all rows.
+"""Find the histogram bins of all workers from one sample of all rows.
 
-By default LightGBM finds the bins of a feature on one rank and from that rank's rows only. If the data is sorted, these
+LightGBM replaces each value of a feature by the number of its bin (interval of values). By default LightGBM finds the
+bins of a feature on one rank and from that rank's rows only. If the data is sorted, these
 rows differ from the other ranks' rows, and the model becomes much worse. Therefore each worker contributes to a sample
 of all rows, and every worker computes the same bins from the whole sample.
 """
@@ -20,7 +21,7 @@ from shoal.training.lightgbm.categories import note
 def make_reference(
     rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], categories: Categories
 ) -> lightgbm.Dataset:
-    """Build the reference dataset, whose bins all other datasets use.
+    """Build the reference dataset from the sample; all other datasets of the training use its bins.
 
     Args:
         rows: The whole sample, float32 ``[rows, columns]``.
@@ -28,7 +29,8 @@ def make_reference(
         params: LightGBM's parameters.
         categories: Categorical column -> its categories.
     """
-    # These settings use all rows of the sample, and find the bins in this worker without the network.
+    # With these settings LightGBM uses all rows of the sample, and finds the bins in this worker without connecting to
+    # the other workers.
     params = {**params, "bin_construct_sample_cnt": max(1, len(rows)), "num_machines": 1}
     reference = lightgbm.Dataset(
         rows,

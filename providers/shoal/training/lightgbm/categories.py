@@ -1,8 +1,8 @@
 """Store the categories of a training in the LightGBM model.
 
-LightGBM can store only the categories of DataFrames, so shoal stores them in the same way. The last line of a model's
-text lists the categories of each categorical column, and LightGBM's own `predict` uses this list to encode the
-categorical columns of a DataFrame.
+LightGBM itself stores categories only if it is trained on a DataFrame. shoal trains on arrays and therefore stores the
+categories in the same way: the last line of the model's text lists the categories of each categorical column, and
+LightGBM's own `predict` uses this list to encode the categorical columns of a DataFrame.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
 
 
 def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
-    """Return column -> categories of the training, as stored in the model.
+    """Read the categories of each categorical column from a model.
 
     Args:
         booster: Model that was loaded from its text.
@@ -36,6 +36,6 @@ def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
     lists = booster.pandas_categorical or []
     columns = booster.params.get("categorical_feature")
     if not lists or not isinstance(columns, list) or len(columns) != len(lists):
-        return {}  # the model has no categories, or was trained on category codes that the user computed
+        return {}  # the model has no categories, or the user computed the category codes
     names = booster.feature_name()
     return from_lists({names[column]: values for column, values in zip(columns, lists, strict=True)})

@@ -13,8 +13,9 @@ from shoal.training.boosting.rows import Batch, ShardRows
 class Binned:
     """A LightGBM dataset together with the rows from which it was built.
 
-    A LightGBM dataset contains only bins. To continue from a model, LightGBM also needs the model's prediction for each
-    row, so the rows are read again, and decoded again if they are not in memory.
+    A LightGBM dataset contains only bin numbers (each bin is an interval of values). To continue from a model, LightGBM
+    also needs the model's prediction for each row. The rows are therefore read again, and decoded again if they are not
+    in memory.
 
     Args:
         rows: Rows of the dataset.
@@ -25,7 +26,8 @@ class Binned:
     def __init__(self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True) -> None:
         self._rows = rows
         count, columns = rows.part.shard.rows, rows.columns
-        # _noted() fills these arrays while LightGBM reads the rows. LightGBM reads the arrays only after the last row.
+        # These arrays are still empty here: _noted() fills them while LightGBM reads the rows. This works because
+        # LightGBM reads the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
         self._margin = None if columns.base_margin is None else np.empty(count, np.float32)
@@ -41,12 +43,12 @@ class Binned:
         ).construct()
         if self._group is not None:
             self.dataset.set_group(np.bincount(self._group))
-            self._group = None  # the dataset stores the sizes of the groups; the numbers are not needed any more
+            self._group = None  # frees the array, because the dataset has stored the sizes of the groups
         if not keep:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set the scores from which boosting starts.
+        """Set the score of each row from which boosting starts: the margins, and the predictions of an earlier model.
 
         Args:
             model: Model from which boosting continues; None: start a new model.
@@ -79,7 +81,10 @@ class Binned:
 
 
 class _RowRange(lightgbm.Sequence):  # type: ignore[misc]
-    """A row range in the interface of LightGBM's `Sequence`; with a reference, LightGBM reads it once and in order."""
+    """Provide the features of one row range to LightGBM, in the interface of LightGBM's `Sequence` class.
+
+    If the dataset has a reference dataset, LightGBM reads each row range only once and in order.
+    """
 
     def __init__(self, rows: int, columns: int, batches: Iterator[Batch]) -> None:
         self.batch_size = rows

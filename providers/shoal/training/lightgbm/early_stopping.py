@@ -1,4 +1,7 @@
-"""Decide when to stop early, from the metrics alone, so that all ranks, which have the same metrics, decide alike."""
+"""Decide when a training stops early.
+
+The decision depends only on the metrics. All ranks have the same metrics, so they all stop at the same round.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 
 
 class Stopping:
-    """Early stopping by one metric.
+    """Record the values of one metric, find its best round, and decide when the training stops early.
 
     Args:
         patience: Number of rounds without improvement after which training stops.
@@ -26,12 +29,12 @@ class Stopping:
 
     @property
     def stopped(self) -> bool:
-        """Whether training stops now; a metric that was always NaN counts as not improved."""
+        """Whether the metric has not improved for `patience` rounds; a metric that was always NaN has not improved."""
         best = -1 if self.best_round is None else self.best_round
         return self._rounds - 1 - best >= self._patience
 
     def see(self, value: float) -> None:
-        """Record the metric's value of the next round."""
+        """Record the value that the metric has after the next round."""
         better = value > self.best_value if self._higher else value < self.best_value
         if better or (self.best_round is None and not math.isnan(value)):
             self.best_round, self.best_value = self._rounds, value

@@ -1,4 +1,4 @@
-"""The driver's side of a LightGBM training: check the parameters, and give the workers common bins and addresses."""
+"""Run the driver's part of a LightGBM training: check the parameters, and tell the workers the sample and addresses."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class LightGBM:
-    """The implementation of `boosting.engine.Library` for LightGBM."""
+    """Implement the interface `boosting.engine.Library` for LightGBM; all methods run in the driver."""
 
     package = "lightgbm"
     extra = "lightgbm"
     worker = "shoal.training.lightgbm.worker"
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device in the parameters, or None if the scaling config decides.
+        """Return the device on which the workers train; None if the scaling config decides.
 
         LightGBM does not use the nodes' GPUs by default, because LightGBM's wheels on PyPI do not support CUDA.
         """
@@ -45,7 +45,7 @@ class LightGBM:
         return "cpu" if device is None and request.scaling_config.use_gpu is None else device
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
-        """Return the parameters of every worker and the first segment's seed.
+        """Check the user's parameters; return the parameters of every worker and the seed of the training.
 
         Raises:
             InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
@@ -99,7 +99,7 @@ class LightGBM:
 
         sample_shares = shares([task.train.shard.rows for task in tasks])
         offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, sample_shares, strict=True)])
-        # put() stores the sample once, instead of once per worker.
+        # put() stores the sample once in Ray's object store. Without put(), Ray would store it once per worker.
         sample = ray.put(np.concatenate([offer.sample for offer in offers]))
         agreed = Agreed(sample, tuple(offer.address for offer in offers))
         return on_all("prepare", [agreed] * len(tasks))

@@ -1,4 +1,4 @@
-"""Messages between the driver and the workers while they prepare a LightGBM training."""
+"""Define the messages between the driver and the workers during the preparation of a LightGBM training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first message to a worker.
+    """First message from the driver to a worker: the worker's task, and which rows it has to sample.
 
     Args:
         task: Data and parameters of the worker.
@@ -29,7 +29,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A worker's answer to :class:`Opening`.
+    """A worker's answer to :class:`Opening`: its part of the sample, and the address at which it will listen.
 
     Args:
         sample: The worker's part of the sample, float32 ``[rows, columns]``.
@@ -42,7 +42,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The second message, the same for all workers.
+    """Second message from the driver, the same for all workers: the whole sample, and the addresses of all workers.
 
     Args:
         sample: Ray's reference to the whole sample, float32 ``[rows, columns]``.

@@ -1,4 +1,4 @@
-"""Load LightGBM models."""
+"""Load a trained LightGBM model from its bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 def load(model: bytes, best_iteration: int | None) -> lightgbm.Booster:
-    """Load a model.
+    """Load a trained LightGBM model from its text.
 
     Args:
         model: Model in LightGBM's text format, encoded as UTF-8.
         best_iteration: Best round, from 0, because the text format does not contain it; None: use all rounds.
 
     Returns:
-        The booster. It predicts with the rounds up to the best one, and saves only these, like a booster after
+        The booster, which predicts with the rounds up to the best one and saves only these, like a booster after
         LightGBM's own early stopping.
     """
     import lightgbm

@@ -1,4 +1,7 @@
-"""Connect LightGBM's workers: each reserves a port, and connects by the list of all addresses when all are ready."""
+"""Connect LightGBM's workers to each other.
+
+Each worker reserves a port. When all workers are ready, each one gets the list of all addresses and connects.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from shoal.errors import TrainingError
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 
-# How many minutes longer than its peers a live worker may take for a step; the same as for XGBoost.
+# Minutes that a worker waits for the other workers in one exchange of data before it fails. The limit is the same as
+# for XGBoost.
 _STEP_MINUTES = 10
-# Another process may take the port in the moment between its release here and LightGBM's bind. LightGBM then tries
-# again, because the other process may release the port.
+# shoal releases the reserved port just before LightGBM binds to it, and another process may take the port in between.
+# shoal then tries this number of times, because the other process may release the port again.
 _TRIES = 10
 _PATIENCE_SECONDS = 0.5
 _TIE_SECONDS = 0.002
@@ -39,7 +43,8 @@ class Port:
                 "pool"
             )
         self._host = host
-        # The socket is bound to all addresses, because LightGBM will bind to all. It does not listen.
+        # This socket only reserves the port number and does not listen. It is bound to all addresses of the host,
+        # because LightGBM will bind to all addresses, too.
         self._held = socket.socket()
         self._held.bind(("", 0))
         self._number: int = self._held.getsockname()[1]
@@ -47,7 +52,7 @@ class Port:
 
     @property
     def address(self) -> str:
-        """Address and port at which the peers can connect to this worker."""
+        """Address and port at which the other workers can connect to this worker, as ``host:port``."""
         return f"{self._host}:{self._number}"
 
     def join(self, machines: Sequence[str]) -> None:
@@ -92,8 +97,8 @@ class Port:
 def _listening_on_loopback_only() -> Iterator[None]:
     """Bind LightGBM's listening socket to the loopback device while LightGBM connects.
 
-    LightGBM closes the socket when all workers are connected. The thread can run meanwhile, because ctypes releases the
-    GIL during the call.
+    LightGBM opens the socket inside a C call and closes it when all workers are connected. A second thread therefore
+    looks for the socket during the call. The thread can run, because ctypes releases the GIL during the call.
     """
     over = threading.Event()
 

@@ -11,7 +11,8 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
 from shoal.training.boosting.user_code import Objective
 
-# Aliases that are needed before LightGBM is imported. LightGBM itself has a list of all others (see `_resolve`).
+# Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
+# aliases, which `_resolve` uses.
 _SAME = {
     "objective": ("objective_type", "app", "application", "loss"),
     ROUNDS: (
@@ -39,12 +40,14 @@ _NAMES = Names(
     aliases={alias: name for name, aliases in _SAME.items() for alias in aliases},
     objectives={alias: name for name, aliases in _SAME_OBJECTIVES.items() for alias in aliases},
 )
-# The seeds that LightGBM derives from `seed`. If the user sets one, its value is the seed of the first segment.
+# Names of the seeds that LightGBM derives from `seed`. If the user sets one of them, its value is used for the first
+# segment (the rounds up to the first checkpoint), and each further segment that needs a new seed adds its number.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
 RANKING = ("lambdarank", "rank_xendcg")
-"""Names of the objectives that rank rows within groups."""
+"""Names of the objectives that rank rows within groups, and therefore need a group column."""
 _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
-# Parameters of LightGBM's other interfaces -> how to set them in shoal.
+# Parameters that belong to LightGBM's other interfaces and are refused in `params` -> text that tells the user what to
+# do instead.
 _GANG = "shoal connects the workers itself: remove this parameter"
 _FILES = "this parameter is only for LightGBM's command line: remove it"
 _ELSEWHERE = {
@@ -65,18 +68,18 @@ _ELSEWHERE = {
 def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
-    """Merge params, objective and number of rounds, and refuse contradictions; see `boosting.params.merge`."""
+    """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
     merged = merge(params, objective, n_estimators, _NAMES)
     return {_NAMES.canonical(name): value for name, value in merged.items()}
 
 
 def objective_of(params: Mapping[str, Any]) -> str:
-    """Return the canonical name of the objective in merged parameters."""
+    """Return the canonical name of the objective in merged parameters; LightGBM's default is "regression"."""
     return str(_NAMES.objective(params.get("objective", "regression")))
 
 
 def device_of(params: Mapping[str, Any]) -> str | None:
-    """Return the device in merged parameters, or None if they contain none."""
+    """Return the device, such as "cpu" or "cuda", in merged parameters; None if the user set no device."""
     device = params.get("device_type")
     return None if device is None else str(device)
 
@@ -146,12 +149,13 @@ def worker_params(
     elif "categorical_feature" in rest:
         rest["categorical_feature"] = _categories(rest["categorical_feature"], input_cols)
     if not rest.get("force_row_wise"):
-        # Without this setting LightGBM measures both methods and uses the faster one, and the model depends on the
-        # choice. The column-wise method needs half of the memory.
+        # Without this setting LightGBM measures two methods and uses the faster one. The model depends on the method,
+        # so it would not be reproducible. The column-wise method is chosen, because it needs half of the memory.
         rest["force_col_wise"] = True
     return {
         "verbosity": -1,
-        # The filter treats the rows of the sample as if they were all rows.
+        # This filter would remove features by the rows of the sample, as if the sample contained all rows, so it is
+        # switched off.
         "feature_pre_filter": False,
         **rest,
         "deterministic": True,
@@ -174,10 +178,11 @@ def is_forest(params: Mapping[str, Any]) -> bool:
 
 
 def begins_anew(params: Mapping[str, Any]) -> bool:
-    """Return whether each segment must begin with a booster that is loaded from bytes.
+    """Return whether each segment (the rounds between two checkpoints) must begin with a booster loaded from bytes.
 
     This is necessary if LightGBM has state that the model's bytes do not contain: the state of its random number
-    generators, or the features whose cost (``cegb_*``) has been counted already.
+    generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from a
+    checkpoint would otherwise give another model than one that was not interrupted.
     """
     fractions = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
     return (
@@ -193,7 +198,7 @@ def begins_anew(params: Mapping[str, Any]) -> bool:
 
 
 def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
-    """Return the parameters of a segment, with seeds that depend only on the segment's number.
+    """Return the parameters of a segment (the rounds between two checkpoints), with seeds that depend on its number.
 
     Args:
         params: Result of `worker_params`.
@@ -202,7 +207,8 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
     """
     index = index if begins_anew(params) else 0
     own = {name: params[name] + index for name in _SEEDS if name in params}
-    rest = {name: value for name, value in params.items() if name != "categorical_feature"}  # for datasets only
+    # `categorical_feature` is a parameter of datasets and not of boosters, so it is left out.
+    rest = {name: value for name, value in params.items() if name != "categorical_feature"}
     return {**rest, **own, "seed": seed + index}
 
 
@@ -227,7 +233,8 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
             f"the feature name {spaced[0]!r} contains a space, which LightGBM would replace by another character: "
             "rename the column"
         )
-    # The device is "cpu", because the driver's node may have no GPU. The label 1 is valid for every objective.
+    # The check uses the CPU, because the driver's node may have no GPU. All labels are 1, because every objective
+    # accepts this label.
     probed = {**params, "device_type": "cpu", "num_machines": 1, "tree_learner": "serial", "num_threads": 1}
     asked: list[str | None] = [*_metrics(probed.pop("metric", None))] or [None]
     categories = probed.pop("categorical_feature", "auto")
@@ -252,7 +259,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
 
 
 def own_message(exc: BaseException) -> str:
-    """Return LightGBM's error message without the source line at its end."""
+    """Return the message of an error from LightGBM without the C++ source file and line at its end."""
     return re.sub(r" at \S+, line \d+ *\.?\s*$", "", str(exc).strip())
 
 
@@ -263,7 +270,7 @@ def _metrics(asked: Any) -> list[str]:
 def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters under LightGBM's canonical names, and refuse unknown and contradicting ones.
 
-    If two aliases of a parameter are given, LightGBM itself silently ignores one of them.
+    LightGBM itself silently ignores one of two aliases of a parameter, so shoal refuses them if their values differ.
     """
     from lightgbm.basic import _ConfigAliases
 

@@ -1,4 +1,4 @@
-"""Predict datasets with LightGBM models."""
+"""Predict the rows of datasets with trained LightGBM models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def predict_booster(
     *,
     base_margin_col: str | None = None,
 ) -> np.ndarray:
-    """Predict every row of a dataset.
+    """Predict every row of a dataset with a LightGBM model.
 
     Args:
         booster: Model.
@@ -45,7 +45,7 @@ def predict_booster(
 def predictor(
     booster: lightgbm.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
 ) -> BoosterPredictor:
-    """Return the predictor of tables for a booster; see :func:`predict_booster` for the arguments."""
+    """Return an object that predicts tables with a booster; see :func:`predict_booster` for the arguments."""
 
     def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:

@@ -1,4 +1,7 @@
-"""Sample the rows of all workers, each in proportion to its shard. The sample depends only on the plan and the seed."""
+"""Choose a sample of the rows of all workers, from which LightGBM's bins are found.
+
+Each worker contributes rows in proportion to its shard. The sample depends only on the shard plan and the seed.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import numpy as np
 from shoal.training.boosting.rows import ShardRows
 
 _SAMPLE_ROWS = 200_000
-"""LightGBM's own default of `bin_construct_sample_cnt`."""
+"""Number of rows in the sample if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Position of a worker's rows among all rows.
+    """Position of a worker's rows among the rows of all workers, from which its part of the sample is computed.
 
     Args:
         rank: Rank of the worker.
@@ -48,7 +51,7 @@ class Share:
 
 
 def shares(rows: Sequence[int]) -> list[Share]:
-    """Return every worker's share, by rank.
+    """Compute the position of each worker's rows among all rows.
 
     Args:
         rows: Number of rows of each shard, by rank.

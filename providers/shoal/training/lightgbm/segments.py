@@ -1,4 +1,7 @@
-"""Boost in segments, so that an interrupted and resumed training gives the same model, byte for byte."""
+"""Train in segments (groups of rounds that end with a checkpoint).
+
+A training that was interrupted and resumed from a checkpoint gives the same model, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from shoal.training.lightgbm.params import begins_anew, is_forest, segment_param
 
 
 class Trainer:
-    """A training on this rank, which is continued segment by segment.
+    """Train the model on this rank, one segment (group of rounds that ends with a checkpoint) per call.
 
     Args:
         task: Data and parameters of this worker.
@@ -41,7 +44,7 @@ class Trainer:
         self._params: dict[str, Any] = {}
 
     def boost(self, segment: Segment) -> Boosted:
-        """Train the rounds of a segment."""
+        """Train the rounds of a segment, up to the next checkpoint, and return the result of this rank."""
         began = time.perf_counter()
         if segment.resume is not None:
             self._state = segment.resume
@@ -50,8 +53,8 @@ class Trainer:
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
-        # LightGBM's callbacks print a summary in the last round. The end of the training is therefore passed as one
-        # round later, unless this is the last segment.
+        # LightGBM's callbacks print a summary in the last round of the training. Only the last segment may therefore
+        # pass its end as the end of the training. All others pass a round that they do not reach.
         end = segment.stop if segment.last else segment.stop + 1
         unsaid = ""
         reporter = RoundReporter(self._context)
@@ -75,7 +78,8 @@ class Trainer:
         if unsaid and (stopped or segment.last):
             self._context.log(unsaid)
         if rounds > self._state.rounds:
-            # If no round was trained, the old checkpoint is kept: a new model text would contain this segment's seed.
+            # A new checkpoint is created only if a round was trained. Otherwise the old one is kept, because the text
+            # of the model would change: it contains the seed of this segment.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
         return Boosted(
@@ -88,34 +92,42 @@ class Trainer:
         )
 
     def _going_on(self, segment: Segment) -> lightgbm.Booster:
-        """Return a booster that continues with the segment.
+        """Return the booster with which the segment begins: the one in memory, or one loaded from the checkpoint.
 
         A booster that is loaded from its bytes continues exactly like the one in memory, to the last bit, with two
         exceptions: LightGBM has state that the bytes do not contain, or the trees' values were added to margins one by
-        one. In these cases every segment begins with a booster that is loaded from bytes.
+        one. In these two cases every segment begins with a booster that is loaded from bytes, so that a resumed
+        training gives the same model as one that was not interrupted.
         """
         if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
             return self._booster
-        self._booster = None  # free the old booster first, because each booster keeps scores of all rows in memory
-        # The user's callbacks write their changes of the booster's parameters into this dict.
+        # The old booster is freed before a new one is created, because each booster keeps scores of all rows in memory.
+        self._booster = None
+        # This dict is passed to the user's callbacks, which write their changes of the booster's parameters into it.
         self._params = segment_params(self._task.params, self._task.seed, segment.index)
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None
         threads = self._task.params["num_threads"]
-        # Each tree of a random forest starts from the same scores as the first one.
+        # In a random forest, each tree starts from the same scores as the first one. The old model's predictions are
+        # therefore not added to the scores.
         self._train.start_from(None if is_forest(self._params) else old, threads)
         for binned in self._evals.values():
             binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
-            # This inserts the old trees before the new ones. The scores already contain the old trees' predictions.
+            # This call only inserts the old trees before the new ones. It does not change the scores, which already
+            # contain the predictions of the old trees.
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
         return booster
 
     def _stopping(self, booster: lightgbm.Booster, history: History) -> Stopping | None:
-        """Return early stopping by the last metric of the last eval set, with the metric's values up to now."""
+        """Create the early stopping by the last metric of the last eval set, with the metric's values up to now.
+
+        Returns:
+            None if the training does not stop early.
+        """
         patience = self._task.early_stopping_rounds
         if patience is None:
             return None
@@ -128,7 +140,7 @@ class Trainer:
         return results
 
     def _say(self, rounds: int, results: Sequence[Any]) -> str:
-        """Print a round's metrics if the round is to be printed; otherwise return the text without printing it."""
+        """Print the metrics of a round if `print_every` selects the round; otherwise only return them as a text."""
         if self._context.rank or not self._task.print_every or not results:
             return ""
         text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))
@@ -151,7 +163,7 @@ class Trainer:
 
 
 def begins_anew_with(task: Task) -> bool:
-    """Return whether each segment begins with a booster from bytes, which requires another pass over the rows."""
+    """Return whether each segment begins with a booster loaded from bytes, so that all rows are read once more."""
     return begins_anew(task.params) or task.columns.base_margin is not None
 
 
@@ -165,5 +177,5 @@ def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[
 
 
 def _copy(history: History) -> History:
-    """Copy a history, so that changes do not affect the driver's history if both are in the same process."""
+    """Copy a history of metrics, so that changes do not affect the driver's history if it is in the same process."""
     return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in history.items()}

@@ -1,7 +1,7 @@
-"""The workers' side of a LightGBM training: sample and bin a shard, and boost together with the other ranks.
+"""Run a worker's part of a LightGBM training: sample the rows, convert them to bins, and train with the other ranks.
 
-Only workers import this module, because it imports LightGBM. The driver calls `begin`, `prepare`, then `boost` for each
-segment, then `finish`, each on all ranks at once.
+Only workers import this module, because it imports LightGBM. The driver calls `begin`, then `prepare`, then `boost` for
+each segment (group of rounds that ends with a checkpoint), then `finish`, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 
-# LightGBM stores the index of a bin in one byte, or in two if there are more bins than this.
+# Maximum number of bins with which LightGBM stores the number of a bin in one byte. With more bins it needs two bytes,
+# and so twice the memory.
 _ONE_BYTE_BINS = 256
-# Memory per row in addition to the bins, measured with 1 M and 5 M rows. Per row: the label and the row's position in
-# the tree. Per score of a row: the score, its gradients, and the gradients again in the order of the leaves.
+# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. The first number is
+# needed for each row: the label and the row's position in the tree. The second number is needed for each score of a row
+# (one score, or one per class): the score, its gradients, and the gradients again in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24
-# First words of LightGBM's messages about network errors, which lost peers cause.
+# First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so it is
+# reported as PeerError.
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """The state of the current training in this process; the constructor reads this worker's part of the sample.
+    """State of the current training in this worker; the constructor reads this worker's part of the sample.
 
     Args:
         opening: First message from the driver.
@@ -60,7 +63,7 @@ class _Session:
         self._seconds = time.perf_counter() - began
 
     def prepare(self, agreed: Agreed) -> Prepared:
-        """Build the datasets, with the bins of the common sample."""
+        """Build this worker's LightGBM datasets, with the bins that are found from the sample of all workers."""
         import ray
 
         began = time.perf_counter()
@@ -78,10 +81,10 @@ class _Session:
         return Prepared(self._rows.passes, read, quantising, self._idle)
 
     def boost(self, segment: Segment) -> Boosted:
-        """Train the rounds of a segment."""
+        """Connect to the other workers at the first call, and train the rounds up to the next checkpoint."""
         assert self._trainer is not None
-        # The workers connect only now, because each worker must find the bins by itself, without LightGBM's network.
-        # At this point all ranks have read their rows.
+        # The workers connect only now and not earlier, because each worker has to find the bins by itself, without
+        # LightGBM's network. At this point all ranks have read their rows, so no worker waits long for another one.
         self.port.join(self._machines)
         return self._trainer.boost(segment)
 
@@ -112,13 +115,13 @@ def begin(opening: Opening) -> Offer:
 
 
 def prepare(agreed: Agreed) -> Prepared:
-    """Build this worker's datasets.
+    """Build this worker's LightGBM datasets from its rows and the common sample.
 
     Args:
         agreed: Second message from the driver: the whole sample, and the addresses of all workers.
 
     Returns:
-        Time and memory that this took.
+        Time and memory that the worker used.
 
     Raises:
         DataError: The rows cannot be used for the training.
@@ -130,7 +133,7 @@ def prepare(agreed: Agreed) -> Prepared:
 
 
 def boost(segment: Segment) -> Boosted:
-    """Train the rounds of a segment.
+    """Train the rounds of a segment (up to the next checkpoint) together with the other workers.
 
     Args:
         segment: Segment to train.
@@ -156,7 +159,7 @@ def finish() -> None:
 
 
 def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
-    """Raise if the rows do not fit in memory, because LightGBM cannot train from disk.
+    """Raise DataError if the rows do not fit in memory, because LightGBM cannot train from disk.
 
     Args:
         task: Data and parameters of this worker.
@@ -180,7 +183,7 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
 
 
 def label_check(task: Task) -> CheckLabel | None:
-    """Return a check that refuses all labels except 0 and 1 for a binary objective; None for other objectives.
+    """Return a function that refuses all labels except 0 and 1 for a binary objective; None for other objectives.
 
     LightGBM itself would treat every label that is not positive as 0.
     """

@@ -1,1 +1,1 @@
-"""Distributed PyTorch training: run a function or script in every worker, with torchrun's environment variables."""
+"""Train with PyTorch on several workers: run a function or script in each, with torchrun's environment variables."""

@@ -1,9 +1,10 @@
-"""Save and load sealed checkpoints: the two newest states of rank 0, each of which is either complete or absent.
+"""Save and load the checkpoints of a run: the two newest states of rank 0, each signed with a seal.
 
 Other users may be able to write to the artifact location, and loading a pickle runs code. A checkpoint is therefore
-loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key that the
-driver creates for the run and sends to the workers. Rank 0 sends the seals to the driver before a new checkpoint gets
-its final name, so that a resumed gang accepts no older checkpoint.
+loaded only if its seal (signature) is correct. The seal is an HMAC of the checkpoint's number and content, with a key
+that the driver creates for the run and sends to the workers. Rank 0 sends the seals to the driver before a new
+checkpoint gets its final name, so that a resumed run accepts no older checkpoint. A checkpoint is written under a
+temporary name first, so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ _NAME = re.compile(r"(\d{8,})-([0-9a-f]{64})\.pt")
 _BLOCK_BYTES = 2**20
 
 Seals = Mapping[int, str]
-"""Number of a checkpoint -> its seal."""
+"""Seals of checkpoints: number of the checkpoint -> its seal (the HMAC of its number and content)."""
 
 
 class Checkpoints:
-    """The checkpoints of one run; the two newest are kept.
+    """Save and load the checkpoints of one run; only the two newest are kept.
 
     Args:
         folder: Directory or URI; does not need to exist.
         key: Secret key of the run.
-        told: Seals that the driver received last; a resumed run accepts these checkpoints and newer ones.
-        tell: Function to call with the seals of the checkpoints that are kept, before the newest gets its final name.
+        told: Seals (signatures) that the driver received last; a resumed run accepts these checkpoints and newer ones.
+        tell: Function that sends the seals of the kept checkpoints to the driver; called before the newest checkpoint
+            gets its final name.
 
     Attributes:
         told: Seals that the driver has received last.
@@ -67,7 +69,8 @@ class Checkpoints:
         before = self._current or dict(sorted(self.told.items())[-1:])
         fs.makedirs(root, exist_ok=True)
         local = _is_local(fs)
-        # The temporary file is in the same folder, so that one rename turns it into the checkpoint.
+        # On a local disk the temporary file is in the same folder as the checkpoint, so that one rename gives it its
+        # final name. A reader then never sees an incomplete checkpoint.
         file = tempfile.NamedTemporaryFile(dir=root if local else None, delete=False)  # noqa: SIM115
         try:
             with file:
@@ -88,7 +91,7 @@ class Checkpoints:
             Path(file.name).unlink(missing_ok=True)
         for other, seal in found:
             if self.told.get(other) != seal:
-                fs.rm_file(f"{root}/{_name(other, seal)}")  # `fs.rm` treats "[1]" as a pattern
+                fs.rm_file(f"{root}/{_name(other, seal)}")  # `fs.rm` would treat "[1]" in a path as a pattern
 
     def load(self) -> Any:
         """Return the newest state whose seal is correct, with tensors on the CPU; None if there is no checkpoint.
@@ -99,7 +102,8 @@ class Checkpoints:
         fs, root = self._filesystem()
         refused = []
         for number, seal in sorted(self._found(fs, root), reverse=True):
-            # The file is copied first, because another process could change it between the check and the load.
+            # The file is copied to a temporary file, and only the copy is checked and loaded, because another process
+            # could change the original between the check and the load.
             with tempfile.TemporaryFile() as copy:
                 mac = self._mac(number)
                 with fs.open(f"{root}/{_name(number, seal)}", "rb") as file:
@@ -120,11 +124,11 @@ class Checkpoints:
         return None
 
     def latest(self) -> int | None:
-        """Return the number of the newest checkpoint, or None if there is none."""
+        """Return the number of the newest checkpoint in the folder, or None if there is no checkpoint."""
         return max((number for number, _ in self._found(*self._filesystem())), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Return number and seal of the checkpoints in the folder that the run accepts.
+        """Return the number and seal of each checkpoint in the folder that the run may load.
 
         Checkpoints that are older than the seals in `told`, or that contradict them, are left out.
         """
@@ -146,7 +150,7 @@ class Checkpoints:
 
 
 class _Sealing:
-    """A file for ``torch.save`` that computes the seal while data is written.
+    """Write to a file and compute the seal (HMAC) of the data at the same time; passed to ``torch.save`` as a file.
 
     Args:
         file: File to write to.
@@ -158,12 +162,12 @@ class _Sealing:
         self.mac = mac
 
     def write(self, data: Any) -> int:
-        """Write bytes and update the seal; this works because ``torch.save`` writes in order and never seeks."""
+        """Write bytes and update the seal; this is correct, because ``torch.save`` writes in order and never seeks."""
         self.mac.update(data)
         return self._file.write(data)
 
     def flush(self) -> None:
-        """Flush the file."""
+        """Flush the file; ``torch.save`` calls this method."""
         self._file.flush()
 
 
@@ -178,8 +182,8 @@ def _unpickle(file: IO[bytes]) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        # The state contains more than tensors and plain values. Loading it is safe, because the seal shows that rank 0
-        # of this run wrote it.
+        # The state contains more than tensors and plain values, so PyTorch's safe mode refuses it. Loading it without
+        # the safe mode is no risk, because the seal shows that rank 0 of this run wrote the file.
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=False)
 

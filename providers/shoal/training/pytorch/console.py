@@ -1,4 +1,4 @@
-"""Send the output of a rank to the driver, with the rank in front of each line."""
+"""Send everything that a rank prints to the driver, with the rank in front of each line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 class Tagged(io.TextIOBase):
-    """A text stream that passes on complete lines with a tag in front of each.
+    """A text stream that calls a function for each complete line, with a tag in front of the line.
 
     Args:
         tag: Text to put in front of each line, such as ``[rank 0]``.
@@ -21,25 +21,26 @@ class Tagged(io.TextIOBase):
         self._rest = ""
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True, because text can be written to this stream."""
         return True
 
     def write(self, text: str) -> int:
-        """Pass on the complete lines, and keep the rest until its end is written."""
+        """Pass complete lines to the `log` function, and keep an incomplete last line until its end is written."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._hand_on(line)
         return len(text)
 
     def close(self) -> None:
-        """Pass on the last line if it has no line break."""
+        """Pass the last line to the `log` function, even if it has no line break, and close the stream."""
         if self._rest:
             self._hand_on(self._rest)
             self._rest = ""
         super().close()
 
     def _hand_on(self, line: str) -> None:
-        # A progress bar rewrites its line after a carriage return. Only its last state is passed on.
+        # A progress bar writes a carriage return and then its line again, many times. Only the text after the last
+        # carriage return is passed on, so that the log contains the line once.
         self._log(f"{self._tag} {line.rstrip().rpartition(chr(13))[2]}")
 
 

@@ -1,4 +1,7 @@
-"""The context of a training function: rank, datasets, metrics and checkpoints. Outside a gang it is rank 0 of 1."""
+"""Give a training function its context: rank, datasets, metrics and checkpoints.
+
+Outside a gang (the group of workers of one run), a process is rank 0 of 1.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ if TYPE_CHECKING:
     from shoal.training.pytorch.checkpoints import Checkpoints
 
 Report = Callable[[dict[str, float], int | None], None]
-"""Function that is called with metrics and their step."""
+"""Type of a function that is called with metrics (name -> value) and their step, which may be None."""
 
 
 class MetricsReporter:
-    """Reporter that sends metrics to the driver during the training.
+    """Check the metrics that user code logs, and send them to the driver during the training.
 
     Args:
         report: Function to call with metrics and step.
@@ -51,7 +54,9 @@ class MetricsReporter:
 
 
 class Context:
-    """A training function's rank, inputs and outputs; :func:`get_context` returns the context of this process.
+    """Provide a training function with its rank, datasets, model folder, checkpoints and metrics.
+
+    :func:`get_context` returns the context of this process.
 
     Args:
         dataset_map: Datasets by name.
@@ -89,7 +94,7 @@ class Context:
         return _number("GROUP_RANK", 0)
 
     def get_world_size(self) -> int:
-        """Return the number of workers."""
+        """Return the number of workers in the gang, or 1 outside a gang."""
         return _number("WORLD_SIZE", 1)
 
     def get_local_world_size(self) -> int:
@@ -97,11 +102,11 @@ class Context:
         return _number("LOCAL_WORLD_SIZE", 1)
 
     def get_master_addr(self) -> str:
-        """Return the address of rank 0's node."""
+        """Return the address of the node on which rank 0 runs; 127.0.0.1 outside a gang."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     def get_master_port(self) -> int:
-        """Return the port of the rendezvous on rank 0's node; 0 outside a gang."""
+        """Return the port on rank 0's node at which the ranks find each other; 0 outside a gang."""
         return _number("MASTER_PORT", 0)
 
     def get_dataset_map(self) -> dict[str, DataConnector]:
@@ -123,7 +128,7 @@ class Context:
         return self._reporter
 
     def save_checkpoint(self, state: Any, metrics: Mapping[str, Any] | None = None) -> None:
-        """Save a state, which :meth:`get_checkpoint` returns after a restart.
+        """Save the state of the training as a checkpoint, which :meth:`get_checkpoint` returns after a restart.
 
         Only the state of rank 0 is saved; other ranks may call this method, but do not need to. A state that is sharded
         over the ranks has to be gathered first, for example with ``get_model_state_dict`` of
@@ -142,7 +147,10 @@ class Context:
             self._reporter.log_metrics(metrics)
 
     def get_checkpoint(self) -> Any:
-        """Return the state that was saved last, the same on all ranks and with tensors on the CPU; None without one."""
+        """Return the state that was saved last, with tensors on the CPU; None if no state was saved.
+
+        All ranks get the same state, which rank 0 saved.
+        """
         return self._state if self._checkpoints is None else self._checkpoints.load()
 
 
@@ -151,12 +159,13 @@ def _outside() -> Context:
     return Context()
 
 
-# One context per process: threads that the user starts in a worker have the same rank.
+# The context is a global variable and not a context variable, so that threads that the user starts in a worker have the
+# worker's context.
 _current: Context | None = None
 
 
 def get_context() -> Context:
-    """Return the context of this process; outside a gang, the context of rank 0 of 1."""
+    """Return the context of this process; a process outside a gang has the context of rank 0 of 1."""
     return _current or _outside()
 
 
@@ -171,7 +180,7 @@ def set_context(context: Context | None) -> None:
 
 
 def described(metrics: Mapping[str, float], step: int | None) -> str:
-    """Format metrics as a log line."""
+    """Format metrics and their step as a log line, such as ``step 3, loss: 0.25``."""
     values = ", ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
     return values if step is None else f"step {step}, {values}"
 

@@ -1,8 +1,8 @@
 """Run a function or script in every worker of a gang on the Ray cluster that this process is connected to.
 
-Each attempt starts a new gang, because the modules, threads and devices that user code leaves in a process must not
-affect the next run. If a worker or its node is lost, a new gang calls the function again, and the function continues
-from its checkpoint.
+A gang is the group of workers of one run. Each attempt starts a new gang, because user code may leave modules, threads
+and GPU memory behind in its process, which must not affect the next run. If a worker or its node is lost, a new gang
+calls the function again, and the function continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def run(
     Args:
         request: Datasets, hyperparameters, workers and limits of the run.
         program: Pickled function and arguments, from :meth:`Program.dumps`.
-        claim: Job and attempt of the run; decides the names of the model and checkpoint folders, and which folders the
-            run may replace.
+        claim: Job and attempt of the run, which decide the names of the model and checkpoint folders, and which folders
+            the run may replace.
         location: Absolute directory or URI for these folders; all nodes must be able to reach it.
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
@@ -120,7 +120,7 @@ class _Run:
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:
-        """Run to the end, and continue from the last checkpoint after each lost worker."""
+        """Run the function to its end, continue from the last checkpoint after each lost worker, return the result."""
         self._claim.take(self._checkpoints.folder)
         try:
             with self._metrics:
@@ -183,14 +183,20 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a note from a worker: the seals of new checkpoints, or metrics."""
+        """Handle a note from a worker, which contains either metrics or the seals (signatures) of new checkpoints."""
         if "checkpoints" in note:
             self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         else:
             self._metrics.note(rank, note)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
-        """Let the ranks upload their files, each file once, and publish them; the old model is kept until then."""
+        """Make the ranks upload their model files, each file once, and publish the folder.
+
+        On a local disk the old model is kept until the new one is complete.
+
+        Returns:
+            Path or URI of the published folder.
+        """
         from shoal.training.pytorch import worker
 
         destination = self._destination
@@ -208,7 +214,11 @@ class _Run:
         return "the beginning, because there is no checkpoint" if number is None else f"checkpoint {number}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to those for which there is room, if `min_workers` allows this."""
+        """Reduce the number of workers to the number that fits on the active nodes, if `min_workers` allows this.
+
+        Returns:
+            A text with the new number, or None if the number was not changed.
+        """
         min_workers = self._request.run_config.min_workers
         if min_workers is None:
             return None
@@ -221,7 +231,7 @@ class _Run:
 
 
 def _check_data(request: FunctionRequest, workers: int) -> None:
-    """Check the datasets by their footers.
+    """Check by the Parquet footers that each dataset can be read and has enough rows for the workers.
 
     Raises:
         DataError: A file is missing or corrupt, or a dataset has too few rows for the workers.

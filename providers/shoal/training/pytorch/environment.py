@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Node, address and GPUs of a worker.
+    """Node, address and GPUs of one worker, from which its environment variables are built.
 
     Args:
         node: Id of the worker's node.
         address: Address of the node.
         gpus: GPUs assigned to the worker, in the format of CUDA_VISIBLE_DEVICES.
-        port: Port of the store for the rendezvous; only rank 0 has a store, other ranks have 0.
+        port: Port of the store (PyTorch's key-value server) by which the ranks find each other. Only rank 0 has a
+            store; the port of all other ranks is 0.
     """
 
     node: str
@@ -27,7 +28,7 @@ class Machine:
 def environments(
     machines: Sequence[Machine], *, threads: int, restarts: int, max_restarts: int
 ) -> list[dict[str, str]]:
-    """Return the environment variables to add for each rank.
+    """Return the environment variables that torchrun would set for each rank.
 
     Args:
         machines: Node and address of each rank, by rank; the ranks of one node must be consecutive.
@@ -57,8 +58,9 @@ def environments(
             "TORCHELASTIC_RUN_ID": "shoal",
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-            # The store is open already, so rank 0 connects as a client like all others, and no other process can take
-            # the port.
+            # By default rank 0 opens the store (PyTorch's key-value server) itself. shoal has opened the store already,
+            # so that no other process can take the port. With this variable rank 0 connects as a client, like all
+            # others.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": str(threads),
             **_visible_gpus(machines, machine.node),

@@ -10,8 +10,8 @@ from collections.abc import Callable
 def adopt_model(log: Callable[[str], None]) -> None:
     """Assign the model that user code logged last to the job's MLflow run.
 
-    MLflow finds the run in the environment, but `log_model` does not look there: without an active run, the logged
-    model belongs to no run.
+    The id of the job's run is in the environment variable MLFLOW_RUN_ID, but MLflow's `log_model` does not use this
+    variable. A model that is logged without an active run therefore belongs to no run.
 
     Args:
         log: Function to call with an error message. An error is only logged, so that a successful training does not

@@ -1,4 +1,7 @@
-"""Merge the files of all ranks' model folders into one published folder, which is either complete or absent."""
+"""Merge the files of all ranks' model folders into one published folder.
+
+On a local disk the folder is replaced by a rename, so it is either complete or absent.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _BLOCK_BYTES = 2**20
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return relative path -> SHA-256 for all files under a folder."""
+    """Return the SHA-256 digest of each file under a folder, by the file's relative path."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -48,7 +51,7 @@ def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
 
 
 def upload(folder: Path, paths: Iterable[str], target: str) -> None:
-    """Copy files to a directory or URI.
+    """Copy model files from a local folder to a directory or URI.
 
     Args:
         folder: Folder that contains the files.
@@ -65,11 +68,11 @@ def upload(folder: Path, paths: Iterable[str], target: str) -> None:
 
 
 class Destination:
-    """The place where a run's merged model folder is published.
+    """Prepare, publish or discard the merged model folder of a run.
 
     Args:
         location: Directory or URI for artifacts.
-        claim: Job and attempt of the run; decides the folders' names and which folders the run may replace.
+        claim: Job and attempt of the run, which decide the folders' names and which folders the run may replace.
         may_publish: Function that returns whether this run may still publish; called right before publishing.
     """
 
@@ -78,12 +81,12 @@ class Destination:
         self._claim = claim
         self._may_publish = may_publish
         local = "://" not in location
-        # Each attempt has a staging folder of its own, because the ranks of an older attempt, whose driver was paused,
-        # may still be uploading.
+        # Each attempt uploads to a staging folder of its own. If all attempts used one folder, the ranks of an older
+        # attempt, whose driver was paused, could still upload into it.
         partial = f"{location.rstrip('/')}/model/.{claim.job_id}.{claim.attempt}.partial"
         self.staging = partial if local else self.path
-        """Directory or URI to which the ranks upload. On an object store, which cannot rename folders, this is the
-        final place."""
+        """Directory or URI to which the ranks upload their files. A local folder is renamed when it is published. An
+        object store cannot rename folders, so the ranks upload directly to the published location."""
 
     def check(self) -> None:
         """Restore the model folder after an interrupted replacement, and raise if this run must not replace the folder.
@@ -139,7 +142,7 @@ class Destination:
         return self.path
 
     def discard(self) -> None:
-        """Remove the uploaded files; a folder of a newer attempt is not removed."""
+        """Remove the files that the ranks have uploaded; a folder of a newer attempt is not removed."""
         self._remove(self.staging)
 
     def _require_permission(self) -> None:
@@ -150,7 +153,7 @@ class Destination:
             )
 
     def _swap(self, final: Path, staging: Path) -> None:
-        """Replace the final folder by the staging folder.
+        """Replace the published folder by the staging folder, to which the ranks have uploaded their files.
 
         The old folder is renamed before it is checked, so that no other process can replace it between the check and
         the replacement.
@@ -189,7 +192,8 @@ class Destination:
     def _remove(self, folder: str) -> None:
         """Remove a folder if it belongs to this job; an error is only printed, because publishing can continue."""
         try:
-            # The folder may belong to another job (job "a" also finds folders of job "a.1") or to a newer attempt.
+            # The folder may belong to a newer attempt, or to another job, because the pattern for the folders of job
+            # "a" also matches those of job "a.1". remove() refuses such a folder, and the error is ignored.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(folder)
         except OSError as error:

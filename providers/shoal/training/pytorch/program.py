@@ -1,4 +1,4 @@
-"""Programs for the workers: a function with its arguments, or a script with its command line."""
+"""Define the programs that workers run: a function with its arguments, or a script with its command line."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.train_func import check_runnable, check_script_arguments
 
 SCRIPT_FOLDER = "shoal-script-"
-"""Prefix of the names of temporary folders for scripts; the process id follows."""
+"""Prefix of the names of temporary folders that contain scripts. The id of the process that uses the folder follows, so
+that folders of killed workers can be found and removed."""
 
 MAX_BYTES = 64 * 2**20
-"""Maximum size of a pickled function with its arguments and closure, because it is stored and kept in memory."""
+"""Maximum size in bytes of a pickled function with its arguments and closure. The size is limited, because the pickled
+function is stored with the job and kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Python script, whose text is sent to the workers.
+    """A Python script with its command line arguments; its text is sent to the workers.
 
     Args:
         name: File name of the script.
@@ -42,7 +44,7 @@ class Script:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], arguments: Sequence[Any] = ()) -> Script:
-        """Read a script from a file.
+        """Read the text of a script from a file.
 
         Raises:
             InvalidArgumentError: The file cannot be read.
@@ -50,7 +52,7 @@ class Script:
         file = Path(path)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: the path or the text is not valid UTF-8
+        except (OSError, ValueError) as error:  # Python raises ValueError if the path or the text is not valid UTF-8
             raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
         return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
 
@@ -101,7 +103,7 @@ class Program:
         except TypeError as error:
             raise InvalidArgumentError(f"{name_of(target)}: {error}") from None
         except ValueError:
-            pass  # a builtin without a signature
+            pass  # the function is a builtin without a signature, so its arguments cannot be checked
         return cls(target, tuple(args), dict(kwargs))
 
     def dumps(self) -> bytes:
@@ -120,7 +122,7 @@ class Program:
         return content
 
     def __call__(self) -> Any:
-        """Call the function or run the script.
+        """Call the function with its arguments, or run the script, in this process.
 
         Raises:
             TrainingError: The program called ``sys.exit`` with a code other than 0. SystemExit itself would end the
@@ -135,7 +137,7 @@ class Program:
 
 
 def name_of(target: Any) -> str:
-    """Return the name of a function or script for messages."""
+    """Return the name of a function or script, which messages to the user contain."""
     while isinstance(target, partial):
         target = target.func
     return str(getattr(target, "__name__", None) or getattr(target, "name", None) or type(target).__name__)

@@ -1,4 +1,4 @@
-"""Forward and display the metrics that workers log."""
+"""Receive the metrics that workers log, pass them on to the caller's functions, and display those of rank 0."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 
 OnMetrics = Callable[[int, dict[str, float], int], None]
-"""Function that is called with rank, values and step whenever a rank logs metrics."""
+"""Type of a function that is called with rank, metrics (name -> value) and step whenever a rank logs metrics."""
 
 
 class Metrics(ProgressDisplay):
-    """The metrics that a run's ranks have logged; a context manager that removes the display at the end.
+    """Receive and display the metrics that the ranks of a run log; a context manager that removes the display again.
 
     Args:
         on_metrics: Function to call with rank, values and step, or None.
@@ -31,7 +31,7 @@ class Metrics(ProgressDisplay):
         self._steps: Counter[int] = Counter()
 
     def note(self, rank: int, note: dict[str, Any]) -> None:
-        """Record a worker's note with metrics, and display the metrics of rank 0."""
+        """Record the metrics that a worker sent as a note to the driver, and display them if they come from rank 0."""
         values: dict[str, float] = note["metrics"]
         step = self._steps[rank] if note["step"] is None else int(note["step"])
         self._steps[rank] = step + 1

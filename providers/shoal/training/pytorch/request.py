@@ -1,4 +1,4 @@
-"""The request to run a function and its result: plain data, so that a job can carry the request as JSON."""
+"""Define the request to run a function in a gang, and its result; the request can be stored as JSON with a job."""
 
 from __future__ import annotations
 
@@ -15,23 +15,30 @@ from shoal.training.run_config import RunConfig
 
 
 class FunctionRequest(Settings):
-    """The run of a function in every worker of a gang: the distributors build one, and a job's spec extends it.
+    """Request to run a user's function in every worker of a gang: datasets, hyperparameters and workers.
 
-    The function itself travels beside it, pickled.
+    The distributors create this request. The spec of a job contains the same fields and further ones. The function
+    itself is pickled and sent separately.
     """
 
-    name: str = Field(default="function", min_length=1, description="Name of the function, for people.")
+    name: str = Field(default="function", min_length=1, description="Name of the function, which is shown to users.")
     dataset_map: dict[str, DatasetSpec] = Field(
-        default_factory=dict, description="Datasets by name; connectors are accepted."
+        default_factory=dict, description="Datasets by name. A `DataConnector` is accepted and converted to its spec."
     )
-    hyper_params: dict[str, JsonValue] = Field(default_factory=dict, description="What `get_hyper_params` returns.")
+    hyper_params: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Values that `get_hyper_params` returns in the workers."
+    )
     scaling_config: AnyScaling = Field(
-        default_factory=PyTorchScalingConfig, description="Number and size of the workers."
+        default_factory=PyTorchScalingConfig, description="Number of workers, and the CPUs and GPUs of each worker."
     )
     room_for: SpreadScalingConfig | None = Field(
-        default=None, description="Workers that the function starts by itself, for which there has to be room."
+        default=None,
+        description="Number and size of further workers that the function starts itself. The run starts only if the "
+        "pool has room for these workers. None: the function starts no workers.",
     )
-    run_config: RunConfig = Field(default_factory=RunConfig, description="Pool to run on, and the limits of the run.")
+    run_config: RunConfig = Field(
+        default_factory=RunConfig, description="Name of the pool that runs the function, and the limits of the run."
+    )
 
     @field_validator("dataset_map", mode="before")
     @classmethod
@@ -41,12 +48,12 @@ class FunctionRequest(Settings):
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """Resources that one worker used.
+    """Rank and node of one worker, and the memory that its process used.
 
     Args:
-        rank: Its rank.
-        node: Node that it ran on.
-        peak_rss_bytes: Highest resident size of its process.
+        rank: Rank of the worker.
+        node: Name of the node that the worker ran on.
+        peak_rss_bytes: Highest resident memory of the worker's process, in bytes.
     """
 
     rank: int
@@ -56,15 +63,15 @@ class RankStats:
 
 @dataclass(frozen=True, slots=True)
 class FunctionResult:
-    """Result of a function's run.
+    """Result of running a user's function in every worker of a gang.
 
     Args:
-        results: Return values, by rank.
+        results: Return values of the function, by rank.
         metrics: The last value of each metric that rank 0 logged.
         model_dir: The merged files of all ranks' model folders: a local path or a URI.
-        num_workers: Workers that ran at the end.
-        restarts: How often the run resumed from a checkpoint after a lost worker.
-        seconds: Time from the call to the result.
+        num_workers: Number of workers that ran at the end.
+        restarts: Number of times that the run resumed from a checkpoint after a worker was lost.
+        seconds: Time in seconds from the call to the result.
         workers: Resources of each worker, by rank.
     """
 

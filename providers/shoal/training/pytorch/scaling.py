@@ -1,4 +1,7 @@
-"""Compute the number and the nodes of a function's workers from its scaling config and the active nodes. Pure."""
+"""Compute the number and the nodes of a function's workers from its scaling config and the active nodes.
+
+The functions in this module are pure: they use only their arguments, and not Ray.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,23 @@ from shoal.training.capacity import Node, limited, resources, workers_on
 
 
 class WorkerResourceConfig(Settings):
-    """What one worker claims.
+    """CPUs and GPUs that one worker reserves.
 
     Example:
         >>> WorkerResourceConfig(num_cpus=2)
     """
 
-    num_cpus: int = Field(default=1, ge=0, description="CPUs, and PyTorch's threads; 0 claims none and has one thread.")
-    num_gpus: int = Field(default=0, ge=0, description="GPUs.")
+    num_cpus: int = Field(
+        default=1,
+        ge=0,
+        description="Number of CPUs that the worker reserves, and of threads that PyTorch uses. With 0 the worker "
+        "reserves no CPU and uses one thread.",
+    )
+    num_gpus: int = Field(default=0, ge=0, description="Number of GPUs that the worker reserves.")
     gpu_type: str | None = Field(
         default=None,
         min_length=1,
-        description="Type that its node's GPUs must be of, as Ray names it (H100).",
+        description="Required type of the node's GPUs, by the name that Ray uses for it, such as H100. None: any type.",
     )
 
     @model_validator(mode="after")
@@ -36,18 +44,20 @@ class WorkerResourceConfig(Settings):
 
 
 class PyTorchScalingConfig(Settings):
-    """How many workers run, and where.
+    """Number of nodes, the number of workers on each node, and the resources of each worker.
 
-    It says nothing of the machine that it is made on: GPUs may be asked for where there are none.
+    The values are not checked against this machine, so GPUs may be requested on a machine without a GPU.
 
     Example:
         >>> PyTorchScalingConfig(num_nodes=2, num_workers_per_node=1)
     """
 
-    num_nodes: int = Field(default=1, description="Nodes to run on; -1: all active ones that have room.")
-    num_workers_per_node: int = Field(default=1, ge=1, description="Workers on each of them.")
+    num_nodes: int = Field(
+        default=1, description="Number of nodes that run workers. -1: all active nodes that have room for the workers."
+    )
+    num_workers_per_node: int = Field(default=1, ge=1, description="Number of workers on each of these nodes.")
     resource_requirements_per_worker: WorkerResourceConfig = Field(
-        default_factory=WorkerResourceConfig, description="What each worker claims."
+        default_factory=WorkerResourceConfig, description="Resources that each worker reserves."
     )
 
     @field_validator("num_nodes")
@@ -59,7 +69,7 @@ class PyTorchScalingConfig(Settings):
 
 
 class SpreadScalingConfig(Settings):
-    """How many workers run, wherever there is room.
+    """Number of workers and the resources of each; the workers run on any nodes that have room.
 
     Example:
         >>> SpreadScalingConfig(num_workers=3)
@@ -67,21 +77,21 @@ class SpreadScalingConfig(Settings):
 
     num_workers: int = Field(ge=1, description="Number of workers.")
     resource_requirements_per_worker: WorkerResourceConfig = Field(
-        default_factory=WorkerResourceConfig, description="What each worker claims."
+        default_factory=WorkerResourceConfig, description="Resources that each worker reserves."
     )
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
-    """Return the scaling config of a decorated function.
+    """Return the scaling config of a decorated function, from the arguments of the decorator.
 
     Args:
-        gpus: GPUs, of all workers together.
-        num_workers: Number of workers; by default one per GPU, or one.
-        num_cpus: CPUs that each worker claims.
-        gpu_type: Type that the GPUs must be of.
+        gpus: Number of GPUs of all workers together.
+        num_workers: Number of workers; None: one per GPU, or one worker without GPUs.
+        num_cpus: Number of CPUs that each worker reserves.
+        gpu_type: Required type of the GPUs; None accepts any type.
 
     Raises:
-        InvalidArgumentError: If the GPUs cannot be divided evenly, or a number is wrong.
+        InvalidArgumentError: The GPUs cannot be divided evenly among the workers, or a number is wrong.
     """
     workers = num_workers if num_workers is not None else max(1, gpus)
     if workers < 1 or gpus < 0 or gpus % workers:
@@ -95,12 +105,12 @@ AnyScaling = PyTorchScalingConfig | SpreadScalingConfig
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Workers on nodes.
+    """Result of :func:`lay_out`: number of workers, number of workers per node, and the resources of each worker.
 
     Args:
         num_workers: Number of workers.
-        per_node: Workers on each node; None: wherever there is room.
-        each: What each worker claims.
+        per_node: Number of workers on each node; None: the workers run on any nodes that have room.
+        each: CPUs and GPUs that each worker reserves.
     """
 
     num_workers: int
@@ -109,7 +119,7 @@ class Layout:
 
 
 def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -> Layout:
-    """Assign workers to nodes that have room for them.
+    """Compute how many workers run, in total and per node, and check that the active nodes have room for them.
 
     Args:
         config: The requested workers.
@@ -117,7 +127,7 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
         clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
 
     Raises:
-        CapacityError: If there is no room for the workers on the active nodes.
+        CapacityError: There is no room for the workers on the active nodes.
     """
     each = config.resource_requirements_per_worker
     fits = [fitting(node, each) for node in nodes]
@@ -135,5 +145,5 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """Return the number of workers for which a node has room."""
+    """Return the number of workers of the size `each` for which a node has room."""
     return workers_on(node, each.num_cpus, each.num_gpus, each.gpu_type)

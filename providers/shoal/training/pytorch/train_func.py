@@ -10,7 +10,7 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 
 TrainFunc = Callable[..., Any] | str | os.PathLike[str]
-"""A function, the name of a function as ``pkg.module:name``, or the path of a script."""
+"""Type of `train_func`: a function, the name of a function (``pkg.module:name``), or the path of a script."""
 
 FRAMEWORK = "pytorch"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -18,14 +18,14 @@ _OF_THE_FUNCTION = ("train_func", "args", "kwargs", "program")
 
 
 def is_name(train_func: Any) -> bool:
-    """Return whether `train_func` is the name of a function, as ``pkg.module:name``."""
+    """Return whether `train_func` is the name of a function in the form ``pkg.module:name``, and not a path."""
     return isinstance(train_func, str) and _NAME.fullmatch(train_func) is not None
 
 
 def check_train_func(
     train_func: Any, args: Any, kwargs: Any, *, framework: str | None = None, fields: Any = None
 ) -> None:
-    """Raise if `train_func` cannot be run with these arguments; no file is read for this check.
+    """Raise InvalidArgumentError if `train_func` cannot be run with these arguments; no file is read for this check.
 
     Args:
         train_func: A function, the name of a function, or the path of a script; None if the job has none.
@@ -60,7 +60,7 @@ def check_train_func(
 
 
 def check_runnable(target: Any, argument: str, function: str = "a function") -> None:
-    """Raise if `target` is neither a function nor a text or path that names one or a script.
+    """Raise InvalidArgumentError if `target` is neither a function, nor a text, nor a path.
 
     Args:
         target: Value that the user passed.
@@ -75,7 +75,7 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
-    """Raise if keyword arguments were given for a script.
+    """Raise InvalidArgumentError if keyword arguments were given for a script, which accepts only a list of arguments.
 
     Raises:
         InvalidArgumentError: `kwargs` is not empty.

@@ -1,6 +1,6 @@
-"""The workers' side of a PyTorch training: open the rendezvous, call the user's function, upload its model files.
+"""Run a worker's part of a PyTorch training: find the other ranks, call the user's function, upload its model files.
 
-The driver calls `meet`, `call` and `upload`, each on all ranks at once.
+The driver calls `meet`, then `call`, then `upload`, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 _JOIN_SECONDS = 300.0
-"""Seconds that the store waits for a key that a rank requests; PyTorch's default."""
+"""Seconds that the store (PyTorch's key-value server, by which the ranks find each other) waits for a key that a rank
+requests. The value is PyTorch's default."""
 
-# Parts of the messages by which a collective reports that another rank is gone. PyTorch raises a plain RuntimeError.
+# Texts in the messages of errors that PyTorch raises if another rank is gone. PyTorch raises a plain RuntimeError, so
+# only the message shows the reason. Such an error is reported as PeerError.
 _PEER_WORDS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -51,15 +53,15 @@ _MODEL = "shoal-model-"
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Input of the run, the same for all ranks.
+    """Function, datasets and options of a run, which the driver sends to all ranks.
 
     Args:
         program: Pickled :class:`~shoal.training.pytorch.program.Program`.
         dataset_map: Datasets by name.
         hyper_params: Hyperparameters that ``get_hyper_params`` returns.
         checkpoints: Folder or URI for checkpoints.
-        checkpoint_key: Secret key of the run, with which checkpoints are sealed.
-        checkpoint_seals: Number -> seal of the checkpoints from which the run may resume.
+        checkpoint_key: Secret key of the run, with which checkpoints are signed.
+        checkpoint_seals: Number -> seal (signature) of the checkpoints from which the run may resume.
         threads: Number of PyTorch's threads.
         seed: Seed of the plan that divides sharded datasets.
     """
@@ -76,7 +78,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one rank.
+    """Result of one rank's call of the user's function.
 
     Args:
         value: Return value of the user's function.
@@ -89,16 +91,17 @@ class Outcome:
     peak_rss_bytes: int
 
 
-# Both are kept until the process ends. A process serves only one run.
+# The store and the model folder of this process. They are kept until the process ends, because a process serves only
+# one run.
 _store: TCPStore | None = None
 _folder: Path | None = None
 
 
 def meet() -> Machine:
-    """Return this rank's node, address and GPUs; rank 0 also opens the store for the rendezvous of all ranks.
+    """Return this rank's node, address and GPUs; rank 0 also opens the store by which the ranks find each other.
 
-    The store's socket is bound here to the node's address. By default PyTorch listens on all addresses of the host and
-    requires no token.
+    The store is PyTorch's key-value server. By default it listens on all addresses of the host and requires no token,
+    so this function binds its socket to the node's address only.
     """
     global _store
     import ray
@@ -123,10 +126,10 @@ def meet() -> Machine:
 
 
 def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str]) -> Outcome:
-    """Call the user's function.
+    """Set the environment and the context of this rank, and call the user's function.
 
     Args:
-        assignment: Input of the run.
+        assignment: Function, datasets and options of the run.
         machine: Node and address of this rank.
         environment: torchrun's environment variables for this rank.
 
@@ -176,7 +179,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
 
 def upload(paths: Sequence[str], target: str) -> None:
-    """Copy this rank's part of the model, remove its folder and destroy the process group if the user left it open.
+    """Upload this rank's part of the model files, remove its folder, and destroy PyTorch's process group if it is open.
 
     The driver calls this function only after all ranks have returned from `call`. When a rank destroyed its group
     earlier, its connections were closed while another rank was still creating the group, and the other rank failed.
@@ -191,11 +194,11 @@ def upload(paths: Sequence[str], target: str) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     model_dir.upload(_folder, paths, target)
-    shutil.rmtree(_folder, ignore_errors=True)  # remaining files are removed with the node's temp folder
+    shutil.rmtree(_folder, ignore_errors=True)  # files that cannot be removed are removed with the node's temp folder
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has an address, or None."""
+    """Return the name of the network interface that has the given IP address, or None if no interface has it."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             return str(name)
@@ -203,7 +206,7 @@ def _interface_of(address: str) -> str | None:
 
 
 def _remove_folders_of_dead_workers() -> None:
-    """Remove the folders that killed workers left in the node's temp folder."""
+    """Remove the model and script folders that killed workers left in the node's temporary folder."""
     for prefix in (_MODEL, SCRIPT_FOLDER):
         for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
             pid = folder.name.removeprefix(prefix).split("-")[0]

@@ -1,1 +1,1 @@
-"""Distributed XGBoost training: the driver's side and the workers' side."""
+"""Train XGBoost models on several workers: the code that runs in the driver and in the workers."""

@@ -1,7 +1,8 @@
 """Store the categories of a training in the XGBoost model, and tell XGBoost which columns contain category codes.
 
-XGBoost can store categories itself, but only from DataFrames, which would cost a copy of every batch. In addition,
-XGBoost 3.2 confuses categories whose names are not ASCII.
+XGBoost itself can store categories, but only if it is trained on DataFrames, which would cost a copy of every batch. In
+addition, XGBoost 3.2 confuses categories whose names are not ASCII. shoal therefore trains on category codes and stores
+the categories in an attribute of the model.
 """
 
 from __future__ import annotations
@@ -17,22 +18,27 @@ if TYPE_CHECKING:
     import xgboost
 
 ATTRIBUTE = "shoal.categories"
-"""Model attribute with the categories as JSON: column -> list; a category's code is its index in the list."""
+"""Name of the model attribute that contains the categories as JSON: column -> list of its categories. The code of a
+category is its index in this list."""
 
 
 def feature_types(features: Sequence[str], categorical: Collection[str]) -> list[str] | None:
-    """Return XGBoost's type of each column ("c": category codes, "q": quantities), or None without categories."""
+    """Return XGBoost's feature type of each column: "c" for category codes, "q" for numbers.
+
+    Returns:
+        None if no column is categorical.
+    """
     if not categorical:
         return None
     return ["c" if name in categorical else "q" for name in features]
 
 
 def note(booster: xgboost.Booster, categories: Categories) -> None:
-    """Store the categories in a model; the serialised model contains them."""
+    """Store the categories in an attribute of a model, so that the saved model contains them."""
     if categories:
         booster.set_attr(**{ATTRIBUTE: json.dumps(to_lists(categories))})
 
 
 def categories_of(booster: xgboost.Booster) -> dict[str, pa.Array]:
-    """Return a dict from each categorical column to the categories seen in training, as stored in the model."""
+    """Read the categories of each categorical column from a model; the result is empty if the model has none."""
     return from_lists(json.loads(booster.attr(ATTRIBUTE) or "{}"))

@@ -1,4 +1,7 @@
-"""The driver's side of an XGBoost training: check the parameters, and start the tracker that connects the workers."""
+"""Run the driver's part of an XGBoost training: check the parameters, and start XGBoost's tracker.
+
+The tracker is the process by which XGBoost's workers find each other.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,29 @@ if TYPE_CHECKING:
     from shoal.training.boosting.engine import OnAll
     from shoal.training.gang.gang import Gang
 
-# How much longer than its peers a worker may take between two collective steps. XGBoost's default is half an hour. The
-# lifelines detect a dead worker within seconds, so this limit matters only for a live worker that does not progress,
-# for example because a read from storage hangs. Shard sizes differ by at most 1 %, so a healthy worker never needs ten
-# minutes.
+# Seconds that a worker waits for the other workers in a collective operation (such as an allreduce) before it fails.
+# XGBoost's default is half an hour. The driver detects a dead worker within seconds by its socket (lifeline), so this
+# limit is needed only for a live worker that does not progress, for example because a read from storage hangs. Shard
+# sizes differ by at most 1 %, so a healthy worker is never ten minutes slower than the others.
 _COLLECTIVE_SECONDS = 600
-# Number of attempts of a worker to connect to the tracker and to its peers; XGBoost's default.
+# Number of times that a worker tries to connect to the tracker and to the other workers. The value is XGBoost's
+# default.
 _COLLECTIVE_RETRIES = 3
 
 
 class XGBoost:
-    """The implementation of `boosting.engine.Library` for XGBoost."""
+    """Implement the interface `boosting.engine.Library` for XGBoost; all methods run in the driver."""
 
     package = "xgboost"
     extra = "xgboost"
     worker = "shoal.training.xgboost.worker"
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device in the parameters, or None if they contain none."""
+        """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
         return device_of(self._merged(request))
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
-        """Return the parameters of every worker and the first segment's seed.
+        """Check the user's parameters; return the parameters of every worker and the seed of the training.
 
         Raises:
             InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
@@ -56,13 +60,13 @@ class XGBoost:
         return params, seed
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """Return the arguments for XGBoost's collective, by rank, from a new tracker."""
+        """Start a tracker, and return the arguments with which each rank connects to the other workers."""
         tracker = gang.sidecar("xgboost", lambda on_death: Tracker(gang.host, gang.shape.num_workers, on_death))
         collective = {**tracker.begin(), "dmlc_timeout": _COLLECTIVE_SECONDS, "dmlc_retry": _COLLECTIVE_RETRIES}
         return [collective] * gang.shape.num_workers
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Let the workers build their matrices in one collective step."""
+        """Make all workers connect to each other and build their matrices together."""
         return on_all("prepare", tasks)
 
     def _merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Combine the user's custom metrics into the single function that XGBoost accepts."""
+"""Combine the user's custom metrics into one function, because XGBoost accepts only one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.training.boosting.user_code import Metric
 
 
 def joined(metrics: Sequence[Metric]) -> Metric | None:
-    """Combine several metrics into one, because XGBoost accepts one function, which may return several values.
+    """Combine several metrics into one function that returns the values of all of them.
 
     Args:
         metrics: Functions ``(predictions, matrix) -> (name, value)``, or ``-> [(name, value), ...]``.

@@ -1,4 +1,4 @@
-"""Load XGBoost models."""
+"""Load a trained XGBoost model from its bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def load(model: bytes, best_iteration: int | None) -> xgboost.Booster:
-    """Load a model.
+    """Load a trained XGBoost model from its bytes.
 
     Args:
         model: Model as UBJSON.

@@ -16,7 +16,8 @@ from shoal.training.xgboost.categories import feature_types
 
 _NAMES = Names(
     "XGBoost",
-    # If both an alias and its canonical name are given, XGBoost silently ignores one of them.
+    # XGBoost silently ignores one of two names of the same parameter. shoal needs this list of aliases to refuse them
+    # if their values differ.
     aliases={
         "eta": "learning_rate",
         "gamma": "min_split_loss",
@@ -31,7 +32,8 @@ _NAMES = Names(
 )
 _OURS = ("nthread", "n_jobs", "seed", "random_state")
 _SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
-# Arguments of XGBoost's other interfaces -> how to set them in shoal.
+# Arguments that belong to XGBoost's other interfaces and are refused in `params` -> text that tells the user how to set
+# them in shoal.
 _ELSEWHERE = {
     "early_stopping_rounds": "pass it to fit()",
     "verbose_eval": "pass it to fit()",
@@ -44,7 +46,7 @@ _ELSEWHERE = {
 def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
-    """Merge params, objective and number of rounds, and refuse contradictions; see `boosting.params.merge`."""
+    """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
     return merge(params, objective, n_estimators, _NAMES)
 
 
@@ -70,11 +72,11 @@ def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
 
 
 def is_stochastic(params: Mapping[str, Any]) -> bool:
-    """Return whether XGBoost draws random numbers during a training with these parameters."""
+    """Return whether XGBoost uses random numbers in a training with these parameters, for example to sample rows."""
     return (
         any(float(params.get(name, 1)) < 1 for name in _SAMPLING)
         or params.get("booster") == "dart"
-        or str(params.get("objective")).startswith("rank:")  # pairs may be sampled
+        or str(params.get("objective")).startswith("rank:")  # a ranking objective may sample pairs of rows
     )
 
 
@@ -124,7 +126,8 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
     import numpy as np
     import xgboost
 
-    # The device is "cpu", because the driver's node may have no GPU. Labels 0 and 1 are valid for every objective.
+    # The check uses the CPU, because the driver's node may have no GPU. The labels are 0 and 1, because every objective
+    # accepts them.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
     rows = xgboost.DMatrix(
@@ -148,7 +151,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
 
 
 def own_message(exc: BaseException) -> str:
-    """Return XGBoost's error message without stack trace, time and source line."""
+    """Return the message of an error from XGBoost without the stack trace, the time and the C++ source line."""
     text = str(exc).split("Stack trace:")[0].strip()
     return re.sub(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ", "", text)
 
@@ -168,7 +171,7 @@ def _describe_unused(name: str, params: Mapping[str, Any], known: Sequence[str])
 
 
 def _names(config: Any) -> Iterator[str]:
-    """Yield the names of all settings in a learner's configuration."""
+    """Yield the names of all settings in XGBoost's configuration, which is a nested dict."""
     if isinstance(config, dict):
         for name, value in config.items():
             if isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""Predict datasets with XGBoost models."""
+"""Predict the rows of datasets with trained XGBoost models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def predict_booster(
     *,
     base_margin_col: str | None = None,
 ) -> np.ndarray:
-    """Predict every row of a dataset.
+    """Predict every row of a dataset with an XGBoost model.
 
     Args:
         booster: Model.
@@ -43,7 +43,7 @@ def predict_booster(
 def predictor(
     booster: xgboost.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
 ) -> BoosterPredictor:
-    """Return the predictor of tables for a booster; see :func:`predict_booster` for the arguments."""
+    """Return an object that predicts tables with a booster; see :func:`predict_booster` for the arguments."""
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
 

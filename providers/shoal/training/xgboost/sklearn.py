@@ -1,4 +1,4 @@
-"""Convert a trained booster to XGBoost's scikit-learn estimator."""
+"""Convert a trained XGBoost booster (model) to XGBoost's scikit-learn estimator."""
 
 from __future__ import annotations
 

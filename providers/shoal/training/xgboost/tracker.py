@@ -1,9 +1,9 @@
-"""Run XGBoost's tracker, through which the workers find each other, in a separate process.
+"""Run XGBoost's tracker, by which the workers find each other, in a separate process.
 
-On some errors the tracker's C++ code calls ``std::exit(-1)``, and after a worker was killed, waiting for the tracker or
-freeing it raised or hung in our tests. A tracker must therefore not run in the driver's process. One tracker process
-serves all runs of a gang, so that only the first run waits for ``import xgboost``. The process ends when its parent
-closes stdin or is gone.
+On some errors the tracker's C++ code calls ``std::exit(-1)``, which would end the driver. After a worker was killed,
+waiting for the tracker or freeing it raised or hung in our tests. Therefore a tracker must not run in the driver's
+process. One tracker process serves all runs of a gang (group of workers), so that only the first run waits for ``import
+xgboost``. The process ends when its parent closes the process's stdin or is gone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 
 from shoal.errors import TrainingError
 
-# `import xgboost` takes 1.4 s, 3 s from a cold disk, and more while many processes start. A process that does not
-# answer within this time will never answer.
+# Seconds to wait for the answer of the tracker process. Its `import xgboost` takes 1.4 s, 3 s from a cold disk, and
+# more while many processes start. A process that does not answer within this much longer time will never answer.
 _START_SECONDS = 60.0
 
 
 class Tracker:
-    """The parent's handle of a tracker process; the constructor starts the process.
+    """Start a tracker process, request trackers from it, and end it; this object is in the driver.
 
     Args:
         host: Address at which the workers can reach the tracker.
@@ -43,20 +43,22 @@ class Tracker:
         source_root = str(Path(__file__).parents[3])
         inherited = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            # With -P, a folder in the working directory that has the name of a library does not hide the library.
+            # With -P Python does not import from the working directory, where a folder may have the name of a library
+            # and would be imported instead of the library.
             [sys.executable, "-P", "-m", "shoal.training.xgboost.tracker", host, str(num_workers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited)))},
-            # Ctrl-C must reach only the driver, which then ends its processes in the right order.
+            # In a new session the process does not receive the user's Ctrl-C. Only the driver receives it, and then
+            # ends its processes in the right order.
             start_new_session=True,
         )
         threading.Thread(target=self._watch, name="shoal-tracker", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """Process id of the tracker."""
+        """Process id of the tracker process."""
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
@@ -72,7 +74,8 @@ class Tracker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer = ""
-        # An OSError is a broken pipe: the process has ended and will not answer.
+        # An OSError means that the pipe is broken, because the process has ended and will not answer. It is reported
+        # below, together with the process's exit code.
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")
             self._process.stdin.flush()
@@ -89,7 +92,7 @@ class Tracker:
         return dict(message)
 
     def close(self) -> None:
-        """Kill the process and close its pipes."""
+        """Kill the tracker process and close the pipes to it."""
         self._closed = True
         self._process.kill()
         self._process.wait()
@@ -114,23 +117,24 @@ def main() -> None:
     The command line arguments are the host to listen on and the number of workers.
     """
     host, num_workers = sys.argv[1], int(sys.argv[2])
-    # Only the answers go to the pipe. Output that libraries print to stdout is redirected to stderr.
+    # The driver reads only answers from this process's stdout. Therefore the original stdout is kept for the answers,
+    # and everything that libraries print to stdout is redirected to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    # XGBoost imports these packages if installed, but the tracker does not use them. The process starts in 0.5 s
-    # without them and in 1.5 s with them.
+    # XGBoost imports these packages if they are installed, but the tracker does not use them. They are hidden here,
+    # because the process then starts in 0.5 s instead of 1.5 s.
     for optional in ("sklearn", "pandas"):
         sys.modules[optional] = None  # type: ignore[assignment]
     from xgboost.core import XGBoostError
     from xgboost.tracker import RabitTracker
 
-    # The current tracker and the next one. Freeing an older tracker is safe, because it has ended with its run; when a
-    # run fails, the driver kills this whole process.
+    # This queue keeps the tracker of the current run and the one for the next run, and frees the older ones. Freeing an
+    # older tracker is safe, because it has ended with its run. (When a run fails, the driver kills this whole process.)
     trackers: deque[RabitTracker] = deque(maxlen=2)
     try:
         while True:
-            # Starting a tracker takes 0.1 s, 5 % of a small fit. The next one is therefore started while the workers
-            # train.
+            # Starting a tracker takes 0.1 s, which is 5 % of the time of a small training. Therefore the tracker of the
+            # next run is started already while the workers train.
             trackers.append(RabitTracker(n_workers=num_workers, host_ip=host, sortby="task"))
             trackers[-1].start()
             if not sys.stdin.readline():
@@ -138,7 +142,8 @@ def main() -> None:
             print(json.dumps(trackers[-1].worker_args()), file=answers)
     except (XGBoostError, OSError, ValueError) as exc:
         print(json.dumps({"error": str(exc).split("Stack trace")[0].strip()}), file=answers)
-    # sys.exit() could hang: a tracker that still waits for workers can be neither joined nor freed.
+    # os._exit() is used, because sys.exit() would free the trackers, and freeing a tracker that still waits for workers
+    # could hang.
     os._exit(0)
 
 

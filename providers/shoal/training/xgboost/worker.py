@@ -1,7 +1,7 @@
-"""The workers' side of an XGBoost training: read and quantise a shard, and boost together with the other ranks.
+"""Run a worker's part of an XGBoost training: read the rows, convert them to bins, and train with the other ranks.
 
-Only workers import this module, because it imports XGBoost. The driver calls `prepare`, then `boost` for each segment,
-then `finish`, each on all ranks at once.
+Only workers import this module, because it imports XGBoost. The driver calls `prepare`, then `boost` for each segment
+(group of rounds that ends with a checkpoint), then `finish`, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from shoal.training.xgboost.categories import feature_types, note
 from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import is_stochastic, own_message
 
-# Share of the free memory that the quantised rows may use. XGBoost needs about as much memory again while it builds
-# the matrices, and for training.
+# Share of the free memory that the quantised rows (rows converted to histogram bins) may use. If they need more, they
+# are kept on disk. The share is below one half, because XGBoost needs about as much memory again while it builds the
+# matrices and trains.
 _MATRIX_FRACTION = 0.4
-# Bytes per row in addition to the bin indices: label, gradients (two values) and prediction, 4 bytes each.
+# Bytes of memory that a row needs in addition to the numbers of its bins: the label, two gradients and the prediction,
+# with 4 bytes each.
 _BYTES_PER_ROW = 4 * 4
 _PAGES = "shoal-pages-"
 
 
 class _Session:
-    """The state of the current training in this process; the constructor reads the data and builds the matrices.
+    """State of the current training in this worker; the constructor reads the rows and builds the matrices.
 
     Args:
         task: Data and parameters of this worker.
@@ -54,7 +56,7 @@ class _Session:
 
     def __init__(self, task: Task, context: GangContext) -> None:
         idle = memory.reset_peak()
-        self.open = contextlib.ExitStack()  # resources to release in close()
+        self.open = contextlib.ExitStack()  # contains the folder for matrices on disk and the connection, for close()
         self.task = task
         self.context = context
         self.rows: list[ShardRows] = []
@@ -72,7 +74,7 @@ class _Session:
         self._callbacks: CallbackContainer | None = None
 
     def boost(self, segment: Segment) -> Boosted:
-        """Train the rounds of a segment."""
+        """Train the rounds of a segment, up to the next checkpoint, and return the result of this rank."""
         began = time.perf_counter()
         start = self._load(segment)
         booster, callbacks = self.booster, self._callbacks
@@ -80,8 +82,8 @@ class _Session:
         assert callbacks is not None
         stopped = False
         reporter = RoundReporter(self.context)
-        # This is the loop of `xgboost.train`. Calling `xgboost.train` for each segment would show the callbacks a new
-        # training each time.
+        # This loop does the same as `xgboost.train`. `xgboost.train` itself cannot be called for each segment, because
+        # the user's callbacks would see the beginning and the end of a training each time.
         for iteration in range(start, segment.stop):
             if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
                 stopped = True
@@ -106,7 +108,7 @@ class _Session:
         )
 
     def close(self) -> None:
-        """Release the matrices and their pages on disk, and disconnect from the other workers."""
+        """Free the matrices, remove their files on disk, and disconnect from the other workers."""
         self.booster = self._callbacks = None
         self.evals.clear()
         del self.matrix
@@ -116,9 +118,10 @@ class _Session:
     def _load(self, segment: Segment) -> int:
         """Prepare the booster for a segment and return the number of the segment's first round.
 
-        A booster that is loaded from its bytes continues exactly like the one in memory, unless XGBoost draws random
-        numbers, because the bytes do not contain the state of the random number generators. In this case every segment
-        begins with a booster that is loaded from bytes and has a new seed.
+        A booster that is loaded from its bytes continues exactly like the one in memory, unless XGBoost uses random
+        numbers, because the bytes do not contain the state of the random number generators. If it does, every segment
+        begins with a booster that is loaded from bytes and has a new seed, so that a resumed training gives the same
+        model as one that was not interrupted.
         """
         resume = segment.resume
         if self.booster is not None and resume is None:
@@ -130,7 +133,7 @@ class _Session:
         callbacks, stopping = self._new_callbacks(checkpoint)
         self.booster = callbacks.before_training(booster)
         if stopping:
-            stopping.starting_round = 0  # rounds are counted from the beginning of the first segment
+            stopping.starting_round = 0  # early stopping counts the rounds from the beginning of the training
         self._callbacks = callbacks
         return checkpoint.rounds
 
@@ -156,8 +159,8 @@ class _Session:
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
-        # `xgboost.train` does the same: metrics get predictions, but raw scores if the objective is a function, because
-        # XGBoost then does not know how to convert scores to predictions.
+        # The user's metrics get predictions. If the objective is a function, they get raw scores, because XGBoost then
+        # does not know how to convert scores to predictions. `xgboost.train` does the same.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
@@ -171,7 +174,11 @@ class _Session:
         return Checkpoint(booster.num_boosted_rounds(), bytes(booster.save_raw("ubj")), history)
 
     def _pages(self) -> Path | None:
-        """Create a folder for matrices on disk, or return None for matrices in memory; all workers decide alike."""
+        """Decide, together with all workers, whether the matrices are kept on disk, and create a folder for them.
+
+        Returns:
+            The folder, or None if the matrices are kept in memory. If one worker needs the disk, all use it.
+        """
         wish = self.task.external_memory
         if wish is None:
             room = memory.available_bytes() * _MATRIX_FRACTION / self.context.local_world_size
@@ -183,17 +190,18 @@ class _Session:
         return Path(self.open.enter_context(tempfile.TemporaryDirectory(prefix=f"{_PAGES}{os.getpid()}-")))
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
-        """Build the matrix of one dataset; a collective step of all workers.
+        """Build the matrix of one dataset; all workers must call this method together, because they share the bins.
 
         Args:
             part: Rows of this worker.
-            ref: Matrix whose bins to use; None: find the bins.
+            ref: Matrix whose bins are used; None: XGBoost finds the bins from the rows of all workers.
         """
         budget = 0 if self.pages else cache_budget(part, self.context.local_world_size)
         rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
-        # max_bin is a parameter of both the matrix and the learner, and must be the same in both.
+        # max_bin is a parameter of both the matrix and the booster. It is passed to the matrix too, because both must
+        # have the same value.
         settings = {
             "ref": ref,
             "max_bin": params.get("max_bin", 256),
@@ -221,7 +229,7 @@ def prepare(task: Task) -> Prepared:
         task: Data and parameters of this worker.
 
     Returns:
-        Time and memory that this took.
+        Time and memory that the worker used.
 
     Raises:
         DataError: The rows cannot be used for the training.
@@ -238,7 +246,7 @@ def prepare(task: Task) -> Prepared:
 
 
 def boost(segment: Segment) -> Boosted:
-    """Train the rounds of a segment.
+    """Train the rounds of a segment (up to the next checkpoint) together with the other workers.
 
     Args:
         segment: Segment to train.
@@ -253,7 +261,7 @@ def boost(segment: Segment) -> Boosted:
 
 
 def finish() -> None:
-    """Release the matrices and disconnect from the other workers."""
+    """End the training in this worker: free the matrices and disconnect from the other workers."""
     global _session
     session, _session = _session, None
     assert session is not None
@@ -262,7 +270,7 @@ def finish() -> None:
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
-    """An iterator that feeds a shard to XGBoost, which reads the rows four times to build a quantised matrix.
+    """Pass the rows of a shard to XGBoost, batch by batch; XGBoost reads them four times to build a quantised matrix.
 
     Args:
         rows: Rows of the shard.
@@ -276,17 +284,17 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
         self._batches: Iterator[Batch] = iter(())
 
     def reset(self) -> None:
-        """Start a new pass over the rows."""
-        # If a group is split between two batches, XGBoost treats the parts as different groups.
+        """Start a new pass over the rows; XGBoost calls this method before each pass."""
+        # XGBoost treats the parts of a group in two batches as different groups, so the batches are regrouped first.
         self._batches = in_whole_groups(self._rows)
         if not self._rows.part.shard.ranges:
-            # XGBoost needs at least one batch from every worker, even one without rows.
+            # This shard has no rows. XGBoost needs at least one batch from every worker, so an empty batch is passed.
             width = len(self._rows.columns.features)
             group = np.empty(0, np.int64) if self._rows.columns.group else None
             self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32), group=group)])
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """Pass the next batch to XGBoost; return False at the end of a pass."""
+        """Pass the next batch to XGBoost's function `input_data`; return False if the pass has no more batches."""
         batch = next(self._batches, None)
         if batch is None:
             return False
@@ -306,7 +314,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
 
 
 def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
-    """Return one weight per row, or one per group if there are groups.
+    """Return the weights of a batch in XGBoost's form: one per row, or one per group if the rows have groups.
 
     Raises:
         DataError: The rows of a group have different weights.
@@ -324,24 +332,25 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
 
 
 def _remove_pages_of_dead_workers() -> None:
-    """Remove the page folders that killed workers left in the node's temp folder."""
+    """Remove the folders with matrices on disk that killed workers left in the node's temporary folder."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PAGES}*-*"):
         if not Path("/proc", folder.name.removeprefix(_PAGES).split("-")[0]).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _quantised_bytes(part: Part, task: Task) -> int:
-    """Return the size in bytes of the quantised rows in memory."""
-    # XGBoost stores each bin index in as few bytes as the column with the most bins allows. Each category is a bin.
+    """Return the size in bytes that a worker's rows have in memory after they were converted to bins."""
+    # XGBoost stores the number of each bin in 1, 2 or 4 bytes, depending on the column with the most bins. Each
+    # category of a categorical column is a bin, so a column with many categories increases the size.
     bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
     each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
     return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)
 
 
 def _label_check(task: Task) -> CheckLabel | None:
-    """Return a check that refuses labels outside of [0, 1] for a binary objective; None for other objectives.
+    """Return a function that refuses labels outside of [0, 1] for a binary objective; None for other objectives.
 
-    XGBoost's own error message would be about its `base_score` parameter.
+    XGBoost itself also refuses such labels, but its error message is about its parameter `base_score`.
     """
     objective = str(task.params.get("objective"))
     if not objective.startswith("binary:"):
@@ -359,7 +368,7 @@ def _label_check(task: Task) -> CheckLabel | None:
 
 
 def _until(history: History, rounds: int) -> OrderedDict[str, Any]:
-    """Return the first rounds of a history, in the type that XGBoost's callbacks use."""
+    """Return the metrics of the first `rounds` rounds, in the type that XGBoost's callbacks use."""
     return OrderedDict(
         (name, OrderedDict((metric, values[:rounds]) for metric, values in metrics.items()))
         for name, metrics in history.items()
@@ -371,7 +380,8 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except XGBoostError as exc:
-        # Errors of the collective, which lost peers cause, contain the path of its source files.
+        # If another worker was lost, the error comes from XGBoost's collective (its communication library), and the
+        # message contains the path of the collective's source files. Such an error is reported as PeerError.
         kind = PeerError if "/collective/" in str(exc) else TrainingError
         raise kind(f"XGBoost: {memory.explained(own_message(exc))}") from exc
 
@@ -379,8 +389,8 @@ def _own_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        # The collective prints "Task 00000000 got rank 0", which does not help users. XGBoost's verbosity setting does
-        # not suppress this line.
+        # XGBoost prints "Task 00000000 got rank 0" when a worker connects, which does not help users. XGBoost's
+        # verbosity setting does not suppress this line, so stdout is redirected.
         with contextlib.redirect_stdout(io.StringIO()):
             stack.enter_context(xgboost.collective.CommunicatorContext(**args))
         if is_loopback(args["dmlc_tracker_uri"]):
