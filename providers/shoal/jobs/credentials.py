@@ -96,7 +96,7 @@ def connections(
         The URL of each connection, by the name of the environment variable through which the driver gets the URL.
 
     Raises:
-        InvalidArgumentError: A connection has no URL, or two connections have the same variable.
+        InvalidArgumentError: There is no URL for a connection, or two connections have the same variable.
     """
     found: dict[str, str] = {}
     named: dict[str, str] = {}

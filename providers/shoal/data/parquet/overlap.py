@@ -139,7 +139,7 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of a record's rows in a row group, read from the source's copy of the file.
+    """Return the positions of a record's rows in a row group; with filters, the source's copy of the file is read.
 
     If the filters cannot be applied here, for example because this source has another type of the partition column, all
     rows are returned: a shared row too many is better than one that is not noticed.

@@ -261,9 +261,10 @@ class ParquetSource:
     def digest(self) -> str:
         """Return a fingerprint of the dataset, computed from the footers; with filters, from the values of the rows.
 
-        With filters, all rows of the dataset are read. Their fingerprint is the same for equal rows in any files; see
-        :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file lacks, or has with another kind of
-        type, are left out. If no column is left, the fingerprint is computed from the footers and the filters.
+        With filters, all rows of the dataset are read. Equal rows then have the same fingerprint even if they are
+        stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
+        lacks, or has with another kind of type, are left out. If no column is left, the fingerprint is computed from
+        the footers and the filters.
 
         Returns:
             32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. It

@@ -120,7 +120,8 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
             elif engine.dialect.name in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
                 connection.rollback()  # the setting applies from the next transaction on
-            # Without a type, SQLAlchemy adds no cast such as `::VARCHAR`, which PostgreSQL cannot compare with a date
+            # The parameters have no type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to the
+            # statement, and PostgreSQL cannot compare the result with a date.
             bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
             statement = sa.text(sql.rstrip().removesuffix(";")).bindparams(*bound)
             paths = _write(statement, connection, directory)

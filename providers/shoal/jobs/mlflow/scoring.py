@@ -50,10 +50,10 @@ def evaluate(
 
     Args:
         model: Model that :func:`load` returned.
-        holdout: The held-out rows.
-        names: Metrics; the first one decides and is computed for each slice too. Another one is NaN, and the log says
-            why, if it cannot be computed.
-        input_cols: Input columns of a model that takes a tensor and does not name its columns.
+        holdout: The rows to evaluate the model on, with their labels.
+        names: Names of the metrics. The first one decides, and is also computed for each slice. Any other that
+            cannot be computed is NaN, and the log has the reason.
+        input_cols: Names of the input columns; used only if the model takes a tensor and so does not name its columns.
         overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
 
     Raises:
