@@ -23,6 +23,7 @@ from shoal.pool.tunables import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._submissions import Submissions
+from shoal.prefect.lease import PoolForTheDuration
 from shoal.state import Store
 from tests.support import clocks
 from tests.support.pool_processes import nothing_left
@@ -162,6 +163,49 @@ def test_cancelled_while_it_grows_nothing_is_left(home, monkeypatch):
         return state()
 
     assert asyncio.run(cancelled()) == ("down", 0, ())
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_error_after_the_lease_was_granted_releases_it(home, monkeypatch, how):
+    monkeypatch.setattr(Submissions, "begin", fail)
+
+    @flow
+    async def aleased():
+        async with pool_lease(1, pool_name=POOL):
+            pass
+
+    with pytest.raises(RuntimeError, match="boom"):
+        leased(1) if how == "sync" else asyncio.run(aleased())
+    assert state() == ("down", 0, ())
+
+
+def test_cancelled_when_the_lease_was_granted_already_nothing_is_left(home, monkeypatch):
+    granted, cancelled = threading.Event(), threading.Event()
+    enter = PoolForTheDuration._enter
+
+    def enters(lease, *arguments):
+        pool = enter(lease, *arguments)
+        granted.set()
+        assert cancelled.wait(60)
+        return pool
+
+    monkeypatch.setattr(PoolForTheDuration, "_enter", enters)
+    monkeypatch.setattr(NodeLog, "interrupt", lambda _: cancelled.set())
+
+    async def hold():
+        async with pool_lease(1, pool_name=POOL):
+            pytest.fail("the block began")
+
+    @flow
+    async def cancels():
+        holding = asyncio.ensure_future(hold())
+        await asyncio.to_thread(granted.wait)
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        return state()
+
+    assert asyncio.run(cancels()) == ("down", 0, ())
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import anyio
 from prefect.exceptions import MissingContextError
 
 from shoal.jobs import clean_up
@@ -87,8 +88,12 @@ class PoolForTheDuration:
 
     def __enter__(self) -> ComputePool:
         holder = self._holder()
-        pool = self._enter(holder, NodeLog(holder))
-        self._submissions.begin()
+        try:
+            pool = self._enter(holder, NodeLog(holder))
+            self._submissions.begin()
+        except BaseException:  # __exit__ is not called
+            self._release()
+            raise
         return pool
 
     def __exit__(
@@ -100,8 +105,13 @@ class PoolForTheDuration:
     async def __aenter__(self) -> ComputePool:
         holder = self._holder()
         log = NodeLog(holder)
-        pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
-        self._submissions.begin()
+        try:
+            pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
+            self._submissions.begin()
+        except BaseException:  # __aexit__ is not called; the cancellation may have come after the lease was granted
+            with anyio.CancelScope(shield=True):
+                await in_thread(self._release)
+            raise
         return pool
 
     async def __aexit__(
@@ -121,6 +131,7 @@ class PoolForTheDuration:
         return holder
 
     def _enter(self, holder: str, log: NodeLog) -> ComputePool:
+        self._lease = None
         self._pool = pool_of(self._source, holder=holder)
         self._lease = self._pool.lease(
             self._size,
@@ -132,6 +143,11 @@ class PoolForTheDuration:
         )
         self._lease.__enter__()  # This starts a thread that renews the lease.
         return self._pool
+
+    def _release(self) -> None:
+        """Release the lease if it was granted."""
+        if self._lease is not None:
+            self._lease.release()
 
     def _leave(self, *, wait: bool) -> None:
         assert self._pool is not None and self._lease is not None
