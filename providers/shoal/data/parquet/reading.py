@@ -57,10 +57,10 @@ def read_ranges(
                     and matching[part.row_group] < footer.groups[part.row_group][0]
                 ):
                     if indices_of is None:
-                        table = _read_matching(file, part, stored, matcher, footer)
+                        table = _read_part(file, footer, part, stored, matcher)
                     else:
                         every = RowRange(part.path, part.row_group, 0, matching[part.row_group])
-                        table = _read_matching(file, every, stored, matcher, footer)
+                        table = _read_part(file, footer, every, stored, matcher)
                         table = table.take(indices_of(part.row_group)[part.start : part.stop])
                 elif indices_of is not None:
                     table = file.read_row_group(part.row_group, columns=stored)
@@ -68,7 +68,7 @@ def read_ranges(
                 elif part.rows == footer.groups[part.row_group][0]:
                     table = file.read_row_group(part.row_group, columns=stored)
                 else:
-                    table = _read_part(file, part, stored)
+                    table = _read_part(file, footer, part, stored)
                 table = table.replace_schema_metadata(None)
                 # The number of rows is passed, because a table without stored columns does not contain this number.
                 for name, value in partitions.items():
@@ -109,36 +109,22 @@ def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table
     return table.append_column(name, column) if table.num_columns else pa.table({name: column})
 
 
-def _read_part(file: Any, part: RowRange, columns: list[str]) -> pa.Table:
-    """Decode a row group in small batches and keep only the rows of a range, so that only these rows take memory."""
-    import pyarrow as pa
+def _read_part(
+    file: Any, footer: Footer, part: RowRange, columns: list[str], matcher: Matcher | None = None
+) -> pa.Table:
+    """Decode a row group in small batches and keep only the rows of a range, so that only these rows take memory.
 
-    if not columns:
-        return pa.table({})
-    kept = []
-    at = 0
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[part.row_group], columns=columns):
-        start, stop = max(part.start - at, 0), min(part.stop - at, batch.num_rows)
-        if start < stop:
-            kept.append(batch.slice(start, stop - start))
-        at += batch.num_rows
-        if at >= part.stop:
-            break
-    return pa.Table.from_batches(kept)
-
-
-def _read_matching(file: Any, part: RowRange, columns: list[str], matcher: Matcher, footer: Footer) -> pa.Table:
-    """Decode a row group in small batches, and return those rows of a range that match the filters.
-
-    The range counts only the rows that match.
+    With a matcher, the range counts only the rows that match the filters.
     """
     import pyarrow as pa
 
+    wanted = list(dict.fromkeys([*columns, *(matcher.columns if matcher else ())]))
+    if not wanted:
+        return pa.table({})
     kept = []
     at = 0
-    wanted = list(dict.fromkeys([*columns, *matcher.columns]))
     for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[part.row_group], columns=wanted):
-        found = batch.filter(matcher.mask(batch))
+        found = batch.filter(matcher.mask(batch)) if matcher else batch
         start, stop = max(part.start - at, 0), min(part.stop - at, found.num_rows)
         if start < stop:
             kept.append(found.slice(start, stop - start))
