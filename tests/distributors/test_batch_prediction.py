@@ -18,9 +18,14 @@ from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
 from shoal.jobs.prediction import engine
 from shoal.training.claims import Claim
+from shoal.training.progress import Progress
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray
+
+
+progress: list[Progress] = []
+"""What the predictions of the test that runs have reported."""
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,7 @@ def predict(driver: TwoNodes, registry: str, rows: Path, tmp_path: Path) -> Call
     import mlflow
 
     mlflow.set_tracking_uri(registry)
+    progress.clear()
 
     def call(job: str = "job", **fields: Any) -> PredictResult:
         request = PredictJobSpec(
@@ -57,7 +63,8 @@ def predict(driver: TwoNodes, registry: str, rows: Path, tmp_path: Path) -> Call
                 **fields,
             }
         )
-        return engine.run(request, claim=Claim(job, "me"), env={"MLFLOW_TRACKING_URI": registry})
+        environment = {"MLFLOW_TRACKING_URI": registry}
+        return engine.run(request, claim=Claim(job, "me"), env=environment, on_progress=progress.append)
 
     return call
 
@@ -67,6 +74,7 @@ def test_two_workers_predict_as_one_process_does(predict, rows, tmp_path, capsys
 
     result = predict()
     assert (result.rows, result.num_workers, result.model_uri) == (ROWS, 2, "models:/delays/1")
+    assert (progress[-1].brief, len(progress)) == (f"row {ROWS} of {ROWS}", 6)
     frame = DataConnector.from_parquet(rows).to_pandas()
     predicted = DataConnector.from_parquet(tmp_path / "out").to_pandas()
     pd.testing.assert_frame_equal(predicted.drop(columns="prediction"), frame)

@@ -1,4 +1,4 @@
-"""Record the progress of a training in the job's database row, and display it as a bar or as lines in a log."""
+"""Record the progress of a training or a prediction in the job's database row, and display it as a bar or log lines."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ class Progress:
     """Number of finished rounds or steps of a training, and its latest metrics.
 
     Attributes:
-        done: Number of finished rounds of boosting; for functions, the step that rank 0 reported last.
-        total: Number of all rounds; None where it is not known, as for functions.
+        done: Number of finished rounds of boosting, or of predicted rows; for functions, the step that rank 0 reported
+            last.
+        total: Number of all rounds or rows; None where it is not known, as for functions.
         unit: Unit of `done` and `total`.
         metrics: Latest metrics by name, at most 20.
     """
 
     done: int
     total: int | None
-    unit: Literal["rounds", "steps"]
+    unit: Literal["rounds", "steps", "rows"]
     metrics: dict[str, float] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:

@@ -27,7 +27,9 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
         tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
         digest = DataConnector.from_spec(spec.dataset).digest()
         tracked.log_dataset(spec.prediction_col, digest, spec.dataset.origin, context="prediction")
-    answer = run(spec, claim=place.claim(), env=place.environment, may_publish=place.is_current)
+    answer = run(
+        spec, claim=place.claim(), env=place.environment, may_publish=place.is_current, on_progress=place.on_progress
+    )
     if tracked:
         tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
     print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)

@@ -20,11 +20,12 @@ from shoal.training.claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
+from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size
 
-_SAY_EVERY_SECONDS = 10.0
-"""Seconds between two lines about the progress."""
+_FIRST_LINE_S = 10.0
+"""Seconds until the first line about the progress. Shorter predictions print none."""
 
 
 def run(
@@ -33,6 +34,7 @@ def run(
     claim: Claim,
     env: Mapping[str, str] | None = None,
     may_publish: Callable[[], bool] = lambda: True,
+    on_progress: OnProgress | None = None,
 ) -> PredictResult:
     """Predict every row of a dataset, and publish the predictions when all are written.
 
@@ -45,6 +47,7 @@ def run(
         claim: Job and attempt of the run.
         env: Environment variables for the workers; may contain credentials.
         may_publish: Function that returns whether this run may still publish; called right before publishing.
+        on_progress: Function to call with the number of predicted rows, after each row group.
 
     Raises:
         InvalidArgumentError: This process is not connected to Ray, or the output cannot be written or replaced.
@@ -72,7 +75,7 @@ def run(
     output.prepare()
     try:
         work = worker.Assignment(uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging)
-        restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), began).run()
+        restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), on_progress, began).run()
         output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)
     finally:
         output.discard()
@@ -98,22 +101,27 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
 
 def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
     """Return a digest of what decides the predictions: rows, model and columns."""
-    decides: list[Any] = [
-        model.identity(uri), connector.digest(), spec.keep_cols, spec.prediction_col, spec.input_cols
-    ]  # fmt: skip
+    columns = (spec.keep_cols, spec.prediction_col, spec.input_cols)
+    decides: list[Any] = [model.identity(uri), connector.digest(), *columns]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
 class _Run:
     def __init__(
-        self, spec: PredictJobSpec, work: worker.Assignment, rows: int, env: dict[str, str], began: float
+        self,
+        spec: PredictJobSpec,
+        work: worker.Assignment,
+        rows: int,
+        env: dict[str, str],
+        on_progress: OnProgress | None,
+        began: float,
     ) -> None:
         self._spec = spec
         self._work = work
         self._rows = rows
         self._env = env
         self._done = 0
-        self._said = began
+        self._on_progress = on_progress
         self._restarts = Restarts(spec.run_config, began)
         self._size = resolve_size(
             spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
@@ -130,20 +138,24 @@ class _Run:
         self._done = 0
         shape = GangShape(len(self._files), self._size.cpus_per_worker, trim_memory=True)
         timeout = min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS))
-        with shared_gang(shape, timeout=timeout, env=self._env) as gang:
+        with (
+            shared_gang(shape, timeout=timeout, env=self._env) as gang,
+            ProgressDisplay(first_line_s=_FIRST_LINE_S) as display,
+        ):
             peaks: list[int] = gang.run(
                 worker.predict,
                 [(self._work, files) for files in self._files],
                 timeout=self._restarts.timeout,
-                on_note=self._note,
+                on_note=lambda _, note: self._report(display, note["rows"]),
             )
         return peaks
 
-    def _note(self, _rank: int, note: Mapping[str, Any]) -> None:
-        self._done += int(note["rows"])
-        if time.monotonic() - self._said >= _SAY_EVERY_SECONDS:
-            self._said = time.monotonic()
-            say(f"predicted {self._done:,} of {self._rows:,} rows")
+    def _report(self, display: ProgressDisplay, rows: int) -> None:
+        self._done += rows
+        progress = Progress(self._done, self._rows, "rows")
+        display.show(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
     def _resume_point(self) -> str:
         return "the files that are complete"
