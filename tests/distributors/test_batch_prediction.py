@@ -15,8 +15,8 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
-from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
 from shoal.jobs.prediction import engine
+from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training.claims import Claim
 from shoal.training.progress import Progress
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows

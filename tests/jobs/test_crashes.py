@@ -20,10 +20,10 @@ from sqlalchemy import select, update
 import shoal.jobs
 from shoal.data import DataConnector
 from shoal.jobs import load_training, parse_spec
-from shoal.jobs.files.leftovers import discard_leftovers
+from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep
-from shoal.jobs.spec import JobResult
+from shoal.jobs.results import JobResult
 from shoal.state import Store, home
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lock, Promotion, PromotionState
 from shoal.training.claims import MARKER

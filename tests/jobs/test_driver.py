@@ -25,13 +25,13 @@ from shoal.data.staging import staged_data
 from shoal.errors import StoreError, StoreUnreachableError, TrainingError
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, watchdog
+from shoal.jobs.driver import boosting, heartbeat
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import queries
 from shoal.jobs.files import staging as jobs_staging
-from shoal.jobs.files.leftovers import discard_leftovers
 from shoal.jobs.files.logs import log_path
+from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -341,7 +341,7 @@ class TestDriver:
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
 
     def test_its_row_ends_it(self, store, spec, monkeypatch):
-        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(heartbeat, "_PERIOD_S", 0.01)
 
         def cancelled(*_: object, **__: object) -> None:
             attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
@@ -356,15 +356,15 @@ class TestDriver:
 
     @pytest.mark.parametrize("error", [None, TrainingError("rank 0 failed")])
     def test_progress_is_in_the_row_while_it_trains_and_after_its_end(self, store, spec, monkeypatch, error):
-        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
-        monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 0.01)
+        monkeypatch.setattr(heartbeat, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(heartbeat, "_HEARTBEAT_S", 0.01)
         seen = []
 
         def training(request: TrainRequest, *, on_progress: OnProgress, **_: object) -> TrainResult:
             on_progress(Progress(1, 3, "rounds", {"eval-rmse": 2.5}))
             wait_until(lambda: attempts.load(Store(), KEY).progress, "the first record")
             seen.append(JobStatus.of(attempts.load(Store(), KEY)).progress)
-            monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 60.0)
+            monkeypatch.setattr(heartbeat, "_HEARTBEAT_S", 60.0)
             on_progress(Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf}))
             if error is not None:
                 raise error
@@ -505,7 +505,7 @@ class TestResultComesFirst:
             raise StoreUnreachableError("the server closed the connection")
 
         monkeypatch.setattr("shoal.training.boosting.engine.train", train)
-        monkeypatch.setattr("shoal.jobs.journal.retries.STORE_PERIOD", 0.05)
+        monkeypatch.setattr("shoal.jobs.journal.store_outages.STORE_PERIOD", 0.05)
         monkeypatch.setattr(attempts, "end", unanswered)
 
         code, job = drive(store, spec.model_copy(update={"tracking": None}))

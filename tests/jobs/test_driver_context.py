@@ -33,7 +33,7 @@ class Administrator(io.StringIO):
 def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
     store: Store, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.jobs.journal.retries.STORE_PERIOD", 0.05)
+    monkeypatch.setattr("shoal.jobs.journal.store_outages.STORE_PERIOD", 0.05)
     attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"question": "q"}, {}, None), 1.0)
     attempts.start(store, KEY, {}, 2.0)
     database, backup = fresh_home / "state.db", fresh_home / "backup.db"

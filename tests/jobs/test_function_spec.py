@@ -12,7 +12,7 @@ from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
 from shoal.jobs.driver import function as function_work
 from shoal.jobs.driver.function import _program
 from shoal.jobs.files import staging
-from shoal.jobs.function_spec import FunctionRegister
+from shoal.jobs.specs.function import FunctionRegister
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
 
 FUNCTION = "shoal.training.pytorch.context:get_context"

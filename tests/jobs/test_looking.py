@@ -15,12 +15,12 @@ from shoal.cli.checks import leftovers
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.liveness import Silence, address, look
+from shoal.jobs.lost_attempts import Silence, address, look
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import Seen
 from shoal.pool.journal import rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
-from shoal.pool.reconcile import Changes, reconcile
+from shoal.pool.reconcile.rounds import Changes, reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, engines
 from shoal.state.schema import (

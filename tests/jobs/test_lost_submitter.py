@@ -13,10 +13,11 @@ from shoal import jobs
 from shoal.jobs import submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.pool import reconciler, silent_jobs
+from shoal.pool import reconciler
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.journal import rows
-from shoal.pool.silent_jobs import SilentJobs
+from shoal.pool.reconcile import silent_jobs
+from shoal.pool.reconcile.silent_jobs import SilentJobs
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState

@@ -14,10 +14,10 @@ from pyarrow import parquet
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.jobs.predict_spec import PredictJobSpec
 from shoal.jobs.prediction import planning, worker
-from shoal.jobs.prediction.output import MARKER, Output
+from shoal.jobs.prediction.output_files import MARKER, Output
 from shoal.jobs.prediction.planning import plan_files
+from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.training.claims import Claim
 
 DATASET = {"paths": ["/data/today"]}

@@ -35,7 +35,7 @@ from shoal.jobs.files.logs import LogFollower, log_path
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.liveness import HEAD_PATIENCE_S
+from shoal.jobs.lost_attempts import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.backend import node_folder
-from shoal.pool.reconcile import sweep
+from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store, home
 from tests.support.pool_processes import node_rows, nothing_left
 

@@ -13,7 +13,8 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, Seen
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import record_seen
-from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import (
     DRAIN_GRACE,

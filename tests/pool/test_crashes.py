@@ -15,7 +15,7 @@ from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends.local.backend import node_folder, token_path
 from shoal.pool.backends.local.processes import NODE_TAG, spawn_detached
 from shoal.pool.journal.steps import JournalStep
-from shoal.pool.reconcile import sweep
+from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store, home
 from shoal.state.schema import NodeState
 from tests.support.killed_pool_operations import HOLDER, fork, points

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.reconcile import sweep
+from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from tests.support.pool_processes import node_rows, nothing_left

@@ -12,7 +12,7 @@ from shoal.pool import leases
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.journal import commands
 from shoal.pool.journal.rollback import withdraw
-from shoal.pool.reconcile import reconcile
+from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lease

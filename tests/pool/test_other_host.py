@@ -8,7 +8,8 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, PoolElsewhereError, PoolNotFoundError
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool, PoolState

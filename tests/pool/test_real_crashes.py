@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile import sweep
+from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.home import lock_file
 from shoal.state.locks import file_lock

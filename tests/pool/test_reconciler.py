@@ -9,7 +9,7 @@ import pytest
 
 from shoal import ComputePool
 from shoal.pool import reconciler
-from shoal.pool.reconcile import reconcile
+from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store, home
 from shoal.state.host import hostname
 from shoal.state.locks import open_locked

@@ -16,7 +16,8 @@ from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError,
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import LocalBackend
 from shoal.pool.backends.base import NodeRef, PoolRef
-from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL
 from shoal.errors import InvalidArgumentError, PoolDownError, ScaleError
 from shoal.pool.api import ComputePool as CorePool
 from shoal.pool.api import list_pools
-from shoal.pool.reconcile import sweep
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.tunables import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog

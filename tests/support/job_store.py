@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.data.spec import DatasetSpec
-from shoal.jobs.spec import JobSpec
+from shoal.jobs.specs.training import JobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.host import host_id, hostname

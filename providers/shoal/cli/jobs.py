@@ -189,7 +189,7 @@ def _require_pool(name: str) -> None:
 
 def _read(source: str) -> dict[str, Any]:
     """Read a job spec as a JSON object from a file, or from stdin if `source` is "-"."""
-    from shoal.jobs.spec import check_json
+    from shoal.jobs.specs.base import check_json
 
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
     try:

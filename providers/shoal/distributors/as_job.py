@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import NoPoolError
-from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
+from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.pool.api import ComputePool
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
@@ -48,7 +48,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     from shoal.jobs import submit
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.files.artifacts import load_training
-    from shoal.jobs.spec import JobSpec
+    from shoal.jobs.specs.training import JobSpec
     from shoal.training.boosting.inputs import checked_data
 
     # The job makes the same checks. They are made before that too, so that no pool is started in vain if the name of a
@@ -75,7 +75,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
     """
     from shoal.jobs import load_results, submit
     from shoal.jobs.files import code_store, storage
-    from shoal.jobs.function_spec import FunctionJobSpec
+    from shoal.jobs.specs.function import FunctionJobSpec
 
     locations.try_out(storage.root(request.run_config.artifact_location))
     with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
@@ -126,7 +126,7 @@ def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[st
 
     The job records an MLflow run only if the environment variable MLFLOW_TRACKING_URI is set.
     """
-    from shoal.jobs.spec import Tracking
+    from shoal.jobs.specs.base import Tracking
 
     return {
         **dict(request),

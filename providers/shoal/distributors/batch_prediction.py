@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shoal.data.connector import DataConnector
 from shoal.distributors.dispatch import is_connected
-from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
+from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training.claims import Claim
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig

@@ -31,7 +31,8 @@ from shoal.state.locks import open_locked
 from shoal.state.process import ProcessId
 
 if TYPE_CHECKING:
-    from shoal.jobs.spec import JobResult, JobSpec
+    from shoal.jobs.results import JobResult
+    from shoal.jobs.specs.training import JobSpec
 
 MODEL = "flight-delays"
 RECENT_MODEL = "recent-flight-delays"
@@ -81,7 +82,7 @@ def scheduled_spec(moment: datetime, *, n_estimators: int = 100) -> JobSpec:
 
 def _spec(model: str, train: list[str], holdout: list[str], run_name: str, n_estimators: int) -> JobSpec:
     from shoal.data import DataConnector
-    from shoal.jobs.spec import JobSpec
+    from shoal.jobs.specs.training import JobSpec
 
     return JobSpec.parse(
         {

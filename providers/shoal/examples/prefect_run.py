@@ -23,7 +23,7 @@ import httpx
 from shoal.errors import PoolNotFoundError, ShoalError
 from shoal.examples.flights import POOL, Timeline, check_it_loads, check_month, command_line, run_alone, summary
 from shoal.examples.ports import free_port
-from shoal.jobs.spec import JobResult
+from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder
 

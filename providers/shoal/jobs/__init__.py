@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
 from shoal.jobs.files.artifacts import load_results, load_training
-from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec, FunctionRegister, parse_spec
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
-from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
-from shoal.jobs.spec import ChampionResult, JobResult, JobSpec, Register, Tracking
+from shoal.jobs.results import ChampionResult, JobResult
+from shoal.jobs.specs.base import Tracking
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, FunctionRegister, parse_spec
+from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
+from shoal.jobs.specs.register import Register
+from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.submission import attach, cancel, list_jobs, submit
 from shoal.jobs.task_spec import spec_of
 

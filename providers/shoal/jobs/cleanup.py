@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
-from shoal.jobs.files.leftovers import discard_leftovers
+from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs

@@ -27,14 +27,14 @@ from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staging
 from shoal.jobs.files.logs import LogFollower
-from shoal.jobs.function_spec import parse_spec
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.admission import Admission, Place
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.liveness import Lost, Missing, Silence, address, find_head, judge, look, pool_endpoint
+from shoal.jobs.lost_attempts import Lost, Missing, Silence, address, find_head, judge, look, pool_endpoint
 from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, bounded_pause, pause_after, turn_check_s
-from shoal.jobs.spec import JobResult
+from shoal.jobs.results import JobResult
+from shoal.jobs.specs.function import parse_spec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
@@ -148,7 +148,7 @@ class JobHandle:
         job: The attempt's row.
         secrets: Credentials for the driver; None unless this process submitted the job.
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` cancels the job.
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds by a clock that never jumps.
         sleep: Waits for a number of seconds.

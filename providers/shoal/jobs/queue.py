@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
-from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec
-from shoal.jobs.spec import JobSpec
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
+from shoal.jobs.specs.training import JobSpec
 from shoal.training.pytorch.scaling import PyTorchScalingConfig
 from shoal.training.scaling import gpu_wish
 

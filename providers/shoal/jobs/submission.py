@@ -11,12 +11,13 @@ from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import credentials, ids
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import staging
-from shoal.jobs.function_spec import AnyJobSpec, parse_spec
+from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobHandle, JobStatus
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.liveness import address, pool_endpoint
+from shoal.jobs.lost_attempts import address, pool_endpoint
 from shoal.jobs.queue import Gang
+from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.selection import which_pool
@@ -53,7 +54,7 @@ def submit(
             task.
         connection_url: Finds the SQLAlchemy URL of a database connection by its name, for names without a variable
             ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.liveness.pool_endpoint` by default.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
 
     Raises:
@@ -68,7 +69,7 @@ def submit(
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
     spec = spec.completed(pool, os.environ)
-    spec = spec.model_copy(update={"fingerprint": staging.fingerprint(spec)})
+    spec = spec.model_copy(update={"fingerprint": fingerprint(spec)})
     document, uris = credentials.hide(spec.document())
     named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
     databases = credentials.connections(named, os.environ, connection_url)

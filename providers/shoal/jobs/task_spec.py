@@ -8,7 +8,7 @@ from typing import Any
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.files import code_store
-from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func, is_name
 
 _NOT_STORED = "not stored yet"

@@ -18,18 +18,19 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.pool import reconcile as _reconcile
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
+from shoal.pool.lease_queue import nodes_for
 from shoal.pool.leases import PoolLease
-from shoal.pool.plan import Snapshot, nodes_for
-from shoal.pool.reconcile import Clock
+from shoal.pool.reconcile import sweep as _sweep
+from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
@@ -308,7 +309,7 @@ class ComputePool:
             here = is_here(session.get_one(Pool, self.name))
         if not here:
             return released > 0
-        _reconcile.reconcile(self._store, self.name, clock=self._clock)
+        reconcile(self._store, self.name, clock=self._clock)
         ensure_running()
         self._waiting.until_down()
         return released > 0
@@ -414,7 +415,7 @@ class ComputePool:
 
     def sweep(self) -> list[str]:
         """End the nodes on this host, of any pool, that no demand needs. Return one sentence for each action."""
-        return _reconcile.sweep(self._store, clock=self._clock)
+        return _sweep.sweep(self._store, clock=self._clock)
 
     def _carry_out(
         self,
@@ -602,7 +603,7 @@ def list_pools(store: Store | None = None) -> list[PoolStatus]:
 def sweep(store: Store | None = None) -> list[str]:
     """End the nodes on this host that no demand needs. Return one sentence for each action. Safe at any time."""
     store = store or Store()
-    did = _reconcile.sweep(store)
+    did = _sweep.sweep(store)
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:

@@ -6,9 +6,11 @@ a node means to give it no new work, and to end it when it is idle or its grace 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.pool.lease_queue import grantable, leased, nodes_before, nodes_for, queue, queue_note
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import (
     MAX_START_FAILURES,
@@ -17,26 +19,10 @@ from shoal.pool.tunables import (
     SPAWN_GRACE,
     START_TIMEOUT,
 )
-from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
+from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 _COMING = frozenset({NodeState.PLANNED, NodeState.STARTING})
 _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The database rows of a pool at one instant.
-
-    Every lease in it counts, also an expired one: only `journal.advance` removes a lease, by deleting its row.
-    """
-
-    pool: Pool
-    demand: Demand | None
-    leases: tuple[Lease, ...]
-    operations: tuple[Operation, ...]
-    nodes: tuple[Node, ...]
-    works: bool = False
-    """Whether a job is running on the pool or waiting for it."""
 
 
 @dataclass(frozen=True)
@@ -75,65 +61,6 @@ def wanted(snapshot: Snapshot) -> int:
     return min(max(pool.min_nodes, demand.size if demand else 0, leased(snapshot), 1), pool.max_nodes)
 
 
-def leased(snapshot: Snapshot) -> int:
-    """Return how many nodes the granted leases take: the size of the largest shared lease plus all exclusive sizes."""
-    return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
-
-
-def queue(snapshot: Snapshot) -> list[Lease]:
-    """Return the leases that wait for nodes, in the order in which they are granted."""
-    return sorted((lease for lease in snapshot.leases if lease.waiting), key=lambda lease: lease.queue_number)
-
-
-def grantable(snapshot: Snapshot) -> list[Lease]:
-    """Return the waiting leases that fit into MAX_NODES beside the granted leases.
-
-    The first lease that does not fit holds back all leases behind it. Otherwise small leases could overtake a large one
-    again and again, and the large one would never be granted.
-    """
-    if snapshot.pool.state is not PoolState.UP:
-        return []
-    claims = [(lease.size, lease.exclusive) for lease in _granted(snapshot)]
-    fitting = []
-    for lease in queue(snapshot):
-        claims.append((lease.size, lease.exclusive))
-        if _together(claims) > snapshot.pool.max_nodes:
-            break
-        fitting.append(lease)
-    return fitting
-
-
-def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
-    """Return whether a granted lease may have another size now.
-
-    The size may change if the leases together then take no more nodes than before. A change that takes more nodes is
-    allowed only if they fit into MAX_NODES and no other lease waits.
-    """
-    others = [(one.size, one.exclusive) for one in _granted(snapshot) if one.id != lease.id]
-    total = _together([*others, (size, lease.exclusive)])
-    return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
-
-
-def nodes_for(snapshot: Snapshot, lease: Lease, nodes: int) -> int:
-    """Return how many nodes a lease may use if the pool has `nodes` nodes.
-
-    The nodes that earlier leases take from this lease are subtracted. A waiting lease may use no node.
-    """
-    return 0 if lease.waiting else max(0, nodes - _nodes_before(snapshot, lease))
-
-
-def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
-    """Describe a waiting lease's place in the queue.
-
-    Args:
-        ahead: Number of waiting leases that are granted before this one.
-        taken: Nodes that the granted leases take.
-        max_nodes: Most nodes that the pool may have.
-    """
-    place = f"for {ahead} lease{'s' * (ahead > 1)} ahead" if ahead else "as the next in the queue"
-    return f"waiting {place}, {taken} of {max_nodes} nodes are taken"
-
-
 def cause_of_starts(snapshot: Snapshot) -> Operation | None:
     """Return the open operation for which nodes are started now, or None if there is none.
 
@@ -143,7 +70,7 @@ def cause_of_starts(snapshot: Snapshot) -> Operation | None:
 
     def needed(operation: Operation) -> int:
         lease = _lease_of(snapshot, operation)
-        return operation.size + (_nodes_before(snapshot, lease) if lease else 0)
+        return operation.size + (nodes_before(snapshot, lease) if lease else 0)
 
     return max(_at_work(snapshot), key=needed, default=None)
 
@@ -311,35 +238,6 @@ def has_settled(snapshot: Snapshot, now: float) -> bool:
     """
     old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
     return len(old) >= wanted(snapshot)
-
-
-def _granted(snapshot: Snapshot) -> list[Lease]:
-    return [lease for lease in snapshot.leases if not lease.waiting]
-
-
-def _together(claims: Iterable[tuple[int, bool]]) -> int:
-    """Return how many nodes some leases take together.
-
-    Args:
-        claims: For each lease, its size and whether it is exclusive.
-    """
-    shared, exclusive = 0, 0
-    for size, is_exclusive in claims:
-        if is_exclusive:
-            exclusive += size
-        else:
-            shared = max(shared, size)
-    return shared + exclusive
-
-
-def _nodes_before(snapshot: Snapshot, lease: Lease) -> int:
-    """Return how many nodes a lease cannot use, because leases that were requested earlier take them.
-
-    A shared lease loses only the nodes of earlier exclusive leases. An exclusive lease loses the nodes of all earlier
-    leases.
-    """
-    earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
-    return _together((one.size, one.exclusive) for one in earlier if one.exclusive or lease.exclusive)
 
 
 def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:

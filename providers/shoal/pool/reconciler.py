@@ -24,8 +24,8 @@ from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.holder import is_here
 from shoal.pool.journal import rows
 from shoal.pool.journal.retention import retain
-from shoal.pool.reconcile import reconcile
-from shoal.pool.silent_jobs import SilentJobs
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.silent_jobs import SilentJobs
 from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
 from shoal.state import Store
 from shoal.state.home import home, lock_file, store_tag, subfolder

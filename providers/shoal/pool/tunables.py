@@ -88,8 +88,8 @@ after 20 s. With 1 s instead, 200 waiting processes doubled the run time of `sho
 
 TURN_PATIENCE = 1.0
 """Time after which a waiting process reconciles the pool itself, because the process whose turn it is was killed, is
-paused or is slow (see `shoal.pool.turns`). While there is no progress, all processes of one host that wait for one pool
-together write only once per second."""
+paused or is slow (see `shoal.pool.reconcile.election`). While there is no progress, all processes of one host that wait
+for one pool together write only once per second."""
 
 CLUSTER_PATIENCE = 5.0
 """Timeout of one request to the head of an existing Ray cluster. The head normally answers in milliseconds. The timeout

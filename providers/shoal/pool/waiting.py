@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from shoal.errors import ScaleError, StoreUnreachableError
 from shoal.pool.journal import rows
-from shoal.pool.plan import nodes_for
-from shoal.pool.reconcile import Clock, reconcile
+from shoal.pool.lease_queue import nodes_for
+from shoal.pool.reconcile.election import Turn
+from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.tunables import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD, WAIT_PERIOD_MOST
-from shoal.pool.turns import Turn
 from shoal.state import Store
 from shoal.state.schema import Operation, OperationKind, OperationState, PoolState
 
@@ -141,7 +141,7 @@ class Waiting:
 
     @contextmanager
     def _turns(self) -> Iterator[None]:
-        """Give up this process's turn to reconcile the pool when the ``with`` block ends (see `shoal.pool.turns`)."""
+        """Let another waiting process reconcile the pool when the ``with`` block ends; see `reconcile.election`."""
         try:
             yield
         finally:

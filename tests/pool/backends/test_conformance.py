@@ -12,7 +12,8 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, PoolRef, Seen
-from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.pool.backends.cases import Foreign, Local, backend

@@ -17,7 +17,8 @@ from shoal.pool.backends import PoolRef
 from shoal.pool.backends.ray.backend import RayBackend
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.backends.ray_http import RayHead
-from shoal.pool.reconcile import reconcile, sweep
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.pool.backends.foreign import ForeignCluster

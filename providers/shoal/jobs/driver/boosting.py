@@ -15,7 +15,8 @@ from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import promotion, tracking, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
-from shoal.jobs.spec import DataResult, JobResult, JobSpec
+from shoal.jobs.results import DataResult, JobResult
+from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.user_code import UserCode
 
 if TYPE_CHECKING:

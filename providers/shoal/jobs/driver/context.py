@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.retries import patiently
+from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow.tracking import Run
 from shoal.state import Store
 from shoal.training.claims import Claim

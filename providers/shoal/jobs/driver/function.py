@@ -13,11 +13,11 @@ from shoal.data.parquet.overlap import RecordedFile
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store, storage
-from shoal.jobs.function_spec import FunctionJobSpec, FunctionRegister
 from shoal.jobs.mlflow import promotion, scoring, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
-from shoal.jobs.spec import JobResult
+from shoal.jobs.results import JobResult
+from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
 from shoal.training.pytorch.program import Program
 
 if TYPE_CHECKING:

@@ -23,18 +23,19 @@ from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.driver.watchdog import Reason, Watchdog
+from shoal.jobs.driver.heartbeat import Reason, Watchdog
 from shoal.jobs.files import queries, staging
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.function_spec import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.retries import patiently
 from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.tracking import Run
-from shoal.jobs.predict_spec import PredictJobSpec
-from shoal.jobs.spec import JobResult, JobSpec
+from shoal.jobs.results import JobResult
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.jobs.specs.training import JobSpec
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState

@@ -6,8 +6,8 @@ import time
 
 from shoal.data.connector import DataConnector
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.predict_spec import PredictJobSpec
-from shoal.jobs.spec import JobResult
+from shoal.jobs.results import JobResult
+from shoal.jobs.specs.prediction import PredictJobSpec
 
 
 def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:

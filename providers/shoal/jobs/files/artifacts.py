@@ -19,7 +19,7 @@ from shoal.training import locations
 from shoal.training.claims import Claim
 
 if TYPE_CHECKING:
-    from shoal.jobs.spec import JobResult
+    from shoal.jobs.results import JobResult
     from shoal.training.boosting.request import TrainResult
     from shoal.training.pytorch.request import FunctionResult
 

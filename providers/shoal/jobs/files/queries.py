@@ -10,7 +10,7 @@ from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.spec import AnySpec
+from shoal.jobs.specs.base import AnySpec
 
 Spec = TypeVar("Spec", bound=AnySpec)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shoal.jobs.metrics import Mode
-from shoal.jobs.spec import Reason, Register
+from shoal.jobs.results import Reason
+from shoal.jobs.specs.register import Register
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from shoal.data.parquet.overlap import RecordedFile, shared_rows
 from shoal.errors import DataError
 from shoal.jobs import metrics
 from shoal.jobs.mlflow.decision import Baseline
-from shoal.jobs.spec import Register
+from shoal.jobs.specs.register import Register
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, and_, select
 from shoal.jobs.credentials import without_credentials
 from shoal.jobs.journal.locks import HeldLock
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.spec import Register
+from shoal.jobs.specs.register import Register
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 

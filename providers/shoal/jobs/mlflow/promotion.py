@@ -17,8 +17,8 @@ from shoal.data.parquet.overlap import RecordedFile, shared_rows
 from shoal.errors import DataError, JobError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.retries import patiently
 from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import report, scoring, training_rows
 from shoal.jobs.mlflow.decision import (
     Baseline,
@@ -32,7 +32,8 @@ from shoal.jobs.mlflow.decision import (
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.ledger import Ledger
 from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
-from shoal.jobs.spec import ChampionResult, DecisionResult, Register
+from shoal.jobs.results import ChampionResult, DecisionResult
+from shoal.jobs.specs.register import Register
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 

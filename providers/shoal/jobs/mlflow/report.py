@@ -11,7 +11,7 @@ from typing import Any
 from shoal.jobs.mlflow.decision import Baseline, Candidate, Decision, worse_slices
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.tracking import Run
-from shoal.jobs.spec import Register
+from shoal.jobs.specs.register import Register
 from shoal.state.schema import Promotion
 
 FOLDER = "shoal"

@@ -11,10 +11,10 @@ from typing import Any
 from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.predict_spec import PredictJobSpec, PredictResult
 from shoal.jobs.prediction import model, worker
-from shoal.jobs.prediction.output import Output
+from shoal.jobs.prediction.output_files import Output
 from shoal.jobs.prediction.planning import plan_files
+from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
 from shoal.training.claims import Claim
 from shoal.training.context import say

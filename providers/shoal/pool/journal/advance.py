@@ -13,11 +13,10 @@ from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import is_bound_here
 from shoal.pool.journal import clock, rows
 from shoal.pool.journal.rollback import end_operation
+from shoal.pool.lease_queue import grantable
 from shoal.pool.plan import (
-    Snapshot,
     cause_of_starts,
     cooldown,
-    grantable,
     judge,
     plan_nodes,
     should_forgive,
@@ -26,6 +25,7 @@ from shoal.pool.plan import (
     wanted,
     why_down,
 )
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import DRAIN_GRACE, START_TIMEOUT
 from shoal.state import stamps

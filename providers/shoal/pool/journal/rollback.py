@@ -5,7 +5,9 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from shoal.pool.journal import rows
-from shoal.pool.plan import Snapshot, Verdict, may_resize
+from shoal.pool.lease_queue import may_resize
+from shoal.pool.plan import Verdict
+from shoal.pool.snapshot import Snapshot
 from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, defer
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
 from shoal.pool.journal import clock
-from shoal.pool.plan import Snapshot
+from shoal.pool.snapshot import Snapshot
 from shoal.state.host import hostname
 from shoal.state.process import ProcessId
 from shoal.state.schema import (

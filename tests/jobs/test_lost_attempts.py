@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
+from shoal.jobs.driver.heartbeat import Reason, Watchdog, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.liveness import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
+from shoal.jobs.lost_attempts import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
 from shoal.pool.backends.ray_http import RayJob
 from shoal.state import Store
 from shoal.state.schema import Job, JobState

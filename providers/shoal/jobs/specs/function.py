@@ -9,8 +9,10 @@ from pydantic import Field, JsonValue, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.predict_spec import PREDICT, PredictJobSpec
-from shoal.jobs.spec import AnySpec, JobSpec, Register
+from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
+from shoal.jobs.specs.register import Register
+from shoal.jobs.specs.training import JobSpec
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK, is_name
 

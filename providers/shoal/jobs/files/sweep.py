@@ -12,8 +12,8 @@ from sqlalchemy import select
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.files import queries, staging
-from shoal.jobs.function_spec import parse_spec
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.specs.function import parse_spec
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
 

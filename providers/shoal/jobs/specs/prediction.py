@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.spec import AnySpec
+from shoal.jobs.specs.base import AnySpec
 from shoal.training.locations import resolved
 from shoal.training.scaling import ScalingConfig
 

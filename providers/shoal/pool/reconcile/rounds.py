@@ -14,29 +14,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
-from shoal.errors import PoolNotFoundError
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.holder import is_here
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
-from shoal.pool.journal.retention import retain
 from shoal.pool.journal.steps import JournalStep, act, transaction
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
-from shoal.state.schema import Node, NodeState, PoolState
+from shoal.state.schema import NodeState, PoolState
 
 log = logging.getLogger("shoal.pool")
-
-_SWEEP_PASSES = 5
-"""Largest number of reconcile runs for each pool in one sweep. One run may not be enough: after the head has ended, a
-further run ends its workers. A sixth run has never changed anything."""
 
 Clock = Callable[[], float]
 """Function that returns seconds since the epoch."""
@@ -132,47 +123,3 @@ def _tidy(store: Store, backend: Backend, name: str) -> None:
         backend.discard(name, everything=forgotten)
         if forgotten:
             session.delete(pool)
-
-
-def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
-    """End the nodes on this host that no demand needs, and nodes that have no row in the database.
-
-    The sweep is safe at any time, repeatedly and concurrently. After an error in one pool, it goes on with the next.
-
-    Returns:
-        One sentence for each action and each error.
-    """
-    did: list[str] = []
-    with store.reading() as session:
-        names = rows.pool_names(session, embedded=True)
-    for name in names:
-        try:
-            did.extend(f"{name}: {sentence}" for sentence in _sweep_one(store, name, clock))
-        except Exception as error:
-            log.exception("pool %s could not be swept", name)
-            did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
-    # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created, so
-    # a listed folder without a row belongs to no node that may still start, and can be removed.
-    backends = [make() for make in BACKENDS.values()]
-    found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
-    with store.reading() as session:
-        known = set(session.scalars(select(Node.id)))
-    for backend, node_id in found:
-        if node_id not in known:
-            with act(JournalStep.CLEAR):
-                problem = backend.clear(node_id)
-            did.append(f"left-over node {node_id}: {problem or 'ended'}")
-    return did
-
-
-def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
-    for _ in range(_SWEEP_PASSES):
-        try:
-            changes = reconcile(store, name, clock=clock)
-        except PoolNotFoundError:
-            return  # the pool was embedded in a process that has ended, and its row was removed
-        yield from changes.sentences()
-        if changes == Changes():
-            with suppress(PoolNotFoundError):
-                retain(store, name, clock())
-            return

@@ -1,0 +1,30 @@
+"""Compute the fingerprint of a job, by which a task that runs again finds the job that it submitted before."""
+
+from __future__ import annotations
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs import credentials, ids
+from shoal.jobs.specs.base import AnySpec
+
+
+def fingerprint(spec: AnySpec) -> str:
+    """Compute the digest of a spec by which the same job is recognised when it is submitted again.
+
+    The digest depends on the content of staged data, but not on their folder: a task that runs again writes its
+    DataFrame into another folder, and must still find its job.
+
+    Raises:
+        DataError: Staged data are gone, because a job that used them has ended and removed them.
+    """
+    document = spec.comparable(_by_content).document()
+    document["run_config"].pop("priority", None)  # a job with another priority is still the same job
+    return ids.digest(credentials.hide(document)[0])
+
+
+def _by_content(dataset: DatasetSpec) -> DatasetSpec:
+    if dataset.staging is None:
+        return dataset
+    from shoal.data.connector import DataConnector
+
+    digest = DataConnector.from_spec(dataset).digest()
+    return dataset.model_copy(update={"paths": (digest,), "staging": None})

@@ -1,0 +1,135 @@
+"""Define the results of jobs: plain data that the store keeps as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_core import from_json, to_json
+
+from shoal.redaction import redact_value
+from shoal.settings import Settings
+
+Reason = Literal[
+    "first",
+    "better",
+    "champion_not_comparable",
+    "metric_not_finite",
+    "bound_missed",
+    "baseline_not_beaten",
+    "champion_not_beaten",
+    "slice_worse",
+    "alias_moved",
+]
+"""Rule that decided whether the challenger (the newly trained model) was promoted. The first three rules promote the
+challenger, all others leave the champion as it is."""
+
+
+class ChampionResult(Settings):
+    """The registered version with the alias, with which the newly trained model was compared."""
+
+    version: str = Field(description="Version number of the champion in MLflow's registry.")
+    value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
+
+
+class DecisionResult(Settings):
+    """The reason why the newly trained model was promoted to champion, or why it was not."""
+
+    reason: Reason = Field(description="Name of the rule that decided.")
+    sentence: str = Field(description="Explanation of the decision in one sentence, for people.")
+
+
+class DataResult(Settings):
+    """Description of the rows that a model was trained on."""
+
+    rows: int = Field(description="Number of rows that the model was trained on.")
+    digest: str = Field(
+        description="Fingerprint of the rows. For a dataset with filters or sql, equal rows have equal fingerprints, "
+        "wherever they are stored."
+    )
+    time_from: str | None = Field(
+        default=None,
+        description="Smallest value of the time column, which is the dataset's `time_col` or the only time column in "
+        "its filters. None: there is no such column.",
+    )
+    time_to: str | None = Field(default=None, description="Largest value of the time column; None as for `time_from`.")
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags by which the registered version in MLflow describes its training rows."""
+        return {f"shoal.data_{name}": str(value) for name, value in self.model_dump().items() if value is not None}
+
+
+class JobResult(Settings):
+    """Result of a job. It is small enough for an XCom, and contains no credentials of its `artifact_location`."""
+
+    job_id: str = Field(description="Id of the job.")
+    attempt: int = Field(description="Number of the attempt that has succeeded, counted from 1.")
+    model_path: str = Field(
+        description="Local path or URI of the model file in the library's own format, or of the model folder of a "
+        "training function."
+    )
+    model_digest: str | None = Field(
+        description="SHA-256 of the model file, by which equal models are recognised. None: the job ran a training "
+        "function."
+    )
+    model_uri: str = Field(
+        description="URI of the model in MLflow; for a job that records nothing in MLflow, the path of the model."
+    )
+    metrics: dict[str, float] = Field(
+        description="Metrics of the model, named <set>-<metric> for evaluation sets and holdout-<metric> for the "
+        "holdout.",
+    )
+    best_iteration: int | None = Field(
+        description="Best boosting round that early stopping found, counted from 0. None: there was no early stopping."
+    )
+    rows: int | None = Field(
+        description="Number of rows that were trained on or predicted. None: a training function reads its data "
+        "itself, so the number is not known.",
+    )
+    output_path: str | None = Field(
+        default=None, description="Folder with the output of a batch prediction. None: the job trained a model."
+    )
+    data: DataResult | None = Field(
+        default=None, description="Description of the training rows. None: the job ran a training function."
+    )
+    results_path: str | None = Field(
+        default=None,
+        description="Path of the pickled return values of a training function, one per rank. None: the job ran no "
+        "training function.",
+    )
+    num_workers: int = Field(description="Number of workers that the job ran on.")
+    seconds: float = Field(description="Time in seconds from the driver's start to the result.")
+    restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
+    peak_memory_per_worker: tuple[int, ...] = Field(
+        description="Highest resident memory of each worker in bytes, in the order of the ranks."
+    )
+    mlflow_run_id: str | None = Field(
+        description="Id of the MLflow run that the job recorded. None: the job recorded nothing in MLflow."
+    )
+    model_version: str | None = Field(
+        default=None, description="Version number of the model in MLflow's registry. None: the model is not registered."
+    )
+    promoted: bool | None = Field(
+        default=None,
+        description="Whether the model became the champion, that is, has the alias. None: the model is not registered.",
+    )
+    champion: ChampionResult | None = Field(
+        default=None, description="The champion with which the model was compared. None: there was no champion."
+    )
+    decision: DecisionResult | None = Field(
+        default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data for an XCom.
+
+        An XCom is strict JSON, which has no NaN and no infinity: they become the texts "NaN" and "Infinity".
+        ``JobResult.model_validate`` converts both back to floats.
+        """
+        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
+        return plain
+
+    @field_validator("model_path", "model_uri", "results_path", "output_path")
+    @classmethod
+    def _without_credentials(cls, value: str | None) -> str | None:
+        return value and redact_value(value)

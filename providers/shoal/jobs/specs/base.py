@@ -1,0 +1,172 @@
+"""Define the base class of the specs of all kinds of jobs: plain data that the store keeps as JSON."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from shoal.data.spec import DatasetSpec
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import ids
+from shoal.jobs.specs.register import Register
+from shoal.settings import Settings
+from shoal.training.run_config import RunConfig
+
+_SQLITE = "sqlite:///"
+
+_DEEPEST = 100
+"""Most levels of nested lists and objects in a spec. Recursive code that walks a spec fails at about 1,000 levels of
+Python calls, so the limit is far below that."""
+
+_LONGEST_INTEGER_BITS = 14_000
+"""Most bits of an integer in a spec, about 4,200 digits. Python refuses to convert integers of more than 4,300 digits
+to or from text, so a longer one could not be stored as JSON."""
+
+
+def check_json(fields: Any) -> None:
+    """Refuse a spec that is nested too deeply or has too long an integer, before other code walks through the spec.
+
+    Args:
+        fields: The spec's fields as plain data: nested mappings, lists and values.
+
+    Raises:
+        InvalidArgumentError: The spec is nested too deeply, or has an integer that is too long.
+    """
+    left = [(fields, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > _DEEPEST:
+            raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: make it flatter")
+        if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
+            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: give it as text")
+        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        left += [(item, depth + 1) for item in items]
+
+
+class Tracking(Settings):
+    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the spec."""
+
+    uri: str | None = Field(
+        default=None,
+        description="URI of MLflow's tracking server or database. None: the submitter's MLFLOW_TRACKING_URI, or else a "
+        "database in $SHOAL_HOME.",
+    )
+    experiment: str = Field(
+        default="shoal",
+        min_length=1,
+        description="Name of the MLflow experiment, which is created if it does not exist.",
+    )
+    run_name: str | None = Field(
+        default=None, description="Name of the MLflow run. None: the job's id and the number of the attempt."
+    )
+    tags: dict[str, str] = Field(
+        default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
+    )
+
+
+class AnySpec(Settings, ABC):
+    """Base class of the specs of all kinds of jobs, with the fields that all of them have."""
+
+    run_config: RunConfig = Field(
+        default_factory=RunConfig,
+        description="Options about the run: its pool, job id, priority, time limits and folder for artifacts.",
+    )
+    tracking: Tracking | None = Field(
+        default_factory=Tracking,
+        description="Options for the MLflow run that the job records. null: the job records nothing in MLflow.",
+    )
+    register_as: Register | None = Field(
+        default=None,
+        alias="register",
+        description="Options to register the model in MLflow and to promote it. None: the model is not registered.",
+    )
+    fingerprint: str | None = Field(
+        default=None,
+        alias="question",
+        description="Digest of the spec and of its data, by which the same job is recognised when it is submitted "
+        "again. shoal sets the digest at the submission.",
+    )
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Self:
+        """Build a spec from fields that come from a file or from an operator's arguments.
+
+        Raises:
+            InvalidArgumentError: At least one field is wrong; the message names each of them.
+        """
+        check_json(fields)
+        return super().parse(fields)
+
+    @model_validator(mode="after")
+    def _legal_id(self) -> Self:
+        if self.run_config.job_id is not None:
+            ids.checked(self.run_config.job_id)
+        return self
+
+    @model_validator(mode="after")
+    def _tracked_to_register(self) -> Self:
+        if self.register_as is not None and self.tracking is None:
+            raise ValueError("register needs tracking: a model is registered in MLflow out of its run")
+        return self
+
+    def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
+        """Return the spec with the submitter's pool and tracking server filled in.
+
+        Args:
+            pool: Name of the pool that the job is submitted to.
+            environment: Environment variables of the submitter, for its MLFLOW_TRACKING_URI.
+        """
+        changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
+        if self.tracking is not None:
+            uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
+            if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
+                # The path is made absolute, because the driver's working directory is not the submitter's.
+                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())
+            changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
+        return self.model_copy(update=changes)
+
+    def document(self) -> dict[str, Any]:
+        """Return the spec as plain data for JSON; credentials in it are not removed."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @abstractmethod
+    def inputs(self) -> Iterator[DatasetSpec]:
+        """Yield the datasets that the job reads to train, to evaluate or to predict; not the holdout."""
+
+    def datasets(self) -> Iterator[DatasetSpec]:
+        """Yield all datasets that the spec names, the holdout included."""
+        yield from self.inputs()
+        if self.register_as is not None:
+            yield self.register_as.holdout
+
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted.
+
+        Two submissions of the same job give equal specs even if their data were staged in different folders, or their
+        code was pickled at different times.
+
+        Args:
+            by_content: Returns the given dataset's spec with a digest of its content in place of its location.
+        """
+        return self.with_datasets(by_content)
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build a spec in which each dataset is replaced.
+
+        Args:
+            replaced: Returns the new dataset for each one in the spec.
+        """
+        register = self.register_as
+        if register is None:
+            return self
+        return self.model_copy(
+            update={"register_as": register.model_copy(update={"holdout": replaced(register.holdout)})}
+        )
+
+    def staged(self) -> set[str]:
+        """Return the directories of staged data: copies of in-memory data that were written for this job only."""
+        return {dataset.staging for dataset in self.datasets() if dataset.staging}

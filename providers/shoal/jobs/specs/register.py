@@ -1,0 +1,166 @@
+"""Define the options to register a model in MLflow, and to promote it to champion."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import metrics
+from shoal.jobs.metrics import Mode
+from shoal.settings import Settings
+
+_MODEL_NAME = re.compile(r"[^/:]{1,250}")
+_ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
+
+_LATER_OPTIONS = frozenset(
+    {
+        "metrics",
+        "must_reach",
+        "min_improvement",
+        "baseline",
+        "by",
+        "slice_tolerance",
+        "min_slice_rows",
+        "overlap",
+        "group_col",
+    }
+)
+"""Options of `Register` that the specs of the first versions did not have. They are left out of the stored spec while
+they are at their defaults, so that an unchanged spec keeps its fingerprint."""
+
+
+class Register(Settings):
+    """Options to register the trained model in MLflow, and the rules by which the model becomes the champion.
+
+    The champion is the registered version that has the alias, and the challenger is the model that the job has trained.
+
+    Newer options that are at their defaults are not written into the stored spec, so that a spec of an earlier version
+    keeps its fingerprint.
+    """
+
+    model: str = Field(description="Name of the model in MLflow's registry under which the job registers a version.")
+    alias: str = Field(
+        default="champion",
+        description="Alias in MLflow's registry that marks the champion, which is the version in use. A promotion "
+        "moves the alias to the new version.",
+    )
+    metric: str = Field(
+        description="Metric that decides whether the challenger replaces the champion: rmse, mae, logloss, error, auc, "
+        "accuracy, ndcg@10, or another metric of scikit-learn by its name, such as f1_macro."
+    )
+    mode: Mode | None = Field(
+        default=None,
+        description='Whether a lower ("min") or a higher ("max") value of the metric is better. None: the metric '
+        "determines it; any other value must agree with the metric.",
+    )
+    holdout: DatasetSpec = Field(
+        description="Dataset on which the champion and the challenger are evaluated; neither should have been trained "
+        "on its rows (see `overlap`).",
+    )
+    metrics: tuple[str, ...] = Field(
+        default=(), description="Further metrics that are computed and reported, but do not affect the decision."
+    )
+    must_reach: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="Worst value of the metric that is accepted, in the metric's own unit: a model with a worse value "
+        "is not promoted. None: there is no such limit.",
+    )
+    min_improvement: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Amount by which the challenger must be better than the champion, in the metric's own unit. 0: any "
+        "improvement is enough.",
+    )
+    baseline: Literal["auto", "mean", "median", "majority"] | None = Field(
+        default="auto",
+        description="Constant prediction, computed from the holdout's labels, that the challenger must beat if there "
+        "is no champion to compare it with. auto: the class frequencies for a classifier's metric, the median for "
+        "absolute errors, the mean for other metrics. None: any model may become the first champion.",
+    )
+    by: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column of the holdout whose values divide the rows into slices; the metric is reported for each "
+        "slice. None: there are no slices.",
+    )
+    slice_tolerance: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Amount by which the challenger's metric may be worse than the champion's on a slice, in the "
+        "metric's own unit; above it the challenger is not promoted. None: slices do not affect the decision.",
+    )
+    min_slice_rows: int = Field(
+        default=30,
+        ge=1,
+        description="Number of rows that a slice needs to affect the decision. A slice with fewer rows is reported "
+        "only, because its metric is mostly noise.",
+    )
+    overlap: Literal["refuse", "flag"] = Field(
+        default="refuse",
+        description="What the job does if rows of the holdout are also in the training data. refuse: the job fails. "
+        "flag: the job goes on and reports the overlap.",
+    )
+
+    @field_validator("holdout", mode="before")
+    @classmethod
+    def _holdout(cls, value: Any) -> Any:
+        return as_dataset_spec(value)
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f'a list of metrics is needed: ["{value}"]')
+        return value
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        if not _MODEL_NAME.fullmatch(self.model):
+            raise InvalidArgumentError(
+                f'model "{self.model}" is no legal name: 1 to 250 characters without "/" and ":"'
+            )
+        if not _ALIAS.fullmatch(self.alias):
+            raise InvalidArgumentError(
+                f'alias "{self.alias}" is not legal: letters, digits, "_", "-", and neither "latest" nor "v1"'
+            )
+        for metric in self.all_metrics:
+            metrics.best_mode(metric)
+        if self.mode not in (None, self.best):
+            raise ValueError(
+                f'mode="{self.mode}" contradicts metric="{self.metric}", which is best at its {self.best}imum'
+            )
+        if self.slice_tolerance is not None and self.by is None:
+            raise ValueError("slice_tolerance needs by, the column whose values are the slices")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in document.items()
+            if name not in _LATER_OPTIONS or getattr(self, name) != fields[name].default
+        }
+
+    @property
+    def best(self) -> Mode:
+        """Return "min" if a lower value of the metric is better, and "max" if a higher one is."""
+        return metrics.best_mode(self.metric)
+
+    @property
+    def all_metrics(self) -> tuple[str, ...]:
+        """Return the names of the metric that decides and of the metrics that are only reported, without duplicates."""
+        return tuple(dict.fromkeys((self.metric, *self.metrics)))
+
+    @property
+    def ranks(self) -> bool:
+        """Return whether one of the metrics is a ranking metric, which needs the column of groups."""
+        return any(metrics.ranks(metric) for metric in self.all_metrics)

@@ -1,0 +1,58 @@
+"""Define the spec of a job that trains an XGBoost or LightGBM model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs.specs.base import AnySpec
+from shoal.training.boosting.request import TrainRequest
+
+
+class JobSpec(TrainRequest, AnySpec):
+    """Spec of a job that trains an XGBoost or LightGBM model.
+
+    Example:
+        >>> JobSpec(
+        ...     dataset=DataConnector.from_parquet("s3://bucket/train/"),
+        ...     input_cols=["x", "y"], label_col="z",
+        ...     params={"objective": "reg:squarederror"},
+        ... )
+    """
+
+    user_code: str | None = Field(
+        default=None,
+        description="Path of the file with the pickled callbacks, objective and metrics; an estimator writes the file "
+        "and sets the path.",
+    )
+
+    @model_validator(mode="after")
+    def _groups_to_rank(self) -> Self:
+        if self.register_as is not None and self.register_as.ranks and self.group_col is None:
+            raise ValueError("a ranking metric in register needs group_col, the column of groups")
+        return self
+
+    def inputs(self) -> Iterator[DatasetSpec]:
+        """Yield the datasets to train on and to evaluate with."""
+        yield self.dataset
+        yield from self.eval_set.values()
+
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
+        return super().comparable(by_content).model_copy(update={"user_code": self.user_code and "by value"})
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        return (
+            super()
+            .with_datasets(replaced)
+            .model_copy(
+                update={
+                    "dataset": replaced(self.dataset),
+                    "eval_set": {name: replaced(dataset) for name, dataset in self.eval_set.items()},
+                }
+            )
+        )

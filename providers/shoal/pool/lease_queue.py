@@ -1,0 +1,99 @@
+"""Decide which of the waiting leases are granted, and how many nodes the leases of a pool take together.
+
+All functions are pure: they do no I/O and read no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.pool.snapshot import Snapshot
+from shoal.state.schema import Lease, PoolState
+
+
+def leased(snapshot: Snapshot) -> int:
+    """Return how many nodes the granted leases take: the size of the largest shared lease plus all exclusive sizes."""
+    return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
+
+
+def queue(snapshot: Snapshot) -> list[Lease]:
+    """Return the leases that wait for nodes, in the order in which they are granted."""
+    return sorted((lease for lease in snapshot.leases if lease.waiting), key=lambda lease: lease.queue_number)
+
+
+def grantable(snapshot: Snapshot) -> list[Lease]:
+    """Return the waiting leases that fit into MAX_NODES beside the granted leases.
+
+    The first lease that does not fit holds back all leases behind it. Otherwise small leases could overtake a large one
+    again and again, and the large one would never be granted.
+    """
+    if snapshot.pool.state is not PoolState.UP:
+        return []
+    claims = [(lease.size, lease.exclusive) for lease in _granted(snapshot)]
+    fitting = []
+    for lease in queue(snapshot):
+        claims.append((lease.size, lease.exclusive))
+        if _together(claims) > snapshot.pool.max_nodes:
+            break
+        fitting.append(lease)
+    return fitting
+
+
+def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
+    """Return whether a granted lease may have another size now.
+
+    The size may change if the leases together then take no more nodes than before. A change that takes more nodes is
+    allowed only if they fit into MAX_NODES and no other lease waits.
+    """
+    others = [(one.size, one.exclusive) for one in _granted(snapshot) if one.id != lease.id]
+    total = _together([*others, (size, lease.exclusive)])
+    return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
+
+
+def nodes_for(snapshot: Snapshot, lease: Lease, nodes: int) -> int:
+    """Return how many nodes a lease may use if the pool has `nodes` nodes.
+
+    The nodes that earlier leases take from this lease are subtracted. A waiting lease may use no node.
+    """
+    return 0 if lease.waiting else max(0, nodes - nodes_before(snapshot, lease))
+
+
+def nodes_before(snapshot: Snapshot, lease: Lease) -> int:
+    """Return how many nodes a lease cannot use, because leases that were requested earlier take them.
+
+    A shared lease loses only the nodes of earlier exclusive leases. An exclusive lease loses the nodes of all earlier
+    leases.
+    """
+    earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
+    return _together((one.size, one.exclusive) for one in earlier if one.exclusive or lease.exclusive)
+
+
+def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
+    """Describe a waiting lease's place in the queue.
+
+    Args:
+        ahead: Number of waiting leases that are granted before this one.
+        taken: Nodes that the granted leases take.
+        max_nodes: Most nodes that the pool may have.
+    """
+    place = f"for {ahead} lease{'s' * (ahead > 1)} ahead" if ahead else "as the next in the queue"
+    return f"waiting {place}, {taken} of {max_nodes} nodes are taken"
+
+
+def _granted(snapshot: Snapshot) -> list[Lease]:
+    return [lease for lease in snapshot.leases if not lease.waiting]
+
+
+def _together(claims: Iterable[tuple[int, bool]]) -> int:
+    """Return how many nodes some leases take together.
+
+    Args:
+        claims: For each lease, its size and whether it is exclusive.
+    """
+    shared, exclusive = 0, 0
+    for size, is_exclusive in claims:
+        if is_exclusive:
+            exclusive += size
+        else:
+            shared = max(shared, size)
+    return shared + exclusive

@@ -1,0 +1,1 @@
+"""Reconcile pools: start and end nodes until they match the demand."""

@@ -1,0 +1,69 @@
+"""Sweep this host: end the nodes that no demand needs, and the nodes that have no row in the database."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from sqlalchemy import select
+
+from shoal.errors import PoolNotFoundError
+from shoal.pool.backends import BACKENDS
+from shoal.pool.journal import rows
+from shoal.pool.journal.retention import retain
+from shoal.pool.journal.steps import JournalStep, act
+from shoal.pool.reconcile.rounds import Changes, Clock, reconcile
+from shoal.state import Store
+from shoal.state.schema import Node
+
+log = logging.getLogger("shoal.pool")
+
+_PASSES = 5
+"""Largest number of reconcile runs for each pool in one sweep. One run may not be enough: after the head has ended, a
+further run ends its workers. A sixth run has never changed anything."""
+
+
+def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
+    """End the nodes on this host that no demand needs, and nodes that have no row in the database.
+
+    The sweep is safe at any time, repeatedly and concurrently. After an error in one pool, it goes on with the next.
+
+    Returns:
+        One sentence for each action and each error.
+    """
+    did: list[str] = []
+    with store.reading() as session:
+        names = rows.pool_names(session, embedded=True)
+    for name in names:
+        try:
+            did.extend(f"{name}: {sentence}" for sentence in _sweep_one(store, name, clock))
+        except Exception as error:
+            log.exception("pool %s could not be swept", name)
+            did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
+    # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created, so
+    # a listed folder without a row belongs to no node that may still start, and can be removed.
+    backends = [make() for make in BACKENDS.values()]
+    found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
+    with store.reading() as session:
+        known = set(session.scalars(select(Node.id)))
+    for backend, node_id in found:
+        if node_id not in known:
+            with act(JournalStep.CLEAR):
+                problem = backend.clear(node_id)
+            did.append(f"left-over node {node_id}: {problem or 'ended'}")
+    return did
+
+
+def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
+    for _ in range(_PASSES):
+        try:
+            changes = reconcile(store, name, clock=clock)
+        except PoolNotFoundError:
+            return  # the pool was embedded in a process that has ended, and its row was removed
+        yield from changes.sentences()
+        if changes == Changes():
+            with suppress(PoolNotFoundError):
+                retain(store, name, clock())
+            return

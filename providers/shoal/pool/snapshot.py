@@ -1,0 +1,23 @@
+"""Define the snapshot of a pool: all its rows at one instant, on which decisions about the pool are based."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.state.schema import Demand, Lease, Node, Operation, Pool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The database rows of a pool at one instant.
+
+    Every lease in it counts, also an expired one: only `journal.advance` removes a lease, by deleting its row.
+    """
+
+    pool: Pool
+    demand: Demand | None
+    leases: tuple[Lease, ...]
+    operations: tuple[Operation, ...]
+    nodes: tuple[Node, ...]
+    works: bool = False
+    """Whether a job is running on the pool or waiting for it."""
