@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from shoal import ComputePool, jobs
 from shoal.jobs import JobHandle, parse_spec
-from shoal.jobs.files import staging
+from shoal.jobs.fingerprint import fingerprint
 from shoal.pool.api import list_pools
 from shoal.state import Store, home
 from shoal.state.process import ProcessId
@@ -169,7 +169,7 @@ def test_the_fingerprint_of_a_spec_survives_an_upgrade(installation):
     before = json.loads(installation.run("-c", FINGERPRINTS, *map(json.dumps, SPECS)))
     of_todays_documents = installation.run("-c", FINGERPRINTS, *[json.dumps(spec.document()) for spec in today])
 
-    assert [staging.fingerprint(spec) for spec in today] == before
+    assert [fingerprint(spec) for spec in today] == before
     assert json.loads(of_todays_documents) == before  # a driver of the version before reads what is submitted today
 
 

@@ -15,7 +15,7 @@ from shoal.distributors.pytorch import PyTorchScalingConfig, WorkerResourceConfi
 from shoal.distributors.xgboost import XGBScalingConfig
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
-from shoal.jobs.files import staging
+from shoal.jobs.fingerprint import fingerprint
 from tests.entrances.conftest import refusals
 from tests.entrances.odd import SECRET, documents, many, nested, numbers, texts, urls
 
@@ -79,7 +79,7 @@ def test_specs(fields: dict[str, Any]):
         document = spec.document()
         written = json.dumps(document)
         assert json.dumps(parse_spec(json.loads(written)).document()) == written
-        assert staging.fingerprint(spec)
+        assert fingerprint(spec)
 
 
 @many

@@ -13,7 +13,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, credentials, load_results
 from shoal.jobs.files.artifacts import folder, save_results
-from shoal.jobs.files.staging import fingerprint
+from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order

@@ -11,7 +11,7 @@ from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
 from shoal.jobs.driver import function as function_work
 from shoal.jobs.driver.function import _program
-from shoal.jobs.files import staging
+from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.specs.function import FunctionRegister
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
 
@@ -67,14 +67,14 @@ def test_what_is_wrong_is_named(fields: dict[str, object], says: str) -> None:
 
 def test_the_same_function_is_the_same_fingerprint_however_it_was_pickled() -> None:
     one, other = (FunctionJobSpec(name="train", program=f"/_code/{digest}") for digest in ("aa", "bb"))
-    assert staging.fingerprint(one) == staging.fingerprint(other)
-    assert staging.fingerprint(one) != staging.fingerprint(one.model_copy(update={"hyper_params": {"rate": 1}}))
+    assert fingerprint(one) == fingerprint(other)
+    assert fingerprint(one) != fingerprint(one.model_copy(update={"hyper_params": {"rate": 1}}))
 
 
 def test_other_arguments_are_another_fingerprint(tmp_path: Path) -> None:
     others = {"run_config": {"artifact_location": str(tmp_path)}}
     one, same, other = (spec_of(others, train_func=pow, args=[base, 2]) for base in (3, 3, 4))
-    assert staging.fingerprint(one) == staging.fingerprint(same) != staging.fingerprint(other)
+    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
     assert spec_of(others, train_func=print, args=[object()]).arguments is None
 
 

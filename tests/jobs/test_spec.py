@@ -10,7 +10,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
-from shoal.jobs.files.staging import fingerprint
+from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.ids import checked, is_interactive, job_id
 from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.training.boosting.request import TrainRequest
