@@ -449,3 +449,22 @@ def test_digest_of_filtered_rows_in_uniform_files_does_not_change(write: Write, 
 def test_parse_filters_is_repeatable() -> None:
     once = parse_filters([["a", "in", [1, 2]], ["b", "!=", "x"]])
     assert parse_filters(once) == once
+
+
+@pytest.mark.parametrize("type_", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+@pytest.mark.parametrize("operator", ["=", "!=", "<", "<=", ">", ">="])
+@pytest.mark.parametrize("value", [0.1, 0.2, -0.0, 16777217, 1e39])
+def test_a_number_is_rounded_to_the_type_of_a_float_column_as_in_pandas(write, type_, operator, value):
+    numbers = np.array([-0.1, 0.0, 0.1, 0.2, 0.3], type_.to_pandas_dtype())
+    path = write("a.parquet", x=pa.array(numbers, type_))
+    compare = {"=": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}[operator]
+
+    with np.errstate(over="ignore"):
+        expected = numbers[getattr(pd.Series(numbers), compare)(value)].tolist()
+
+    def found(*filters: Any) -> list[float]:
+        return DataConnector.from_parquet(path, filters=list(filters)).to_pandas()["x"].tolist()
+
+    assert found(("x", operator, value)) == expected
+    if operator in ("=", "!="):
+        assert found(("x", {"=": "in", "!=": "not in"}[operator], [value, 7])) == expected
