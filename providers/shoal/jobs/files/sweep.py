@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import Text, cast, or_, select
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs import credentials
@@ -19,8 +19,12 @@ from shoal.state.schema import JOB_ENDED, Job
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 1000
-"""Number of ended attempts, the newest ones, for whose staged data one call of `discard_leftovers` searches."""
+_STAGED = ('"staging": "', '"sql": "')
+"""Texts of which the stored spec of a job with staged data contains at least one. A query for these jobs alone takes 30
+ms with 15,000 jobs, so that all of them can be searched."""
+
+_PAGE = 100
+"""Number of rows that are read at a time."""
 
 
 def discard_leftovers(store: Store) -> list[str]:
@@ -52,14 +56,21 @@ def _staged_data(store: Store) -> Iterator[str]:
     there = {str(path) for path in folder.iterdir()} if folder.exists() else set()
     if not there:
         return
+    done: list[tuple[Job, set[str]]] = []
     with store.reading() as session:
-        ended = select(Job).where(Job.state.in_(JOB_ENDED)).order_by(Job.created_at.desc()).limit(_AT_ONCE)
-        done = [(job, _staged(job)) for job in session.scalars(ended)]
         needed = {at for job in session.scalars(select(Job).where(Job.state.not_in(JOB_ENDED))) for at in _staged(job)}
-    for job, staged in done:
-        unneeded = (staged & there) - needed
-        there -= unneeded
-        for location in unneeded:
+        there -= needed
+        text = cast(Job.spec, Text)
+        ended = select(Job).where(Job.state.in_(JOB_ENDED), or_(*(text.contains(part) for part in _STAGED)))
+        newest_first = ended.order_by(Job.created_at.desc()).execution_options(yield_per=_PAGE)
+        for job in session.scalars(newest_first):
+            if unneeded := _staged(job) & there:
+                done.append((job, unneeded))
+                there -= unneeded
+            if not there:
+                break
+    for job, unneeded in done:
+        for location in sorted(unneeded):
             try:
                 staging.discard([location])
             except (ShoalError, OSError) as error:  # logged only, so that the other folders are removed nevertheless
