@@ -74,8 +74,7 @@ class Claim:
 
     def has_marked(self, folder: str) -> bool:
         """Return whether the folder exists and contains the marker of exactly this attempt."""
-        fs, root = _filesystem(folder)
-        return not _is_link(folder) and _read(fs, root) == self
+        return read(folder) == self
 
     def take(self, folder: str) -> None:
         """Replace a folder by an empty one with the marker of this attempt.
@@ -121,6 +120,11 @@ class Claim:
     @property
     def _remedy(self) -> str:
         return "move it away, or choose another artifact_location or job_id"
+
+
+def read(folder: str) -> Claim | None:
+    """Return the claim in an artifact folder's marker; None if there is no folder, no marker, or a link."""
+    return None if _is_link(folder) else _read(*_filesystem(folder))
 
 
 def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:
