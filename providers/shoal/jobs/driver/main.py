@@ -141,7 +141,15 @@ class Driver:
                 print(traceback.format_exc(), flush=True)
             elif isinstance(self._spec, FunctionJobSpec):  # the error's notes have the traceback of the user's code
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
-            return _End(JobState.FAILED, error=_cause(error))
+            cause = _cause(error)
+            return _End(JobState.FAILED, error=cause + self._expiry_hint(cause))
+
+    def _expiry_hint(self, cause: str) -> str:
+        """Return a sentence if the job's credentials may have expired while it waited; see `credentials`."""
+        handed_over = self._secrets.environment or self._secrets.uris
+        if not handed_over or self._job.queued_at is None or self._job.admitted_at is None:
+            return ""
+        return credentials.expiry_hint(cause, self._job.admitted_at - self._job.queued_at)
 
     def _store_end(self, end: _End) -> bool:
         """Write the attempt's end into its row, without credentials.
