@@ -123,8 +123,8 @@ class TrainRequest(Settings):
         roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
             raise ValueError(
-                "a column may have only one role (feature, label, weight, margin or group), but these columns have more "
-                f"than one: {', '.join(twice)}"
+                "a column may have only one role (feature, label, weight, margin or group), but these columns have "
+                f"more than one: {', '.join(twice)}"
             )
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set: add one, or remove early_stopping_rounds")

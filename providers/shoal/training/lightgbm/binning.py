@@ -1,4 +1,4 @@
-"""Find the histogram bins of all workers from one sample of all rows.
+"""Find the histogram bins (intervals of feature values) that all workers use, from one sample of all rows.
 
 LightGBM replaces each value of a feature by the number of its bin (interval of values). By default LightGBM finds the
 bins of a feature on one rank and from that rank's rows only. If the data is sorted, these

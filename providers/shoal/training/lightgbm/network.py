@@ -20,7 +20,7 @@ from shoal.training.host.loopback import is_loopback, tie_to_loopback
 # for XGBoost.
 _STEP_MINUTES = 10
 # shoal releases the reserved port just before LightGBM binds to it, and another process may take the port in between.
-# shoal then tries this number of times, because the other process may release the port again.
+# shoal therefore tries to connect this number of times, because the other process may release the port again.
 _TRIES = 10
 _PATIENCE_SECONDS = 0.5
 _TIE_SECONDS = 0.002
@@ -72,7 +72,7 @@ class Port:
         self._joined = True
 
     def close(self) -> None:
-        """Disconnect from the other workers, or release the port if it was never used."""
+        """Disconnect from the other workers; if this worker never connected, release the reserved port."""
         self._held.close()
         if self._joined:
             _safe_call(_LIB.LGBM_NetworkFree())
@@ -88,7 +88,7 @@ class Port:
                 if last:
                     raise TrainingError(
                         f"another process uses port {self._number} of {self._host}, which shoal had reserved for "
-                        "LightGBM: train again"
+                        "LightGBM: start the training again"
                     ) from exc
             time.sleep(_PATIENCE_SECONDS)
 
