@@ -36,7 +36,7 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Return whether an artifact folder exists, and raise an error if this attempt must not replace it.
+        """Return whether an artifact folder exists, and raise an error if this attempt must not replace the folder.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 

@@ -59,7 +59,7 @@ def gang_context() -> GangContext:
 
 
 def set_gang_context(context: GangContext) -> None:
-    """Set this process's rank and connection to the driver; the rank also decides which dataset shard it reads."""
+    """Set this process's rank and connection to the driver; the rank also decides which rows the process reads."""
     global _context
     set_current_position(context.position)
     _context = context

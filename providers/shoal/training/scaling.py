@@ -135,7 +135,7 @@ def resolve_size(
 
 
 def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
-    """Return whether the user requests GPUs in the config or the device parameter; None if the user set neither.
+    """Return whether the user requests GPUs, by `use_gpu` or the parameter `device`; None if the user set neither.
 
     Raises:
         InvalidArgumentError: The config and the device parameter contradict each other.

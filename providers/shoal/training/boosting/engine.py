@@ -180,14 +180,14 @@ class _Training:
         self._checkpoint = Checkpoint()
 
     def run(self) -> TrainResult:
-        """Train to the end, and continue from the last checkpoint after each lost worker."""
+        """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
         return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to as many as fit on the active nodes, if these are at least `min_workers`.
+        """Reduce the number of workers to as many as fit on the active nodes, unless fewer than `min_workers` fit.
 
         Returns:
             A text with the new number, or None if the number was not changed.

@@ -94,7 +94,7 @@ class Batch:
         return self._each(lambda name: None if (values := getattr(self, name)) is None else values[rows])
 
     def then(self, other: Batch) -> Batch:
-        """Return a batch with the rows of this batch, followed by those of another batch."""
+        """Return a batch with the rows of this batch, followed by the rows of another batch."""
         import numpy as np
 
         def joined(name: str) -> np.ndarray | None:

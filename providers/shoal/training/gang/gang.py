@@ -96,7 +96,7 @@ OnNote = Callable[[int, dict[str, Any]], None]
 
 
 class Gang:
-    """Manage the running workers of one training; :meth:`start` creates a gang.
+    """The running workers of one training, on which functions can be run; :meth:`start` creates a gang.
 
     Args:
         shape: Number and size of the workers.

@@ -21,7 +21,7 @@ WAIT_SECONDS = 600.0
 # a pool whose last gang was just killed needs up to 2 s, so these normal cases print no message.
 _QUIET_SECONDS = 3.0
 _POLL_SECONDS = 2.0
-# Seconds between two messages about the wait, which show the user that the process waits and does not hang.
+# Seconds between two messages about the wait. The messages show the user that the process waits and does not hang.
 _SAY_EVERY_SECONDS = 30.0
 # Amount that is reserved instead of 0, because Ray does not accept a placement group bundle without any resource.
 _LEAST = 0.001

@@ -58,7 +58,7 @@ def shared_gang(
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
         # Another thread of this driver has stored a gang of the same shape in the meantime. Only one gang of each shape
-        # is kept, so this one ends.
+        # is kept, so the gang of this run ends.
         gang.end()
 
 

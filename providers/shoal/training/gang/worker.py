@@ -17,7 +17,7 @@ from shoal.training.host.imports import import_lean
 
 
 class PeerError(TrainingError):
-    """Raised in a worker that could not reach another worker, so that the driver looks for the other worker's error."""
+    """Error of a worker that could not reach another worker; the driver then looks for the other worker's error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from shoal.training.lightgbm.categories import note
 def make_reference(
     rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], categories: Categories
 ) -> lightgbm.Dataset:
-    """Build the reference dataset from the sample; all other datasets of the training use its bins.
+    """Build the reference dataset from the sample; all other datasets of the training use the reference's bins.
 
     Args:
         rows: The whole sample, float32 ``[rows, columns]``.

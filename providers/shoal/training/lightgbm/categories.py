@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
-    """Store the categories in a dataset; later datasets with this reference, and models trained on them, inherit them.
+    """Store the categories in a dataset; datasets that refer to this one, and trained models, inherit the categories.
 
     Args:
         dataset: Dataset to change.

@@ -48,7 +48,7 @@ class Binned:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set each row's initial score for boosting: its margin plus the prediction of `model`, if there are any.
+        """Set each row's initial score for boosting: the margin (if any) plus the prediction of `model` (if any).
 
         Args:
             model: Model from which boosting continues; None: start a new model.

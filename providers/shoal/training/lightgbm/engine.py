@@ -89,7 +89,7 @@ class LightGBM:
         return params, seed_of(merged, request.run_config.seed)
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """Return an empty dict for each rank, because the workers exchange their addresses later, in :meth:`prepare`."""
+        """Return an empty dict for each rank, because the workers exchange their addresses in :meth:`prepare`."""
         return [{}] * gang.shape.num_workers
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:

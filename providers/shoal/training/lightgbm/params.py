@@ -200,7 +200,7 @@ def begins_anew(params: Mapping[str, Any]) -> bool:
 
 
 def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
-    """Return the parameters of a segment (the rounds between two checkpoints), with seeds that depend on its number.
+    """Return the parameters of a segment (the rounds between two checkpoints), with seeds for this segment.
 
     Args:
         params: Result of `worker_params`.
@@ -282,7 +282,7 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in params.items():
         canonical = names.get(name)
         if (canonical or name) in _ELSEWHERE:
-            raise InvalidArgumentError(f"params contain {name}: {_ELSEWHERE[canonical or name]}")
+            raise InvalidArgumentError(f"params must not contain {name}: {_ELSEWHERE[canonical or name]}")
         if canonical is None:
             near = difflib.get_close_matches(name, sorted(names), n=2)
             hint = "; did you mean " + " or ".join(near) + "?" if near else ""

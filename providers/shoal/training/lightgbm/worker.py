@@ -28,8 +28,8 @@ from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 
-# If `max_bin` is lower than this, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which need
-# twice the memory.
+# If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which
+# need twice the memory.
 _ONE_BYTE_BINS = 256
 # Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` counts
 # once for each row: the label and the row's position in the tree. `_BYTES_PER_SCORE` counts for each score of a row
