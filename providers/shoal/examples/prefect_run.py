@@ -59,7 +59,7 @@ with open(sys.argv[4], "w") as file:
 
 
 def run(month: int, rounds: int) -> JobResult:
-    """Run the flow against a new Prefect server, and print a summary.
+    """Start a Prefect server, run the flow against this server, and print a summary.
 
     Args:
         month: Month to evaluate on, from 2 to 12.
@@ -153,7 +153,7 @@ def _process(
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
-        finally:  # The process is killed even if a second Ctrl-C interrupts the wait.
+        finally:  # Kill the process even if a second Ctrl-C interrupts the wait.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -167,18 +167,18 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # There is no pool until the flow has brought it up.
+    with suppress(PoolNotFoundError):  # The pool does not exist until the flow has brought it up.
         timeline.look(ComputePool(POOL).describe())
 
 
 def _down() -> None:
-    """Take the pool down, in case the flow was killed before it could do so."""
+    """Take the pool down, because the flow may have been killed before it took the pool down itself."""
     with suppress(PoolNotFoundError):
         ComputePool(POOL).down()
 
 
 def main() -> int:
-    """Run the example, and return the exit code: 0 only if the flow succeeded and the model loads."""
+    """Run the example, and return the exit code: 0 only if the flow succeeded and the model can be loaded."""
     arguments = command_line("Retrain the flight delay model as a Prefect flow.").parse_args()
     return run_alone(
         lambda: run(arguments.month, arguments.rounds),

@@ -120,8 +120,8 @@ class Checkpoints:
         if refused and self.told:
             raise TrainingError(
                 f"no checkpoint in {self.folder} is valid ({len(refused)} were changed or belong to another run), so "
-                "the training cannot continue: find out which other program writes to this folder, then start the training "
-                "again"
+                "the training cannot continue: find out which other program writes to this folder, then start the "
+                "training again"
             )
         return None
 

@@ -110,7 +110,7 @@ class Context:
         return _number("MASTER_PORT", 0)
 
     def get_dataset_map(self) -> dict[str, DataConnector]:
-        """Return the datasets by name; call ``get_shard()`` of a `ShardedDataConnector` to get this rank's part of the rows."""
+        """Return the datasets by name; ``get_shard()`` of a `ShardedDataConnector` returns this rank's rows."""
         return dict(self._dataset_map)
 
     def get_hyper_params(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Context:
         return dict(self._hyper_params)
 
     def get_model_dir(self) -> str:
-        """Return the folder for this rank's model files; if all ranks succeed, all these files become the run's model."""
+        """Return the folder for this rank's model files; if all ranks succeed, their files become the run's model."""
         if self._model_dir is None:
             self._model_dir = tempfile.mkdtemp(prefix="shoal-model-")
         return self._model_dir
