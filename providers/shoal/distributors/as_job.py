@@ -122,7 +122,7 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
-    """Return the fields of the spec of a job that runs a request on a pool.
+    """Return the fields for the spec of a job that runs `request` on the given pool.
 
     The job records an MLflow run only if the environment variable MLFLOW_TRACKING_URI is set.
     """

@@ -1,4 +1,4 @@
-"""Provide the decorators `@distributed` (call a function in several workers) and `@ray_launch` (call it in Ray).
+"""Provide the decorators `@distributed` (call in several workers) and `@ray_launch` (call once, with access to Ray).
 
 A function with `@ray_launch` is called once, in a process from which it can start Ray tasks and actors itself.
 """
@@ -187,7 +187,7 @@ def distributed(
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Decorate a function: ``f.distributed(...)`` then calls it in several workers, and ``f(...)`` in this process.
+    """Decorate a function `f`: ``f.distributed(...)`` then calls it in several workers, ``f(...)`` in this process.
 
     Args:
         gpus: Number of GPUs of all workers together.

@@ -1,4 +1,4 @@
-"""Run the retraining as an Airflow DAG: ``python -m shoal.examples.airflow_run``, called by `make run`.
+"""Run the flight retraining example as an Airflow DAG: ``python -m shoal.examples.airflow_run`` (`make run`).
 
 The program starts an Airflow on loopback, triggers ``dags/scheduled_retraining.py`` for a month, and prints the
 progress. At the end the program stops everything that it has started, even after an error. With ``--up`` (`make up`),
@@ -42,7 +42,7 @@ _LOG_TAIL = 15
 
 
 def run(month: int, rounds: int) -> JobResult:
-    """Run the DAG for one month, and print a summary.
+    """Run the retraining DAG for one month, and print a summary.
 
     Args:
         month: Month to evaluate on, from 2 to 12.

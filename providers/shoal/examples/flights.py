@@ -1,4 +1,4 @@
-"""Run the retraining from plain Python: ``python -m shoal.examples.flights``, called by `make run-python`.
+"""Run the flight retraining example from plain Python: ``python -m shoal.examples.flights`` (`make run-python`).
 
 The program grows a pool from 1 to 3 nodes, and trains a model on the flights of all months before the given month. The
 model is then compared with the champion (the registered version in use) on the given month, and becomes the champion if
@@ -123,7 +123,7 @@ class Timeline:
         return time.monotonic() - self._began
 
     def say(self, text: str) -> None:
-        """Print a line with the seconds since this object was created and a text."""
+        """Print `text`, preceded by the seconds since this object was created."""
         console.print(f"[dim]{self.seconds():6.1f} s[/]  {text}")
 
     def look(self, status: PoolStatus) -> None:
@@ -135,7 +135,7 @@ class Timeline:
 
 
 def retrain(month: int, rounds: int) -> JobResult:
-    """Run the retraining on a pool, and print a summary.
+    """Retrain the flight delay model on a pool, and print a summary.
 
     Args:
         month: Month to evaluate on, from 2 to 12.

@@ -1,4 +1,4 @@
-"""Provide `LocalAirflow`, which runs Airflow on loopback, and stops it when the process that started it ends.
+"""Provide `LocalAirflow`, which runs Airflow on loopback until the process that started Airflow stops it or ends.
 
 ``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that started it. The
 keeper starts scheduler, DAG processor and API server in a session of its own. When the keeper's standard input closes,
@@ -45,7 +45,7 @@ _GRACE_S = 12.0
 
 
 class LocalAirflow:
-    """Context manager that starts an Airflow, calls its REST API, and stops it at the end.
+    """Context manager that starts Airflow, calls Airflow's REST API, and stops Airflow at the end.
 
     Args:
         home: ``AIRFLOW_HOME`` with database, logs and password. It is kept, so that the next start is faster.
@@ -157,7 +157,7 @@ class LocalAirflow:
         return [line for line in lines if line and not line.startswith("::")]
 
     def alive(self) -> bool:
-        """Return whether Airflow is running, that is, whether its keeper process has not ended."""
+        """Return whether Airflow is running, that is, whether its keeper process (see this module) has not ended."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def stop(self) -> None:
@@ -285,7 +285,7 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _end_session(session: int, *signals: signal.Signals) -> None:
-    """Send the signals one by one to all remaining processes of the session, and wait for their end after each."""
+    """Send the signals one by one to all remaining processes of the session; after each signal, wait for their end."""
     for number in signals:
         remaining = _in_session(session)
         for process in remaining:

@@ -1,4 +1,4 @@
-"""Run the retraining as a Prefect flow: ``python -m shoal.examples.prefect_run``, called by `make run-prefect`.
+"""Run the flight retraining example as a Prefect flow: ``python -m shoal.examples.prefect_run``, `make run-prefect`.
 
 The program starts a Prefect server on loopback, runs ``flows/scheduled_retraining_flow.py`` against this server in
 another process, and prints the number of nodes while the flow runs. At the end the program stops everything that it has
@@ -92,7 +92,7 @@ def run(month: int, rounds: int) -> JobResult:
             _down()
     _look(timeline)
     if flow.returncode != 0 or not outcome.exists():
-        raise ShoalError("the flow failed: see the end of its log above for the cause")
+        raise ShoalError("the flow failed: see the end of the flow's log above for the cause")
     result = JobResult.model_validate(json.loads(outcome.read_text()))
     check_it_loads(result)
     summary(timeline, month, result, "shoal.examples.prefect_run")
@@ -125,7 +125,7 @@ def _server(folder: Path) -> Iterator[dict[str, str]]:
                 )
             if time.monotonic() > until:
                 raise ShoalError(
-                    f"the Prefect server does not answer after {_SERVER_PATIENCE_S:.0f} s: see its log, {log}"
+                    f"the Prefect server did not answer within {_SERVER_PATIENCE_S:.0f} s: see its log, {log}"
                 )
             time.sleep(_LOOK_S)
         yield environment

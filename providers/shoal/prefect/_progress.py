@@ -24,7 +24,7 @@ _update: Any = update_progress_artifact
 
 
 class NodeLog:
-    """An `on_progress` callback that logs the number of active nodes, and can interrupt the call that waits for them.
+    """An `on_progress` callback that logs the number of active nodes, and can interrupt the call that waits for nodes.
 
     Args:
         holder: Name of the holder whose lease the run waits for. If this lease is in the pool's queue, its place is
@@ -51,7 +51,7 @@ class NodeLog:
             ScaleError: `interrupt` was called.
         """
         if self._interrupted:
-            raise ScaleError(f'waiting for pool "{status.name}" was cancelled')
+            raise ScaleError(f'the wait for nodes of pool "{status.name}" was cancelled')
         line = f"{status.name}: {len(status.active)} of {status.target} nodes active"
         if note := status.queue_note(self._holder):
             line += f"; the lease is {note}"

@@ -63,7 +63,7 @@ class ComputePool(Block):
     def _parse_as_pool_spec(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        # Prefect adds `block_type_slug` to the stored fields of a block. It is left out here, because `PoolSpec` rejects
+        # Prefect adds `block_type_slug` to the stored fields of a block. It is left out, because `PoolSpec` rejects
         # unknown fields.
         fields = {name: value for name, value in values.items() if name != "block_type_slug"}
         return PoolSpec.parse(fields).model_dump()

@@ -36,8 +36,8 @@ def pool_lease(
 
     At the end of the block, the context manager waits for the task runs that the block started with ``.submit`` or
     ``.map``. Then it cancels the jobs of the flow run that still run, releases the lease, and ends nodes on this host
-    that no demand needs. After an exception in the block, it does the same, but does not wait for the task runs. A pool
-    that was brought up for a lease goes down when its last lease is released.
+    that no lease and no base demand needs. After an exception in the block, it does the same, but does not wait for the
+    task runs. A pool that was brought up for a lease goes down when its last lease is released.
 
     A task run that fails does not end the others. Call ``.result()`` only after the block. It raises the error of a
     failed task run, and inside the block this error would end the block and so cancel the jobs of the other task runs.

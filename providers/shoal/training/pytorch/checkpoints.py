@@ -95,7 +95,7 @@ class Checkpoints:
                 fs.rm_file(f"{root}/{_name(other, seal)}")
 
     def load(self) -> Any:
-        """Return the newest state whose signature (seal) is correct, with tensors on the CPU; None if there is none.
+        """Return the newest state with a correct signature, with tensors on the CPU, or None if there is no checkpoint.
 
         Raises:
             TrainingError: The run has saved checkpoints, but all of them were changed or replaced.

@@ -190,7 +190,7 @@ class Destination:
         return sorted(Path(self.path).parent.glob(f".{self._claim.job_id}.*.{kind}"))
 
     def _remove(self, folder: str) -> None:
-        """Remove a folder if it belongs to this job; only print an error, because publishing can go on."""
+        """Remove a folder if it belongs to this job. If the removal fails, print the error, and continue."""
         try:
             # The folder may belong to a newer attempt, or to another job, because the pattern for the folders of job
             # "a" also matches those of job "a.1". For such a folder remove() raises InvalidArgumentError. The error is

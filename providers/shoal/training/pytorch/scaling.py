@@ -150,5 +150,5 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """Return how many workers that each reserve the resources `each` fit on a node."""
+    """Return the number of workers that fit on a node, if each worker reserves the resources `each`."""
     return workers_on(node, each.num_cpus, each.num_gpus, each.gpu_type)

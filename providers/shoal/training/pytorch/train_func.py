@@ -81,7 +81,7 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
-    """Raise InvalidArgumentError if keyword arguments were given for a script, which accepts only a list of arguments.
+    """Raise InvalidArgumentError if keyword arguments were given for a script: it accepts only a list of arguments.
 
     Raises:
         InvalidArgumentError: `kwargs` is not empty.

@@ -126,7 +126,7 @@ def meet() -> Machine:
 
 
 def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str]) -> Outcome:
-    """Set the environment and the context of this rank, and call the user's function.
+    """Set the environment variables and the context of this rank, and call the user's function.
 
     Args:
         assignment: Function, datasets and options of the run.
