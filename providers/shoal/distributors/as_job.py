@@ -51,8 +51,8 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     from shoal.jobs.specs.training import JobSpec
     from shoal.training.boosting.inputs import checked_data
 
-    # The job makes these checks, too. They are made already before a pool is started, so that no pool is started in
-    # vain if the name of a column or folder is misspelt.
+    # The job makes the following checks, too. They are also made here, before a pool is started, so that no pool is
+    # started in vain if the name of a column or folder is misspelt.
     checked_data(request)
     locations.try_out(storage.root(request.run_config.artifact_location))
     with _pool_for(request.run_config.pool_name) as pool_name:
@@ -86,8 +86,8 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
 
 def _result(handle: JobHandle) -> JobResult:
     """Wait for a job, and return its result; meanwhile print the job's log, and show a progress bar in a terminal."""
-    # With infinity the display prints no progress lines if there is no terminal, because the job's log already
-    # contains them.
+    # Without a terminal, the display would print progress lines. With `first_line_s=math.inf` it prints none, because
+    # the job's log already contains such lines.
     with ProgressDisplay(first_line_s=math.inf) as display:
         return handle.wait(on_log=say, on_progress=display.show)
 

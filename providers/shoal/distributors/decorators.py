@@ -99,7 +99,7 @@ class Site:
         if not per_node:
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}", which has {head["cpus"]} CPUs and {head["gpus"]} GPUs: request fewer for each worker'
+                f'"{pool.name}": a node has {head["cpus"]} CPUs and {head["gpus"]} GPUs; request fewer for each worker'
             )
         return pool.lease(math.ceil(self.claim.num_workers / per_node))
 

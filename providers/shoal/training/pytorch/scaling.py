@@ -40,7 +40,7 @@ class WorkerResourceConfig(Settings):
     def _of_gpus(self) -> Self:
         if self.gpu_type is not None and not self.num_gpus:
             raise ValueError(
-                f'gpu_type="{self.gpu_type}" requires GPUs, but num_gpus is 0: set num_gpus, or remove gpu_type'
+                f'gpu_type="{self.gpu_type}" requires GPUs, but num_gpus is 0: request GPUs, or remove gpu_type'
             )
         return self
 
