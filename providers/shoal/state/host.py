@@ -1,4 +1,4 @@
-"""Identify this host: its name for messages, and an id that stays the same when the name changes."""
+"""Identify this host: by its name in messages, and by an id that stays the same when the host is renamed."""
 
 from __future__ import annotations
 

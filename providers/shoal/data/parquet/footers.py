@@ -1,4 +1,4 @@
-"""Read Parquet footers, which are enough to plan shards and to check columns without reading rows."""
+"""Read Parquet footers. They contain enough to assign rows to workers and to check columns without reading rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A footer on an object store takes a round trip of 20 to 100 ms. 16 threads therefore read a thousand footers in a few
-# seconds.
+# Reading a footer from an object store takes 20 to 100 ms. So 16 threads read a thousand footers in a few seconds.
 THREADS = 16
 """Number of files that are read at the same time."""
 
@@ -128,8 +127,8 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
             metadata = parquet.metadata
             schema = parquet.schema_arrow.remove_metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        # The files of a dataset usually have the same schema. All their footers share one schema object, so that a
-        # pickled source is small.
+        # The files of a dataset usually have the same schema. All footers share one schema object, so that a pickled
+        # `ParquetSource` is small.
         schema = schemas.setdefault(schema, schema)
         sizes = tuple((group.num_rows, group.total_byte_size) for group in groups)
         return Footer(file.path, file.size, sizes, schema, tuple(partition_values(file.path).items())), metadata

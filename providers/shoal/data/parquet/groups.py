@@ -1,4 +1,4 @@
-"""Find the groups of rows in Parquet files; a group, such as the documents of one query, must stay on one worker."""
+"""Find the groups of rows in Parquet files. A group, such as the documents of one query, must stay on one worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
-    """Read the group column and mark the rows at which a group begins.
+    """Read the group column and return for each row whether a group of rows begins at this row.
 
     Args:
         source: The dataset.
