@@ -49,7 +49,7 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
 
 
 def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, pa.Array]:
-    """Read columns, one row group at a time, and collect their categories.
+    """Read columns, one row group at a time, and collect the distinct values (categories) of each column.
 
     Args:
         source: The dataset to read.
@@ -87,7 +87,7 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
 
 
 def encoded(table: pa.Table, categories: Categories) -> pa.Table:
-    """Return the table with the categories replaced by their codes.
+    """Return the table with the values of categorical columns replaced by their integer codes.
 
     Args:
         table: The rows to encode.
@@ -113,7 +113,7 @@ def to_lists(categories: Categories) -> dict[str, list[Any]]:
 
 
 def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
-    """Convert the result of `to_lists` back to categories.
+    """Convert the lists that `to_lists` returned back to Arrow arrays of categories.
 
     Args:
         lists: Column -> its categories as str, int or bool.

@@ -240,7 +240,10 @@ def check_roles(
             raise InvalidArgumentError(f'"{name}" occurs more than once in input_cols: name each column once')
     for name in categorical_cols:
         if name not in input_cols:
-            raise InvalidArgumentError(f'categorical_cols names "{name}", which is not among input_cols')
+            raise InvalidArgumentError(
+                f'categorical_cols names "{name}", which is not among input_cols: add it to input_cols, or remove it '
+                "from categorical_cols"
+            )
 
 
 def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Convert Arrow columns for torch datasets: numbers to NumPy arrays, text and bytes to Arrow arrays."""
+"""Convert columns of Arrow tables for torch datasets: numbers to NumPy arrays, text and bytes to Arrow arrays."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ArrowIngester:
 
     name: ClassVar[str] = "arrow"
     # Share of the CPUs per worker that the worker process itself requests from Ray. Arrow reads in the worker process,
-    # so the process requests all of them.
+    # so the process requests all of these CPUs.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:
@@ -70,8 +70,9 @@ class RayDataIngester:
     """
 
     name: ClassVar[str] = "ray"
-    # The worker requests half of its CPUs, so that the other half stays free for the read tasks. Two workers that
-    # requested 0.8 CPU each on two CPUs left too little for the read tasks, and hung.
+    # Of the CPUs per worker, the worker process requests half from Ray, so that the other half stays free for Ray's
+    # read tasks. On a host with two CPUs, two workers that requested 0.8 CPU each left too little for the read tasks,
+    # and hung.
     worker_cpu_fraction: ClassVar[float] = 0.5
 
     def __init__(self, source: ParquetSource) -> None:

@@ -38,8 +38,8 @@ def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
         values = table.column(column).combine_chunks()
         if values.null_count:
             raise DataError(
-                f'{rows.path}, row group {rows.row_group}: the group "{column}" is null in {values.null_count} of '
-                f"{len(values)} rows: leave these rows out, or fill in the group"
+                f'{rows.path}, row group {rows.row_group}: the group column "{column}" is null in '
+                f"{values.null_count} of {len(values)} rows: leave these rows out, or fill in the group"
             )
         begins = group_starts(values, before)
         found.append(begins)

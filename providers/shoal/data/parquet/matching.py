@@ -280,7 +280,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     if types.is_boolean(type_):
         _check(path, term, type_, given, bool, "true or false")
         if operator_ in _ORDER:
-            raise DataError(f'{_cannot(path, term, type_)}: use "=" or "!="')
+            raise DataError(f'{_cannot(path, term, type_)} by size: use "=" or "!="')
         return _in_order(operator_, given, pa.bool_())
     if types.is_integer(type_):
         _check(path, term, type_, given, (int, float), "a number")
@@ -447,7 +447,7 @@ def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fracti
         moment = datetime.fromisoformat(given)
     except ValueError:
         raise DataError(
-            f"{problem}: give a date or a timestamp such as 2024-03-31T12:00:00, with at most microseconds"
+            f"{problem}: give a date or a timestamp such as 2024-03-31T12:00:00, with at most 6 decimals of a second"
         ) from None
     if moment.tzinfo is None:
         # A time without an offset is treated as UTC if the column has a time zone.

@@ -379,8 +379,8 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Return the number of rows that match the filters in each row group, by file path. Count them at the first
-        call."""
+        """Return how many rows of each row group match the filters, by path of the file. Only the first call counts the
+        rows."""
         if self._matching is None:
             fields = self.partition_fields()
 

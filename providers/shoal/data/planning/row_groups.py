@@ -20,9 +20,9 @@ from typing import TypeVar
 from shoal.errors import DataError, InvalidArgumentError
 
 # Largest allowed difference between the number of rows of a shard and the mean of all shards, as a fraction of the
-# mean. If whole row groups cannot be assigned within this difference, some are divided between two shards. Workers wait
-# for the slowest worker in every round, so 1 % more rows costs at most 1 % more time. Dividing a row group costs more,
-# because a second worker has to decode the whole row group.
+# mean. If whole row groups cannot be assigned within this difference, some row groups are divided between shards.
+# Workers wait for the slowest worker in every round, so 1 % more rows costs at most 1 % more time. Dividing a row group
+# costs more, because a second worker has to decode the whole row group.
 TOLERANCE = 0.01
 
 _T = TypeVar("_T")

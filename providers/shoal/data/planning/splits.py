@@ -107,7 +107,7 @@ class GroupSelection:
 
 
 def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) -> list[GroupSelection]:
-    """Compute which rows of each row group several random splits select that are applied one after the other.
+    """Apply several random splits one after the other, and return the rows that they select in each row group.
 
     Args:
         rows: Number of rows of each row group, in an order that does not depend on how the files were listed.

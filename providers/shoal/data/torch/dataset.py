@@ -184,9 +184,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         worker = get_worker_info()
         if worker is None and self._epochs.begun_by_workers():
             raise InvalidArgumentError(
-                "the last epoch was read by DataLoader's workers, which have read more items than were used: take the "
-                "position from torchdata's StatefulDataLoader, use num_workers=0, or save the number of the epoch at "
-                "its end and continue with set_epoch()"
+                "the position is not known, because DataLoader's workers read the last epoch and read more items than "
+                "were used: take the position from torchdata's StatefulDataLoader, use num_workers=0, or save the "
+                "number of the epoch at its end and continue with set_epoch()"
             )
         if self._progress.epoch is not None:
             epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
