@@ -210,7 +210,7 @@ def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> No
 def check_roles(
     input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
 ) -> None:
-    """Check that column names are lists of names, and that no name has two roles that exclude each other.
+    """Check that column arguments are lists of names, and that no column has two roles, such as feature and label.
 
     Args:
         input_cols: Feature columns.
@@ -247,7 +247,7 @@ def check_roles(
 
 
 def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
-    """Return the names of all columns in the arguments, without duplicates."""
+    """Return the names of all columns that the arguments name, without duplicates."""
     return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
 

@@ -1,4 +1,4 @@
-"""Define data connectors, the datasets that users pass to estimators and that are stored in a job's spec."""
+"""Define data connectors: descriptions of datasets, which users pass to estimators and which job specs contain."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class DataConnector:
 
     @classmethod
     def from_spec(cls, spec: DatasetSpec | Mapping[str, Any]) -> DataConnector:
-        """Build a connector from the dataset part of a job's spec.
+        """Create a connector from the description of a dataset in a job's spec.
 
         Args:
             spec: Result of :meth:`to_spec`, or its JSON as a dict.
@@ -392,7 +392,7 @@ class DataConnector:
         drop_last_batch: bool = False,
         columns: Sequence[str] | None = None,
     ) -> TorchDataset:
-        """Return a torch ``IterableDataset`` of all rows. In a gang, each worker that calls this method reads all rows.
+        """Return a torch ``IterableDataset`` of all rows. If several workers call this method, each one reads all rows.
 
         To read only the rows of one rank, use :meth:`ShardedDataConnector.get_shard`.
 

@@ -28,7 +28,7 @@ _FORM = 'write filters=[["month", ">=", 3], ["month", "<", 6]], or a list of suc
 
 
 def parse_filters(given: Any) -> Filters:
-    """Check the filters that the user wrote, and convert them to tuples of alternatives and terms.
+    """Check the filters that the user wrote, and convert them to nested tuples (:data:`Filters`).
 
     Args:
         given: A list of terms ``[column, operator, value]``, which are joined with AND, or a list of such lists, which
@@ -47,16 +47,14 @@ def parse_filters(given: Any) -> Filters:
         raise InvalidArgumentError(f"filters is empty: omit it to read all rows, or {_FORM}")
     if isinstance(given[0], str):
         raise InvalidArgumentError(f"filters={shown(given)} is a single term: put it into a list, [{shown(given)}]")
-    # The user may give one list of terms or a list of such lists. In the first case `given[0][0]` is the name of a
-    # column, in the second case it is a term.
+    # The user may give one list of terms (comparisons), or a list of such lists. In the first case `given[0][0]` is the
+    # name of a column, in the second case it is a term.
     flat = _is_list(given[0]) and bool(given[0]) and isinstance(given[0][0], str)
     alternatives = [given] if flat else given
     parsed = []
     for terms in alternatives:
         if not _is_list(terms) or not terms:
-            raise InvalidArgumentError(
-                f"filters has the alternative {shown(terms)}, which is not a list of terms: {_FORM}"
-            )
+            raise InvalidArgumentError(f"filters has the element {shown(terms)}, which is not a list of terms: {_FORM}")
         parsed.append(tuple(_parse_term(term) for term in terms))
     return tuple(parsed)
 

@@ -23,7 +23,7 @@ class Ingester(Protocol):
     def __init__(self, source: ParquetSource) -> None: ...
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard and yield one table per row range, in the order of the ranges."""
+        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order."""
         ...
 
 
@@ -43,7 +43,7 @@ class ArrowIngester:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard and yield one table per row range, in the order of the ranges.
+        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order.
 
         Only one table is in memory at a time.
 
@@ -79,7 +79,7 @@ class RayDataIngester:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard and yield one table per row range, in the order of the ranges.
+        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order.
 
         At most two tables are read ahead.
 

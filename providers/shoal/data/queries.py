@@ -24,7 +24,7 @@ def check_connection_name(name: str) -> None:
         InvalidArgumentError: If it is not a legal name.
     """
     if not _NAME.fullmatch(name):
-        # The value is not shown, because it may be a URL with a password.
+        # The message does not show the value, because the value may be a URL with a password.
         raise InvalidArgumentError(
             'connection must be a name of letters, digits, "_", "-" and ".", not a URL: set the environment variable '
             f"{CONNECTION_PREFIX}<NAME> to the URL and give the name"
@@ -32,7 +32,7 @@ def check_connection_name(name: str) -> None:
 
 
 def check_query(sql: str, params: Mapping[str, Any]) -> None:
-    """Check that SQL text is a single SELECT and that all its parameters have values, without a database.
+    """Check, without a database, that SQL text is a single SELECT and that all its parameters have values.
 
     This check only finds mistakes. Writes are prevented by a read-only transaction or connection; see
     :func:`shoal.data.staging.sql.stage_select`.
@@ -82,5 +82,5 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
 
 
 def connection_variable(name: str) -> str:
-    """Return the name of the environment variable with a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
+    """Return the name of the environment variable for a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
     return CONNECTION_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -22,7 +22,7 @@ def hostname() -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return the id of the host's current boot. A process that was started under another boot id has ended."""
+    """Return the id of the host's current boot. A process from an earlier boot has another boot id, and has ended."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

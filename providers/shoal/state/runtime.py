@@ -132,7 +132,7 @@ def remove_own_folder(folder: Path) -> None:
 
 
 def turn_lock(turn: int) -> Path:
-    """Return the path of a lock file that limits how many nodes start at the same time.
+    """Return the path of one of the few lock files that limit how many nodes start at the same time.
 
     A supervisor has to lock one of a few such files (a turn) while it starts its node. All home folders of a user on
     this host share the files, because the nodes share the host's CPUs.

@@ -87,7 +87,7 @@ JOB_ACTIVE = frozenset(JobState) - JOB_ENDED
 
 
 class PromotionState(StrEnum):
-    """State of a promotion."""
+    """State of a promotion, which sets an alias of a registered model to a version."""
 
     INTENDED = "intended"
     """The alias in the model registry is about to be set. If the process crashes in this state, the next process looks
@@ -324,7 +324,7 @@ class Job(Base):
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the attempt waits in its pool's queue. It is sent to the pool's head node later."""
+        """Return whether the attempt waits in its pool's queue, and was not yet sent to the pool's head node."""
         return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
 
 

@@ -36,7 +36,7 @@ passing: Callable[[StrEnum, At], None] = _go_on
 
 @contextmanager
 def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
-    """Run a ``with`` block inside a write transaction; crash tests can kill the process before, in and after it.
+    """Run a ``with`` block in a write transaction; crash tests can kill the process before, during and after it.
 
     Args:
         store: The state store.

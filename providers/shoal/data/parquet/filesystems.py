@@ -51,8 +51,8 @@ def normalise(path: str | os.PathLike[str]) -> str:
         # The path is refused, because paths are written to job specs, logs and MLflow, where others could read the
         # credentials.
         raise InvalidArgumentError(
-            f"the path {redact_value(text)} contained credentials: remove them from the path and set them in "
-            "environment variables or in the usual credentials file, on this machine and on the nodes"
+            f"the path {redact_value(text)} contains credentials (hidden here): remove them from the path and set "
+            "them in environment variables or in the usual credentials file, on this machine and on the nodes"
         )
     if text.startswith("file://"):
         from urllib.request import url2pathname
@@ -64,7 +64,7 @@ def normalise(path: str | os.PathLike[str]) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a normalised path is a path on this machine's filesystem (including mounts) and not a URI."""
+    """Return whether a path or URI is a path on this machine's filesystem (including mounts) and not a URI."""
     return not _SCHEME.match(path)
 
 

@@ -46,7 +46,7 @@ class Footer:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
-    """Convert an exception that Arrow raises while reading a file to a DataError that names the file.
+    """If Arrow raises an exception while it reads a file, raise a DataError that names the file instead.
 
     Args:
         path: Path of the file, for the message.
@@ -62,7 +62,7 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     except (MemoryError, DataError):
         raise
     except FileNotFoundError:
-        raise DataError(f"{path} is gone: it existed when the dataset was listed") from None
+        raise DataError(f"{path} is gone: the file existed when the files of the dataset were listed") from None
     except PermissionError as exc:
         raise DataError(f"{path} cannot be read: {exc.strerror or exc}") from None
     except (OSError, pa.ArrowException) as exc:
@@ -100,7 +100,7 @@ def open_parquet(path: str) -> Iterator[Any]:
 
 
 def read_metadata(path: str) -> Any:
-    """Read the footer of a Parquet file and return it as a ``pyarrow.parquet.FileMetaData``, with all statistics."""
+    """Read a Parquet file's footer, and return it with all statistics as a ``pyarrow.parquet.FileMetaData``."""
     with open_parquet(path) as file:
         return file.metadata
 

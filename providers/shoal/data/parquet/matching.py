@@ -81,7 +81,7 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a row group's statistics which of its rows match.
+        """Decide from a row group's statistics whether all or none of its rows match.
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -156,7 +156,7 @@ class Matcher:
         self._types = {name: footer.schema.field(name).type for name in self.columns}
 
     def decide(self, metadata: Any, row_group: int) -> bool | None:
-        """Decide from the statistics of a row group which of its rows match.
+        """Decide from the statistics of a row group whether all or none of its rows match the filters.
 
         Args:
             metadata: ``pyarrow.parquet.FileMetaData`` of the file.

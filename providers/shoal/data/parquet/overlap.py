@@ -78,7 +78,7 @@ class SharedFile:
 
 
 def record(source: ParquetSource) -> list[RecordedFile]:
-    """Record for each file of a source which of its rows belong to the source.
+    """Return a record for each file of a source: it tells which rows of the file belong to the source.
 
     Args:
         source: The source.
@@ -138,7 +138,7 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of the rows of a row group that a record contains. With filters, read the source's file.
+    """Return the positions of a record's rows in a row group. The record's filters are applied to the source's file.
 
     If the record's filters cannot be applied to the source's file, for example because the source has another type of
     the partition column, all rows are returned: reporting a shared row too many is better than missing one.

@@ -70,8 +70,8 @@ def read_ranges(
                 else:
                     table = _read_part(file, footer, part, stored)
                 table = table.replace_schema_metadata(None)
-                # `_append` gets the number of rows, because a table without stored columns does not contain this
-                # number.
+                # `_append` gets the number of rows as an argument, because a table without columns does not contain
+                # this number.
                 for name, value in partitions.items():
                     if name in columns:
                         table = _append(table, name, value, part.rows)
@@ -138,7 +138,7 @@ def _read_part(
 
 
 def _check_unchanged(metadata: Any, footer: Footer) -> None:
-    """Raise DataError if the file was rewritten after the rows were planned: rows could be lost or read twice."""
+    """Raise DataError if a file was rewritten after its rows were planned, because rows could be lost or read twice."""
     now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if now != tuple(rows for rows, _ in footer.groups):
         raise _changed(footer, f"{footer.rows} rows then, {sum(now)} now")

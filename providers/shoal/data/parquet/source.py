@@ -103,7 +103,7 @@ class ParquetSource:
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
-        """Return the footer of the file with the given canonical path.
+        """Return the footer of the file with the given path or URI.
 
         Raises:
             DataError: If the file does not belong to the dataset.
@@ -325,7 +325,7 @@ class ParquetSource:
         return matching_rows(footer, self.metadata(path), matcher, row_group)
 
     def _common_schema(self) -> pa.Schema:
-        """Return the columns that every file with rows of this dataset has, and with the same kind of type."""
+        """Return the columns that every file with rows contains with the same kind of type, such as integer or text."""
         import pyarrow as pa
 
         schema, partitions = self.schema(), self.partition_fields()

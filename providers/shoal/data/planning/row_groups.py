@@ -47,7 +47,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowRange:
-    """The rows ``start <= i < stop`` of one row group.
+    """Consecutive rows of one row group: the rows ``start <= i < stop``.
 
     In a part of a random split, only the rows of this part are counted.
     """

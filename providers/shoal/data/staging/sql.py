@@ -180,7 +180,7 @@ def _engine(url: Any, **options: Any) -> Any:
 
     try:
         found = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # The text of these exceptions may contain a password.
+    except (sa.exc.ArgumentError, ValueError):  # Their text may contain a password, so it is hidden.
         raise InvalidArgumentError(
             "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
             "number as the port and a percent-encoded password"

@@ -117,7 +117,7 @@ def discard(location: str) -> bool:
 
 
 def group_rows(rows: int, bytes_per_row: float) -> int:
-    """Compute the number of rows per row group, from the number of rows and the size of a row.
+    """Compute the number of rows per row group, from the dataset's number of rows and the size of a row.
 
     Args:
         rows: Number of rows in the dataset.
@@ -132,7 +132,7 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 
 class TableWriter:
-    """Writer of one Parquet file from several tables with the same schema. As a context manager, it closes the file.
+    """Writer that appends tables with the same schema to one Parquet file. As a context manager, it closes the file.
 
     Args:
         path: File to write.
@@ -250,7 +250,7 @@ def _converting(column: str | None = None) -> Iterator[None]:
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
-    """Write record batches of one schema as a Parquet file, with one row group in memory at a time.
+    """Write record batches with the same schema to a Parquet file. Only one row group is in memory at a time.
 
     Args:
         batches: Record batches to write.

@@ -271,7 +271,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         progress.ended = True
 
     def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
-        """Return an iterator over a DataLoader worker's items, without those that `progress` counts as returned.
+        """Return an iterator over a DataLoader worker's items, without the items that `progress` counts as returned.
 
         At the end the iterator may return one item too many, which the caller must drop.
         """

@@ -53,7 +53,7 @@ class EpochCounter:
         self._slots.numpy()[slot] = round_ << _COUNT_BITS | (epoch + 1)
 
     def set(self, epoch: int) -> None:
-        """Set the epoch that this process begins next.
+        """Set the number of the epoch that this process begins next.
 
         The other workers of the DataLoader begin the same epoch, unless one of them has already begun an epoch.
         """
@@ -63,13 +63,13 @@ class EpochCounter:
         slots[slot] = round_ << _COUNT_BITS | epoch
 
     def begun_by_workers(self) -> bool:
-        """Return whether workers of a DataLoader, and not the main process, began the last epoch."""
+        """Return whether workers of a DataLoader, and not the main process, began the most recent epoch."""
         begun = self._slots.numpy() & _COUNT
         return bool(begun[1:].max() > begun[0])
 
 
 def _slot_and_round() -> tuple[int, int]:
-    """Return the index of this process's slot, and a number (below 2**31) for its round (its set of worker processes).
+    """Return the index of this process's slot in shared memory, and a number (below 2**31) for its set of workers.
 
     Both are 0 in the main process.
     """

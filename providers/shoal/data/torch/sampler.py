@@ -1,4 +1,4 @@
-"""Compute which rows of a shard each DataLoader worker returns, and in which order, without I/O.
+"""Compute, without I/O, which rows of a shard each DataLoader worker returns, and in which order.
 
 The row ranges of a shard, one after the other, are called the line here. The line is divided among the workers of a
 DataLoader at multiples of the batch size, so that the number of batches does not depend on the number of workers. The
@@ -108,7 +108,7 @@ def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
 
 
 def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
-    """Divide row ranges into windows: consecutive ranges that are in memory together and are shuffled together.
+    """Divide row ranges into windows. The rows of a window are in memory together, and are shuffled together.
 
     Args:
         line: Row ranges, shuffled.
