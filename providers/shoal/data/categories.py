@@ -81,7 +81,8 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
     for name, values in found.items():
         if not len(values):
             raise DataError(
-                f'column "{name}" is null in every row: leave it out, or fix the program that writes the dataset'
+                f'column "{name}" is null in every row: leave the column out, or fix the program that writes the '
+                "dataset"
             )
     return {name: values.take(pc.sort_indices(values)) for name, values in found.items()}
 
@@ -146,4 +147,6 @@ def _comparable(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArr
     try:
         return table.column(name).cast(type_)
     except pa.ArrowInvalid as exc:
-        raise DataError(f'the categories of column "{name}" cannot be compared ({exc}): write them as text') from exc
+        raise DataError(
+            f'the categories of column "{name}" cannot be compared ({exc}): write the column as text'
+        ) from exc

@@ -144,7 +144,7 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
         if not pa.types.is_null(type_) and category_type(type_) != category_type(expected):
             raise DataError(
                 f'{source.reference().path}: column "{name}" is of type {type_}, but its categories are of type '
-                f"{expected} in the training set: write the column in that type"
+                f"{expected} in the training set: write the column in the type of the training set"
             )
 
 
@@ -357,5 +357,5 @@ def _check_any_value(source: ParquetSource, name: str) -> None:
             return
     raise DataError(
         f'column "{name}" is null in every row of {source.reference().path} and all other files: '
-        "leave it out, or fix the program that writes the dataset"
+        "leave the column out, or fix the program that writes the dataset"
     )

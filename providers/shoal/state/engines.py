@@ -81,7 +81,7 @@ def parsed(url: str) -> URL:
     # If the password contains an "@", the URL parser takes the rest of the password for the host. The driver's error
     # message would then show this rest as an unknown host. So such a URL is refused.
     if "@" in (found.host or ""):
-        raise StoreError('SHOAL_STATE_URL has an "@" in its password: write it as %40')
+        raise StoreError('the password in SHOAL_STATE_URL contains an "@": write %40 for the "@"')
     if backend == "postgresql":
         return found.set(drivername="postgresql+psycopg")
     if backend != "sqlite":

@@ -146,6 +146,6 @@ def _check_unchanged(metadata: Any, footer: Footer) -> None:
 
 def _changed(footer: Footer, how: str) -> DataError:
     return DataError(
-        f"{footer.path} was changed after the dataset was planned ({how}): start again with a new connector, and write "
-        "new data to new files"
+        f"{footer.path} was changed after shoal had read its footer ({how}): create a new connector, run the program "
+        "again, and write new data only to new files"
     )

@@ -104,7 +104,10 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
     total = sum(group.rows for group in groups)
     if total < num_workers:
         what = "no rows" if total == 0 else f"{total} row{'s' if total > 1 else ''}"
-        raise DataError(f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}")
+        raise DataError(
+            f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}: each worker "
+            "needs at least one row"
+        )
 
     groups = shuffled(groups, seed)
     parts = _deal_whole(groups, num_workers)

@@ -188,7 +188,7 @@ def _engine(url: Any, **options: Any) -> Any:
     # If the password contains an "@" that is not encoded, the rest of the password is parsed as the host. The URL is
     # refused, because a database driver would show the host, and so a part of the password, in its error message.
     if "@" in (found.host or ""):
-        raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
+        raise InvalidArgumentError('the password in connection contains an "@": write %40 for the "@"')
     try:
         return sa.create_engine(found, **options)
     except sa.exc.NoSuchModuleError:
