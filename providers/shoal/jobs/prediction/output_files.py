@@ -68,8 +68,8 @@ class Output:
             return True
         if not overwrite and marker.get("key") != key:
             raise InvalidArgumentError(
-                f"{self.path} already has other predictions, by the model {marker.get('model')}: the rows, the model or "
-                "the columns differ from those of this job. Choose another output_path, or set overwrite=True to "
+                f"{self.path} already has other predictions, by the model {marker.get('model')}: the rows, the model "
+                "or the columns differ from those of this job. Choose another output_path, or set overwrite=True to "
                 "replace the predictions"
             )
         return False
