@@ -117,7 +117,7 @@ def settle_jobs() -> list[str]:
         try:
             handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
-        except ShoalError as error:  # expected: for example, the pool is on another host, and that host checks the job
+        except ShoalError as error:  # no failure: for example, the pool is on another host, which checks the job itself
             log.info("job %s was not checked: %s", job.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
@@ -147,7 +147,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
                 for key in admission.look(store, pool).free_for:
                     try:
                         attach(key.job_id, key.attempt).start_if_room()
-                    except ShoalError as error:  # expected: for example, the pool was deleted a moment ago
+                    except ShoalError as error:  # no failure: for example, the pool was deleted meanwhile
                         log.info("job %s was not started: %s", key.job_id, error)
             sleep(_QUEUE_PERIOD_S)
             rounds += 1
@@ -156,7 +156,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
 
 
 def _pools_with_queue(store: Store) -> list[str]:
-    """Return the names of this host's pools on which a job waits, sorted."""
+    """Return the sorted names of those pools of this host on which at least one job waits."""
     with store.reading() as session:
         here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
     return sorted(admission.pools_with_queue(store) & here)

@@ -50,7 +50,7 @@ class Secrets:
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # JSON pointer (place in the spec) -> original value
+    uris: Mapping[str, str] = field(default_factory=dict)  # keys: JSON pointers into the spec; values: credentials
 
     def redact(self, text: str) -> str:
         """Return a copy of a text in which a placeholder replaces these and all other recognisable credentials."""
@@ -73,7 +73,7 @@ class Secrets:
         """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
-    def __repr__(self) -> str:  # leaves out the values, because a traceback may print local variables
+    def __repr__(self) -> str:  # the values are not shown, because a traceback may print local variables
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 
@@ -110,9 +110,9 @@ def connections(
         url = environment.get(variable) or (url_of(name) if url_of else None)
         if not url:
             raise InvalidArgumentError(
-                f'the connection "{name}" of a dataset is not known: set {variable} to its SQLAlchemy URL, such as '
-                "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or create an Airflow connection or a Prefect Secret "
-                "block of this name"
+                f'the connection "{name}" of a dataset is not known: set the environment variable {variable} to '
+                "the SQLAlchemy URL of the connection, such as postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or "
+                "create an Airflow connection or a Prefect Secret block of this name"
             )
         if url.startswith(_SQLITE) and not url.startswith(f"{_SQLITE}/"):
             # The path of the SQLite file is made absolute, because the driver does not run in the submitter's working
@@ -227,7 +227,7 @@ def take(submission_id: str) -> Secrets:
 
 
 def discard(submission_id: str) -> None:
-    """Delete the file with an attempt's credentials if it still exists; a driver deletes the file after reading it."""
+    """Delete the file with an attempt's credentials, unless the driver has read and deleted that file already."""
     with suppress(FileNotFoundError):
         _path(submission_id).unlink()
 

@@ -128,7 +128,7 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error and redact(job.error),  # shoal 0.1 stored errors with credentials
+            error=job.error and redact(job.error),  # redacted again, because shoal 0.1 stored errors with credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -274,7 +274,7 @@ class JobHandle:
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
-        except JobError as error:  # the head did not stop the driver, but the driver reads the cancellation
+        except JobError as error:  # the head refused, but the driver reads the cancellation from its row and ends
             self._left = (
                 f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
                 f"head of the pool gave an error: {error}"
@@ -379,7 +379,7 @@ class JobHandle:
             return submit()
         except BaseException as error:
             if self._secrets is None and not isinstance(error, Exception):
-                # Ctrl-C in this process must not fail a job of another submitter: a later process sends the job.
+                # Ctrl-C in this process must not fail a job of another submitter: another process sends it later.
                 raise
             # The head may have received the submission in spite of the error. In that case the head's driver finds that
             # the attempt has ended, and exits. Or another process has submitted the attempt meanwhile; then the attempt
@@ -405,7 +405,7 @@ class JobHandle:
         return job
 
     def settle(self) -> Job:
-        """Return the attempt's row; if its driver died without recording its end, record the end first.
+        """Return the attempt's row; if the driver died without recording the attempt's end, record the end first.
 
         An attempt that waits in the queue is started if there is room for it. If the job's pool is on another host, a
         lost attempt is not recorded here, because only that host can check the driver.
@@ -443,7 +443,7 @@ class JobHandle:
                     self._of(key).start_if_room()
         except PoolElsewhereError:  # the pool is on another host, and a process there starts the attempt
             pass
-        except StoreError as error:  # the next check of the queue tries again
+        except StoreError as error:  # the error is only logged: the next check of the queue tries again
             log.warning("the queue of pool %s could not be changed: %s", self._pool, error)
         return job
 
@@ -490,7 +490,7 @@ class JobHandle:
             return self._cancel(job, {job.state}, reason)
         long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > _FAR_SUBMISSION_GRACE_S
         if missing and (long_ago or self._submitter_is_gone(job)):
-            self.send()  # the process that had to send the attempt to the head has died or given up
+            self.send()  # the process that had to send the attempt has died or given up, so this process sends it
         return False
 
     def _end_if_unwanted(self, job: Job) -> bool:
@@ -614,7 +614,7 @@ class JobHandle:
             if with_log and job.state is not JobState.PENDING:
                 yield from follower.lines(ended=ended)
             progress = _progress(job)
-            # Progress is compared as text, because a NaN in it is not equal to itself and would count as a change.
+            # Progress is compared as text, because a NaN is not equal to another NaN and would count as a change.
             if on_progress is not None and progress is not None and str(progress) != last_progress:
                 on_progress(progress)
                 last_progress = str(progress)

@@ -11,7 +11,7 @@ from uuid import uuid4
 from shoal.errors import InvalidArgumentError
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DIGEST_LENGTH = 12  # hex digits, that is, 48 bits: of a million jobs, two share an id with a chance of one in 500
+_DIGEST_LENGTH = 12  # 48 bits are enough: the chance that two of a million jobs have the same id is one in 500
 _INTERACTIVE = ("cli:", "python:")
 
 

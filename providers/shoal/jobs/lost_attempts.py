@@ -1,4 +1,4 @@
-"""Find out whether a pending or running attempt was lost, because a killed driver cannot record the attempt's end."""
+"""Find out whether an unfinished attempt was lost: a driver that was killed cannot record that its attempt ended."""
 
 from __future__ import annotations
 

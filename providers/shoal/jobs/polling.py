@@ -38,7 +38,7 @@ itself."""
 
 
 def bounded_pause(wanted_s: float) -> float:
-    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but at least 0.5 and at most 2."""
+    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.5 and 2 seconds."""
     return min(max(SHORTEST_PAUSE_S, wanted_s), _LONGEST_PAUSE_S)
 
 

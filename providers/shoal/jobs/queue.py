@@ -65,8 +65,8 @@ class Gang:
         """Return the group of workers that a job's spec asks for."""
         if isinstance(spec, FunctionJobSpec):
             return cls._of_function(spec)
-        # `wish`: whether the job uses GPUs; None: if the nodes have GPUs. Predictions use none, and LightGBM uses GPUs
-        # only if its options ask for them.
+        # `wish` is whether the job uses GPUs; None means that it does if every node has one. Predictions never use
+        # GPUs, and LightGBM does so only if its options ask for GPUs.
         wish: bool | None = False
         if isinstance(spec, JobSpec):
             device = spec.params.get("device")
@@ -101,7 +101,7 @@ class Gang:
         return asdict(self)
 
     def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
-        """Return the CPUs and GPUs that the gang needs in total on these nodes, at most all that the nodes have."""
+        """Return how many CPUs and GPUs the gang needs in total, but at most as many as these nodes have."""
         total = _total(nodes)
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
         workers = self.workers
@@ -173,7 +173,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
-    """Return the waiting attempts that may start now because there is room for them, the first one first.
+    """Return the waiting attempts for which the pool has room now, in the order in which they start.
 
     Args:
         entries: The running and waiting attempts of one pool.

@@ -26,7 +26,7 @@ challenger, all others leave the champion as it is."""
 
 
 class ChampionResult(Settings):
-    """The registered version with the alias, with which the newly trained model was compared."""
+    """The champion (the registered version with the alias) with which the newly trained model was compared."""
 
     version: str = Field(description="Version number of the champion in MLflow's registry.")
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")

@@ -101,7 +101,7 @@ def submit(
             # copy that was staged for this submission is deleted.
             staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
-        # The attempt has just been found lost (its end is recorded now), so the next iteration creates a new attempt.
+        # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
@@ -118,7 +118,7 @@ def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
 
 
 def attach(job_id: str, attempt: int | None = None) -> JobHandle:
-    """Reattach to a job, from any process.
+    """Return a handle of a job that was submitted before, by this process or another one.
 
     Args:
         job_id: Id of the job.

@@ -128,7 +128,7 @@ class Watchdog:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
     def look(self) -> tuple[Job | None, Reason | None]:
-        """Read the job's row; if the last heartbeat is at least 5 s old, write a heartbeat and the progress into it.
+        """Read the job's row; if its last heartbeat is at least 5 s old, also write a new heartbeat and the progress.
 
         Returns:
             The row, and the reason why the job has to end. The row is None if it is gone from the store; the reason is

@@ -56,7 +56,7 @@ class _Ended(BaseException):
 
 @dataclass(frozen=True)
 class _End:
-    """Data about the end of an attempt that the driver writes into the attempt's row.
+    """Data about an attempt's end, which the driver writes into the attempt's row.
 
     Attributes:
         state: Final state of the attempt.
@@ -127,7 +127,8 @@ class Driver:
     def _attempt(self) -> _End:
         try:
             connect(self._job.endpoint["gcs"])
-            # The handler is installed after `connect`, because ray.init installs a SIGTERM handler of its own.
+            # The SIGTERM handler is installed after `connect`, because `ray.init` installs its own SIGTERM handler,
+            # which would replace this one.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()
             result, results_digest = self._work(self._run)
@@ -140,7 +141,8 @@ class Driver:
             # A ShoalError is printed without a traceback, because its message is written for users.
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
-            elif isinstance(self._spec, FunctionJobSpec):  # the error's notes have the user's own traceback
+            elif isinstance(self._spec, FunctionJobSpec):
+                # The notes of the error contain the traceback of the user's training function.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             return _End(JobState.FAILED, error=_cause(error))
 
@@ -168,8 +170,8 @@ class Driver:
                 progress=self._watchdog.progress,
             ):
                 return True
-            # The row already has an end. If an earlier try wrote that end, and only the database's reply was lost, then
-            # the row's end is equal to this one, and the write counts as successful.
+            # The row already has an end. An earlier try may have written it, and only the database's reply was lost: if
+            # the end in the row is equal to the end to write, the write counts as successful.
             job = attempts.load(self._store, self._key)
             # The two ends are compared as text, because a NaN in a result is not equal to another NaN.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])

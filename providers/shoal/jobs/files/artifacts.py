@@ -165,7 +165,8 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
     content = storage.read(storage.as_given(result.results_path, artifact_location))
     if known is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known):
         raise JobError(
-            f"{result.results_path} was changed after job {result.job_id} wrote it, and is not read: run the job again"
+            f"{result.results_path} was changed after job {result.job_id} wrote it, and is not read, because a changed "
+            "file could run any code: run the job again"
         )
     answer: FunctionResult = cloudpickle.loads(content)
     return answer

@@ -25,7 +25,7 @@ def root(artifact_location: str | None) -> str:
 
 
 def as_given(path: str, artifact_location: str | None) -> str:
-    """Return a path from a `JobResult` with its credentials, which the result does not keep, put back.
+    """Return a path from a `JobResult` with its credentials put back; the result itself does not keep them.
 
     Args:
         path: Path or URI from the result.

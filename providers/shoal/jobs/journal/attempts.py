@@ -26,7 +26,7 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 @dataclass(frozen=True)
 class Order:
-    """The fields of an attempt's row that the submitter provides."""
+    """Fields of an attempt's row to which the submitter of the job gives the values."""
 
     job_id: str
     pool: str

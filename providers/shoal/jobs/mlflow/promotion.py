@@ -1,4 +1,4 @@
-"""Compare a new model (the challenger) with the champion on the same held-out rows, and give the alias to the better.
+"""Compare a new model (the challenger) with the champion on the same held-out rows; the better one gets the alias.
 
 The champion is the registered version that has the alias.
 """
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the values of the challenger's metrics, by the names ``holdout-<metric>``."""
+        """Return the values of the challenger's metrics, by their names in MLflow: ``holdout-<metric>``."""
         return _holdout_metrics(self.challenger.evaluation)
 
     def result(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def enter(
                 overlap=_overlap(training_rows.load(run, register.model, version), holdout),
             )
         except DataError as error:
-            raise DataError(f"the champion {uri} cannot be evaluated: {error}") from error
+            raise DataError(f"the champion {uri} cannot be evaluated on the holdout: {error}") from error
 
     overlap = _overlap(trained_on or None, holdout)
     evaluation = scoring.evaluate(model, holdout, register.all_metrics, input_cols=input_cols, overlap=overlap)
@@ -261,6 +261,13 @@ class _Contest:
     If the second check finds that the lock was lost, setting the alias may have replaced a champion that another
     process promoted meanwhile. Therefore the next round compares the challenger with all versions that were promoted
     since.
+
+    Attributes:
+        rivals: Versions that were evaluated so far, by version number.
+        against: Version with which the last round compared the challenger.
+        decision: Decision of the last round.
+        written: Versions to which this process has given the alias.
+        since: Id of the ledger's row for the first promotion by this process; None: this process has promoted none yet.
     """
 
     client: MlflowClient
@@ -271,11 +278,11 @@ class _Contest:
     holdout_digest: str
     key: Key
     score_champion: Callable[[str], Evaluation]
-    rivals: dict[str, Candidate] = field(default_factory=dict)  # versions evaluated so far, by version number
-    against: Candidate | None = None  # the version with which the last round compared the challenger
-    decision: Decision | None = None  # the decision of the last round
-    written: set[str] = field(default_factory=set)  # versions to which this process has given the alias
-    since: int | None = None  # id of the ledger's row for this process's first promotion; None: there was none yet
+    rivals: dict[str, Candidate] = field(default_factory=dict)
+    against: Candidate | None = None
+    decision: Decision | None = None
+    written: set[str] = field(default_factory=set)
+    since: int | None = None
 
     def round(self) -> Outcome | None:
         """Compare the challenger with the champion, and give the alias to the better one.

@@ -95,7 +95,7 @@ class Run:
         uri = tracking.uri or default_uri()
         mlflow.set_tracking_uri(uri)
         # The first process that opens a new SQLite database runs MLflow's migrations, which take some seconds. A second
-        # process that opens the database during that time would fail, so the file lock makes it wait.
+        # process that opened the database during that time would fail, so the file lock makes other processes wait.
         with file_lock(subfolder("mlflow") / "first.lock"):
             client = mlflow.MlflowClient(uri)
             experiment = _experiment(client, uri, tracking.experiment)

@@ -87,14 +87,14 @@ class Output:
     def prepare(self) -> None:
         """Create an empty staging folder, and remove the staging folders of earlier attempts of this job."""
         for attempt in range(1, self._claim.attempt):
-            with contextlib.suppress(InvalidArgumentError):  # the folder belongs to a newer attempt
+            with contextlib.suppress(InvalidArgumentError):  # raised if the folder belongs to a newer attempt
                 self._claim.remove(self._staging_of(attempt))
         if self._local:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._claim.take(self.staging)
 
     def publish(self, names: Iterable[str], *, key: str, model: str, rows: int, overwrite: bool) -> None:
-        """Move the written files from the staging folder to the output location, and write the marker.
+        """Move the written files from the staging folder to the output location, and mark them there as complete.
 
         Args:
             names: Names of all files.

@@ -111,8 +111,8 @@ class AnySpec(Settings, ABC):
     def _tracked_to_register(self) -> Self:
         if self.register_as is not None and self.tracking is None:
             raise ValueError(
-                "register needs tracking, because a model is registered from the job's MLflow run: leave out "
-                '"tracking": null, or leave out register'
+                "register needs tracking, because a model is registered from the job's MLflow run: remove "
+                '"tracking": null, or remove register'
             )
         return self
 
