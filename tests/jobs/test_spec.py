@@ -37,7 +37,10 @@ REGISTER = {"model": "m", "metric": "rmse", "holdout": HOLDOUT}
             {"register": {"model": "m", "metric": "rmsle", "holdout": HOLDOUT}},
             '"rmsle" is unknown; did you mean "rmse"',
         ),
-        ({"register": {"model": "m", "metric": "auc", "mode": "min", "holdout": HOLDOUT}}, "best at its maximum"),
+        (
+            {"register": {"model": "m", "metric": "auc", "mode": "min", "holdout": HOLDOUT}},
+            "whose best value is the maximum",
+        ),
         ({"register": {"model": "a/b", "metric": "auc", "holdout": HOLDOUT}}, "not a legal name"),
         ({"register": {"model": "m", "alias": "latest", "metric": "auc", "holdout": HOLDOUT}}, 'alias "latest"'),
         ({"register": {"model": "m", "metric": "auc"}}, "register.holdout"),
