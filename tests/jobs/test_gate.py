@@ -368,7 +368,9 @@ class TestBeforeTraining:
         linked = DataConnector.from_parquet([link, data / "train.parquet"])
 
         said = re.escape(f"200 rows of {data}/holdout.parquet (in training: {link})")
-        with pytest.raises(DataError, match=f'{said}. Name rows that are not in the training data, or set .*"flag"'):
+        with pytest.raises(
+            DataError, match=f'{said}. Name a holdout without rows of the training data, or set .*"flag"'
+        ):
             self.check(gate, linked)
         self.check(gate, linked, overlap="flag")
 
