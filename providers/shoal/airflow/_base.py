@@ -1,4 +1,5 @@
-"""Base class of shoal's operators: select the pool and the lease by arguments, and end a task that Airflow kills."""
+"""Base class of shoal's Airflow operators. It finds the pool and the lease by the operator's arguments, and makes a
+task that Airflow kills roll back and end."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class TaskKilledError(AirflowException):
-    """Raised in a task that Airflow ends: the task was marked or cleared, its run deleted, or its worker shut down."""
+    """Raised in a task that Airflow ends, because the task was cleared or marked as success or failed, its DAG run was
+    deleted, or its worker was shut down."""
 
 
 class PoolOperator(BaseOperator):
@@ -76,7 +78,8 @@ class PoolOperator(BaseOperator):
             )
 
     def look(self, status: PoolStatus, holder: str | None = None) -> None:
-        """Log the number of ready nodes if it has changed, and end the task if Airflow has killed it.
+        """Log the number of ready nodes if this number has changed. If Airflow has killed the task, raise an error that
+        ends it.
 
         Operators pass this method as `on_progress` to the methods of the pool that wait.
 

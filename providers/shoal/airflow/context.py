@@ -148,7 +148,8 @@ def pool_for_run(
 
 
 def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
-    """Order the tasks that a block has created after its setup task and before its teardown task.
+    """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before its
+    teardown task.
 
     Airflow's own context manager for setup and teardown is not used for this, for two reasons. It orders only plain
     operators. And it orders the teardown only after the last tasks of the block. In versions of Airflow 3 without the
@@ -172,8 +173,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
-        # The setup of a nested block needs no order here: it ends before the nested block's teardown, and that teardown
-        # ends before this one.
+        # The setup task of a nested block needs no direct order before this teardown: it ends before the nested block's
+        # teardown, and that teardown ends before this one.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
 
@@ -187,7 +188,8 @@ def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapp
 
 
 def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTasks, ...]) -> None:
-    """Set the argument `lease` of the tasks of a block, so that they use the nodes that this block leases.
+    """Set the argument `lease` of the tasks in a ``with pool_for_run(...)`` block, so that these tasks use the nodes
+    that the block leases.
 
     In nested blocks, a task gets the lease of the innermost block that leases the task's pool. A lease that the user
     has set is not changed.
@@ -228,7 +230,8 @@ def _checked_prefix(prefix: str) -> str:
 
 
 def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments for the two tasks, because Airflow's own error would not say which arguments exist."""
+    """Check the arguments for the setup task and the teardown task, because Airflow's own error would not say which
+    arguments exist."""
     legal = set(inspect.signature(BaseOperator.__init__).parameters) - {"self", "kwargs", *_OWN_ARGUMENTS}
     for name, value in task_kwargs.items():
         if name in _OWN_ARGUMENTS:

@@ -36,7 +36,8 @@ class InterruptedCommandError(Exception):
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code with which the command ends after an error: FAILED for errors without an own code."""
+    """Return the exit code with which the `shoal` command ends after an error: FAILED unless a special code is defined
+    for the type of the error."""
     match error:
         case InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT

@@ -77,7 +77,7 @@ class _Ended(Exception):
 
 
 class Supervisor:
-    """Supervisor of one node: starts, watches and ends it.
+    """The supervisor of one node. It starts, watches and ends the node.
 
     Args:
         node_id: Id of the node's row.
@@ -111,7 +111,7 @@ class Supervisor:
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
-            self._checked_row()  # raises _Ended if the start took longer than the deadline allows
+            self._checked_row()  # raises _Ended if the node became ready after its deadline
             self._report_until_written(state=NodeState.READY, endpoint=member.endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
@@ -127,7 +127,7 @@ class Supervisor:
         return 0
 
     def _claim(self) -> tuple[Node, PoolSpec, str | None] | None:
-        """Claim the node's row: write this process into the row, and set its state to starting.
+        """Claim the node's row: record this process as the node's supervisor, and set the node's state to starting.
 
         Returns:
             The row, the pool's spec, and the head's address (None if the node is the head). The whole result is None if
@@ -178,12 +178,14 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                with suppress(StoreError):  # `busy` then keeps its old value, so the next round tries to report again
+                # If the store cannot be reached, `busy` keeps its old value, so the next round tries to report again.
+                with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy
             if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
                 reconciler_seen = time.monotonic()
-                with suppress(StoreError, OSError):  # the node keeps running while $SHOAL_HOME is full or read-only
+                # Ignore errors, so that the node keeps running while $SHOAL_HOME is full or read-only.
+                with suppress(StoreError, OSError):
                     ensure_running()
             self._pause()
 
@@ -212,8 +214,8 @@ class Supervisor:
             raise _Ended("the node's row belongs to another supervisor")
         if node.state is NodeState.ENDING:
             raise _Ended(node.error or "the node's row has the state ending")
-        # After a jump of the wall clock, the reconciler adds the jump to both times. So their difference is still the
-        # time that the start may take, and can be compared with the monotonic clock.
+        # After a jump of the wall clock, the reconciler adds the jump to `start_deadline` and to `created_at`. So their
+        # difference is still the time that the start may take, and can be compared with the monotonic clock.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
             raise _Ended("the node was not up at its deadline")
@@ -281,7 +283,7 @@ def main(load: Load = load_raylet) -> None:
     node_id, epoch = sys.argv[1:3]
     code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()
-    os._exit(code)  # Ray's threads may hang at interpreter exit, and nothing is left to clean up
+    os._exit(code)  # exit at once: a normal exit may hang in Ray's threads, and nothing is left to clean up
 
 
 if __name__ == "__main__":
