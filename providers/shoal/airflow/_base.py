@@ -73,8 +73,8 @@ class PoolOperator(BaseOperator):
         """
         if self._killed:
             raise TaskKilledError(
-                f"task {self.task_id} was ended from outside: it was marked or cleared, its run was deleted, or its "
-                "worker shut down"
+                f"Airflow has ended task {self.task_id}: the task was cleared or marked as success or failed, its DAG "
+                "run was deleted, or its worker was shut down"
             )
 
     def look(self, status: PoolStatus, holder: str | None = None) -> None:

@@ -127,8 +127,8 @@ def pool_for_run(
     tasks = PoolTasks(setup, teardown)
     if setup.get_closest_mapped_task_group() is not None:
         raise InvalidArgumentError(
-            "pool_for_run is used in a mapped task group, whose instances run in one DAG run and would release each "
-            "other's nodes: put the group into the block of pool_for_run"
+            "pool_for_run cannot be used inside a mapped task group, because the instances of the group would share "
+            "one lease and release each other's nodes: put the task group inside the block of pool_for_run instead"
         )
     setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
@@ -168,8 +168,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             or (rule in _COUNTS_THE_FIRST and _has_upstream_before(task, setup, inside))
         ):
             raise InvalidArgumentError(
-                f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", with which it '
-                f'does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
+                f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", so the '
+                f'task does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
             )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
@@ -242,5 +242,6 @@ def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(f'unknown argument "{name}" of pool_for_run{hint}')
         if name == "pool" and "://" in str(value):
             raise InvalidArgumentError(
-                f"pool={shown(value)} is Airflow's pool of slots: use pool_name= for the compute pool"
+                f"pool={shown(value)}: the argument pool= is Airflow's pool of slots: use pool_name= for the compute "
+                "pool"
             )

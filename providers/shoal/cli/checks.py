@@ -57,7 +57,7 @@ of shoal that needs it."""
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check.
+    """Result of one check of `shoal doctor`.
 
     Attributes:
         name: Name of the check.
@@ -73,7 +73,8 @@ class Check:
 
 
 def all_checks() -> Iterator[Check]:
-    """Run all checks, and yield their results. A check runs after the checks on which it depends."""
+    """Run all checks of `shoal doctor`, and yield their results. Each check runs after the checks on which it
+    depends."""
     yield _python()
     yield _ray()
     yield from (_package(*package) for package in _PACKAGES)
@@ -99,7 +100,7 @@ def leftovers(store: Store) -> list[str]:
 
 
 def _python() -> Check:
-    # The version is always ok, because pip does not install shoal for a version that shoal does not support.
+    # The version is always ok, because pip does not install shoal for a version of Python that shoal does not support.
     return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
 
 
@@ -331,6 +332,6 @@ def _reconciler_process() -> tuple[int, bool] | None:
         try:
             if "shoal.pool.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
                 return int(process.pid), process.status() == psutil.STATUS_STOPPED
-        except psutil.Error:  # the process has ended, or belongs to another user, so it is not the one
+        except psutil.Error:  # the process has ended, or belongs to another user, so it is not this user's reconciler
             continue
     return None

@@ -560,7 +560,9 @@ def scale_cluster(
         ScaleError: The size was not reached, and the operation was rolled back. The error names each failed node.
     """
     if pool_name and notebook_name and pool_name != notebook_name:
-        raise InvalidArgumentError(f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ")
+        raise InvalidArgumentError(
+            f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ: pass only one of them"
+        )
     size = checked_size(expected_cluster_size)
     # Check the options first, so that wrong options are reported even if the store cannot be opened.
     ScaleOptions.for_size(options, size)

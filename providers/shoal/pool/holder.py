@@ -1,4 +1,5 @@
-"""Build the names of holders (of operations, leases and jobs), and bind pools to hosts.
+"""Build the names of holders (the users, processes and runs that own operations, leases and jobs), and bind pools to
+hosts.
 
 A local pool is bound to the host on which it was started: only that host can start and end its nodes.
 """

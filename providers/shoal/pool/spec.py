@@ -107,7 +107,7 @@ class PoolSpec(Settings):
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
-            raise ValueError(f"{', '.join(given)}: allowed only for ray:// pools")
+            raise ValueError(f"{', '.join(given)}: such options are allowed only for ray:// pools")
         if self.backend == "ray":
             if has_credentials(self.address or ""):
                 raise InvalidArgumentError(
@@ -155,7 +155,7 @@ class ScaleOptions(Settings):
 
     @classmethod
     def for_size(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
-        """Check the options before any node starts.
+        """Build the options from a mapping, and check that they are valid for the requested number of nodes.
 
         Args:
             options: The `options` argument of `scale_cluster`.

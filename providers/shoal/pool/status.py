@@ -127,7 +127,7 @@ class PoolStatus:
     leased: int = 0
 
     def queue_note(self, holder: str | None) -> str | None:
-        """Return as text at which place of the queue a holder's lease waits. None if the holder has no waiting lease.
+        """Return a text about the place of a holder's lease in the queue, or None if the holder has no waiting lease.
 
         The text is, for example, ``waiting for 2 leases ahead, 3 of 6 nodes are taken``.
 

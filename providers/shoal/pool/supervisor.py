@@ -102,7 +102,7 @@ class Supervisor:
         self._store = Store(migrate=False)
         claimed = self._claim()
         if claimed is None:
-            log.info("node %s is not started: its row is gone, claimed by another supervisor, or changed", self._id)
+            log.info("node %s is not started: its row was deleted or changed, or has another supervisor", self._id)
             return 0
         node, spec, gcs = claimed
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -199,7 +199,7 @@ class Supervisor:
         if self._stopping:
             raise _Ended("the supervisor received SIGTERM")
         if not self._store.exists():
-            raise _Ended("the store is gone")
+            raise _Ended("the state store does not exist any more")
         try:
             with self._store.reading() as session:
                 node = session.get(Node, self._id)
@@ -209,7 +209,7 @@ class Supervisor:
             return None
         self._store_seen = time.monotonic()
         if node is None or node.epoch != self._epoch:
-            raise _Ended("the node's row is gone")
+            raise _Ended("the node's row in the database was deleted or replaced")
         if node.supervisor != self._me.to_json():
             raise _Ended("the node's row belongs to another supervisor")
         if node.state is NodeState.ENDING:
@@ -226,7 +226,7 @@ class Supervisor:
         with transaction(self._store, JournalStep.REPORT) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
-                raise _Ended("the node's row is gone, ending, or belongs to another supervisor")
+                raise _Ended("the node's row was deleted, has the state ending, or belongs to another supervisor")
             for name, value in fields.items():
                 setattr(node, name, value)
 

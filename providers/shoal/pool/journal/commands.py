@@ -43,7 +43,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     else:
         clock.follow(session, pool)
     if pool.state is PoolState.STOPPING:
-        raise PoolStoppingError(f'pool "{spec.name}" is still going down')
+        raise PoolStoppingError(f'pool "{spec.name}" is still going down: try again in some seconds')
     if pool.state is PoolState.UP:
         rows.require_here(pool)
         return False
@@ -108,7 +108,7 @@ def scale(
     _require_below_max(pool, size, "a size")
     if size < pool.min_nodes:
         raise InvalidArgumentError(
-            f'a size of {size} is below MIN_NODES={pool.min_nodes} of pool "{name}": lower it with '
+            f'a size of {size} is below MIN_NODES={pool.min_nodes} of pool "{name}": lower the limit with '
             f"`shoal pool alter {name} --min-nodes {size}` or shoal.alter_pool({name!r}, min_nodes={size})"
         )
     operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
@@ -298,7 +298,10 @@ def remove(session: Session, name: str, *, abandon: bool) -> None:
     else:
         rows.require_here(pool)
         if pool.state is not PoolState.DOWN:
-            raise PoolDownError(f'pool "{name}" is {pool.state.value}: `shoal pool down {name}` ends its nodes first')
+            raise PoolDownError(
+                f'pool "{name}" is {pool.state.value} and cannot be deleted: first end its nodes with '
+                f"`shoal pool down {name}`"
+            )
     session.delete(pool)
 
 
@@ -374,7 +377,7 @@ def _try_at_once(pool: Pool) -> None:
 def _require_below_max(pool: Pool, size: int, what: str) -> None:
     if size > pool.max_nodes:
         raise InvalidArgumentError(
-            f'{what} of {size} is above MAX_NODES={pool.max_nodes} of pool "{pool.name}": raise it with '
+            f'{what} of {size} is above MAX_NODES={pool.max_nodes} of pool "{pool.name}": raise the limit with '
             f"`shoal pool alter {pool.name} --max-nodes {size}` or shoal.alter_pool({pool.name!r}, max_nodes={size})"
         )
 

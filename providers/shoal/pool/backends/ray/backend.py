@@ -39,7 +39,7 @@ class RayBackend:
             return
         raise InvalidArgumentError(
             f'pool "{spec.name}" is a static Ray cluster of {there} nodes (it has no autoscaler): it cannot have '
-            f"{size}; request {there} at most, or ask the administrator of {spec.address} to add nodes"
+            f"{size} nodes; request at most {there}, or ask the administrator of {spec.address} to add nodes"
         )
 
     def prepare(self, spec: PoolSpec) -> None:

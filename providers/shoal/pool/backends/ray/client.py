@@ -139,12 +139,14 @@ class Cluster:
         while (job := self._head.status(job_id)) is not None and not job.ended:
             if time.monotonic() > until:
                 raise PoolUnreachableError(
-                    f"the Ray cluster at {self._address} has not run a small job within {CLUSTER_JOB_PATIENCE:.0f} s"
+                    f"the Ray cluster at {self._address} did not complete a small job of shoal within "
+                    f"{CLUSTER_JOB_PATIENCE:.0f} s: check in the cluster's dashboard whether it can start jobs"
                 )
             time.sleep(0.2)
         if job is None:
             raise PoolUnreachableError(
-                f"the Ray cluster at {self._address} does not know shoal's job {job_id} any more"
+                f"the Ray cluster at {self._address} has lost shoal's job {job_id}: check whether its head was "
+                "restarted, and try again"
             )
         return job.status, self._head.logs(job_id)
 
@@ -180,15 +182,16 @@ class Cluster:
             case Failure(problem=Problem.TOKEN_REFUSED):
                 file = self._spec.token_file
                 given = f"the token in {file}" if file else "a request without a token"
-                hint = "is it this cluster's?" if file else "give token_file= in the pool's URI"
+                hint = "is it this cluster's token?" if file else "give token_file= in the pool's URI"
                 return PoolUnreachableError(self._unread or f"{cluster} refused {given}: {hint}")
             case Failure(problem=Problem.BUSY | Problem.REFUSED, method="POST"):
                 is_busy = failure.problem is Problem.BUSY
-                return (_BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} takes no job: {reason}")
+                return (_BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} accepts no jobs: {reason}")
             case Failure(problem=Problem.BUSY):
                 return _BusyClusterError(f"{cluster} cannot answer now ({failure.status}: {reason})")
         return PoolUnreachableError(
-            f"{self._address} answers, but not as the head of a Ray cluster does: address= is the URL of its dashboard"
+            f"{self._address} answers, but not as the head of a Ray cluster does: set address= to the URL of its "
+            "dashboard"
         )
 
 
