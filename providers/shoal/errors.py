@@ -62,7 +62,8 @@ class StoreUnreachableError(StoreError):
 
 
 class FencedError(ShoalError):
-    """A write was rejected, because the lease has expired or was released, or because it was requested again.
+    """A change of a lease was rejected, because the lease has expired, was released, or was requested again in the
+    meantime.
 
     Each request increases the lease's epoch. Only the process with the newest epoch may write, so a process that was
     paused for long cannot interfere with its successor.

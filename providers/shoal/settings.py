@@ -50,7 +50,8 @@ class Settings(RedactedRepr, BaseModel):
 
 @contextlib.contextmanager
 def _explained(model: type[BaseModel]) -> Iterator[None]:
-    """Replace a pydantic error by an `InvalidArgumentError` that names each wrong option.
+    """If pydantic reports wrong options in the ``with`` block, raise an `InvalidArgumentError` instead that names each
+    of them.
 
     Args:
         model: Class whose options are validated in the ``with`` block.

@@ -132,8 +132,8 @@ def pool_for_run(
         )
     setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
-        # If the block is inside another setup and teardown context of Airflow, entering this context orders the two
-        # tasks after that setup and before that teardown.
+        # If the `pool_for_run` block is inside another setup and teardown context of Airflow, this ``with`` statement
+        # orders the block's two tasks after the outer setup and before the outer teardown.
         pass
     before = set(dag.task_dict)
     around = _open_blocks.get()
@@ -180,7 +180,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
 
 
 def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
-    """Return whether a task has an upstream task outside of the block that can end before the setup does."""
+    """Return whether a task has an upstream task outside of the block that may end before the block's setup task has
+    ended."""
     block = inside.keys() | {setup.task_id}
     return any(
         one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list
@@ -238,7 +239,7 @@ def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(f"pool_for_run does not take {name}: {_OWN_ARGUMENTS[name]}")
         if name not in legal:
             near = difflib.get_close_matches(name, [*legal, *inspect.signature(pool_for_run).parameters], n=1)
-            hint = f": did you mean {near[0]}?" if near else "; allowed: its own arguments, and those of BaseOperator"
+            hint = f": did you mean {near[0]}?" if near else "; allowed: arguments of pool_for_run and BaseOperator"
             raise InvalidArgumentError(f'unknown argument "{name}" of pool_for_run{hint}')
         if name == "pool" and "://" in str(value):
             raise InvalidArgumentError(

@@ -151,7 +151,8 @@ class _JobOperator(PoolOperator):
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
-            except BaseException as end:  # Airflow has killed the task, or the task has exceeded its execution_timeout.
+            # Airflow has killed the task, or the task has exceeded its execution_timeout, so the job is cancelled.
+            except BaseException as end:
                 handle.cancel(str(end) or f"task {self.task_id} was ended")
                 raise
             return result.result()

@@ -110,6 +110,6 @@ app.command()(doctor.doctor)
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the `shoal` command. This function is the entry point of the console script."""
     interrupts.install()
     app()

@@ -248,8 +248,8 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
     from shoal.pool.spec import PoolSpec
 
     name = "/dev/shm"
-    # This is the memory that all nodes of all pools may use together. It is compared with the free memory, because Ray
-    # allocates memory only when objects need it, so most of it is not yet in use.
+    # `wanted` is the memory that all nodes of all pools may use together. Ray allocates this memory only when objects
+    # need it, so most of it is not yet in use. Therefore `wanted` is compared with the free memory.
     specs = [PoolSpec.parse(pool.uri) for pool in pools if pool.state != "down"] or [PoolSpec(name="default")]
     wanted = sum(spec.max_nodes * spec.object_store_mb for spec in specs) * _MB
     try:
@@ -319,7 +319,8 @@ def reconciler(pools: list[PoolStatus]) -> Check:
 
 
 def _reconciler_process() -> tuple[int, bool] | None:
-    """Return the pid of this `$SHOAL_HOME`'s reconciler, and whether it is suspended; None if it does not run.
+    """Return the pid of this `$SHOAL_HOME`'s reconciler and whether the reconciler is suspended, or None if no
+    reconciler runs.
 
     The function searches all processes. It does not test the reconciler's lock, because a reconciler that starts at
     this moment would find the lock taken, and exit.

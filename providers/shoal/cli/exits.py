@@ -32,7 +32,8 @@ EPILOG = "\n\n".join(["**Exit codes**", *(f"- {code.value}: {meaning}" for code,
 
 
 class InterruptedCommandError(Exception):
-    """The command was interrupted. The message says what became of the operation that the command had started."""
+    """The command was interrupted. The message says whether the operation that the command had started was undone or
+    goes on."""
 
 
 def exit_code(error: BaseException) -> ExitCode:

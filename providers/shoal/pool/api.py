@@ -401,7 +401,7 @@ class ComputePool:
         return self.get_nodes()
 
     def describe(self) -> PoolStatus:
-        """Return the pool's current status. This never scales the pool."""
+        """Return the pool's current status. This method never starts or ends nodes."""
         return status_of(self._snapshot(), self._clock())
 
     def endpoint(self) -> Endpoint:
@@ -430,7 +430,8 @@ class ComputePool:
         on_progress: OnProgress | None = None,
         while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Write an operation to the database and wait until it ends. Roll it back if the wait is interrupted.
+        """Write an operation to the database and wait until the operation ends. Roll the operation back if the wait is
+        interrupted.
 
         Args:
             request: Function that writes the operation in the given transaction and returns its id.

@@ -50,5 +50,5 @@ def _user() -> str:
     """Return the user's name, or the uid as text if the uid has no name, as in some containers."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # Python 3.13 and later raise OSError instead of KeyError
+    except (KeyError, OSError):  # if the uid has no name: OSError in Python 3.13 and later, KeyError before
         return str(os.getuid())

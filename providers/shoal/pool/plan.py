@@ -208,7 +208,7 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Return whether reconciling would change anything now, so that it is worth a write transaction.
+    """Return whether reconciling would change anything now. If not, no write transaction is needed.
 
     Changes are: an operation ends, a lease is granted, a node is started, drained, ended or removed, the pool goes
     down, or a count or time in the pool's row is updated.

@@ -77,7 +77,7 @@ def _lock_path_of_0_1() -> Path:
 
 
 def run() -> None:
-    """Reconcile this host's pools until none is active."""
+    """Reconcile this host's pools until no pool needs a reconciler."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
         return  # $SHOAL_HOME was removed while this process started. Opening the store would create the folder again.
     store = Store(migrate=False)
@@ -94,7 +94,7 @@ def run() -> None:
 
 
 def _reconcile_all(store: Store) -> None:
-    """Reconcile every pool of this host again and again, until none is active."""
+    """Reconcile every pool of this host again and again, until no pool needs a reconciler."""
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
     settling = _Settling(store)
@@ -180,8 +180,8 @@ def _active_pools(store: Store) -> list[str]:
     try:
         with store.reading() as session:
             rows = session.scalars(select(Pool).order_by(Pool.name))
-            # A pool that belongs to a process stays in the list while it is down, because the reconciler removes its
-            # row when this process ends.
+            # A pool that belongs to a process (`owner`) stays in the list even while the pool is down, because the
+            # reconciler has to remove the pool's row when the process ends.
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)

@@ -86,7 +86,7 @@ class PoolSpec(Settings):
     @classmethod
     def _not_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):
-            raise ValueError("pool options do not take true or false")
+            raise ValueError("true and false are not allowed as values of pool options")
         return value
 
     @field_validator("idle_timeout", *_RAY_FIELDS, mode="before")
@@ -121,7 +121,9 @@ class PoolSpec(Settings):
                     f"for example ray://{self.name}?address=http://10.0.0.5:8265"
                 )
             if parts.query:
-                raise ValueError(f"address={self.address!r}: the URL must end with the port or path; remove its query")
+                raise ValueError(
+                    f'address={self.address!r}: the URL must end with the port or path; remove the part after "?"'
+                )
         return self
 
     @classmethod

@@ -96,7 +96,7 @@ class Supervisor:
         self._store_seen = self._begun = time.monotonic()
 
     def run(self) -> int:
-        """Start the node, watch it until its end, and return the exit code."""
+        """Start the node, watch the node until it ends, and return the exit code for the supervisor process."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._store = Store(migrate=False)
@@ -106,7 +106,8 @@ class Supervisor:
             return 0
         node, spec, gcs = claimed
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        # The inherited TMPDIR may be the folder of another node, which may have been removed in the meantime.
+        # The inherited TMPDIR may be the folder of another node, which may have been removed in the meantime. So this
+        # node uses its own folder.
         os.environ["TMPDIR"] = str(self._folder)
         member: Member | None = None
         try:
@@ -261,8 +262,8 @@ class Supervisor:
     def _pause(self) -> None:
         until = time.monotonic() + SUPERVISOR_PERIOD
         while not self._stopping and (left := until - time.monotonic()) > 0:
-            # After a signal handler returns, Python continues the interrupted sleep. With short sleeps, SIGTERM takes
-            # effect within 0.1 s.
+            # After a signal handler returns, Python continues the interrupted sleep. So the pause is a series of short
+            # sleeps, and SIGTERM takes effect within 0.1 s.
             time.sleep(min(left, 0.1))
 
 

@@ -135,7 +135,7 @@ class Backend(Protocol):
         """
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Start nodes whose rows exist, and return without waiting for them.
+        """Start the nodes that belong to the given rows, and return without waiting until the nodes are ready.
 
         Called again for nodes whose row was not claimed in time. A node counts as started only when its supervisor or
         `look` reports it. Errors that a retry may solve must not be raised: the next call is the retry.

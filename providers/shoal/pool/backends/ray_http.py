@@ -183,7 +183,7 @@ def _ray_job(answer: Mapping[str, Any]) -> RayJob:
 
 
 def last_line(text: str, *, empty: str = "(nothing)") -> str:
-    """Return the last line of a text that is not blank; `empty` if there is none."""
+    """Return the last non-blank line of a text, or `empty` if all lines are blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else empty
 

@@ -1,4 +1,4 @@
-"""Record requests for a pool in its rows: up, scale, lease, renew, release, alter, down and delete.
+"""Write the requests of users to the database rows of a pool: up, scale, lease, renew, release, alter, down and delete.
 
 Every function works inside the caller's transaction. It either raises, or writes the request to the rows.
 `shoal.pool.reconcile` carries the request out.
@@ -322,7 +322,7 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
     spec = PoolSpec.parse(fields)
     claims = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
-    claims["its leases together"] = leased(snapshot)
+    claims["the nodes that its leases take together"] = leased(snapshot)
     if snapshot.demand:
         claims["its base demand"] = snapshot.demand.size
     for what, size in claims.items():

@@ -1,4 +1,5 @@
-"""End operations: record the result, and restore demand and leases when an operation is rolled back."""
+"""End operations: record the result. If an operation is rolled back, also restore the previous base demand and
+leases."""
 
 from __future__ import annotations
 

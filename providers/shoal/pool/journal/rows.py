@@ -1,4 +1,4 @@
-"""Read the rows of a pool, and make single changes to them.
+"""Read the database rows of a pool, and make simple changes to them.
 
 Every function of this package works inside the caller's transaction. Demand, operation and node rows change together or
 not at all, so that no process acts on half of a change.

@@ -116,7 +116,8 @@ class LocalBackend:
         return node_ids()
 
     def clear(self, node_id: str) -> str | None:
-        """End the node's processes, found by its folder and its environment tag, and remove its folder."""
+        """End all processes of a node that has no row, and remove the node's folder. The processes are found by this
+        folder and by an environment variable."""
         return self._end_rest(NodeRef(node_id, node_id, "", 0, None))
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
@@ -155,7 +156,8 @@ def token_path(pool: str) -> Path:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment of a detached process: the allowed variables of this process, and SHOAL_HOME."""
+    """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, and
+    SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
         # This process belongs to a node. So its own TMPDIR is the node's folder, which is removed when the node ends.

@@ -1,4 +1,4 @@
-"""Start a node's processes detached, find all of them, and end them."""
+"""Start processes that outlive the caller, find all processes of a node, and end them."""
 
 from __future__ import annotations
 

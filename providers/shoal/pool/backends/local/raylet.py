@@ -37,7 +37,8 @@ class RayletSpec:
 
 
 class Raylet:
-    """A running Ray node. The constructor has to run in the main thread, and returns after the node has joined.
+    """A running Ray node. The constructor has to run in the main thread, and returns when the node has joined its
+    cluster.
 
     Raises:
         Exception: Ray could not start the node.
@@ -94,8 +95,8 @@ class Raylet:
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
         except RayError:
-            # The time counts from the first missed answer, not from the last received one. So a supervisor that was
-            # paused asks again before it gives up.
+            # The head's silence is counted from the first missed answer, not from the last received answer. So a
+            # supervisor that was paused asks the head again before it gives up.
             self._silent_since = self._silent_since or time.monotonic()
             return True  # "busy" is the safe answer: ending a busy node would be worse than keeping an idle one
         self._silent_since = None

@@ -76,7 +76,7 @@ class Cluster:
         )
 
     def nodes(self) -> list[ClusterNode]:
-        """Return the nodes that are alive, the head first, then by name."""
+        """Return the cluster's nodes that are alive: first the head, then the other nodes, sorted by name."""
         found = self._head.get(
             "/api/v0/nodes",
             lambda answer: [_node(row) for row in answer["data"]["result"]["result"]],

@@ -34,8 +34,8 @@ def autoscaler() -> str | None:
     if is_autoscaler_v2(fetch_from_server=True):
         reply = GetClusterStatusReply()
         reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status())
-        # An autoscaler reports a state version, and its nodes have a type. A monitor without autoscaler reports nodes
-        # without a type.
+        # An autoscaler reports a state version, and its nodes have a type. A cluster without autoscaler may report its
+        # nodes too, but these nodes have no type.
         typed = any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
         return "v2" if reply.autoscaling_state.autoscaler_state_version and typed else None
     report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
