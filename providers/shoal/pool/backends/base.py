@@ -106,7 +106,8 @@ class Backend(Protocol):
     """Seconds after which a node that is not up counts as failed."""
 
     start_timeout_per_node: float
-    """Additional seconds for each node that starts before it, for backends whose starts take turns."""
+    """Additional seconds for each node that starts before this node, for backends that start only a few nodes at
+    once."""
 
     def admit(self, spec: PoolSpec, size: int) -> None:
         """Raise an error for a size that the pool can never reach, before the request is written to the database. The

@@ -42,7 +42,7 @@ class Failure:
 
     Attributes:
         problem: Kind of the failure.
-        reason: Message of the connection, or the last line of the answer, which may be a whole traceback.
+        reason: Error message of the connection, or the last line of the head's answer (which may be a traceback).
         method: HTTP method of the request.
         status: HTTP status of the answer; None without an answer.
     """
@@ -75,10 +75,10 @@ class RayHead:
 
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.
-        token: Bearer token; empty where the head asks for none.
+        token: Bearer token; empty if the head needs none.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
-        retrying: When to try a submission again, by the exception of the last try.
-        error: Returns the exception to raise for a failed request.
+        retrying: Rule that decides by the exception of the last try whether a submission is tried again.
+        error: Function that returns the exception to raise for a failed request.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ _PATIENCE_S = 30.0
 job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this limit."""
 
 _WAITING_PATIENCE_S = 45.0
-"""Seconds in the queue of its pool before a job counts as silent. A process on this host that waits for it starts it
-sooner."""
+"""Seconds that a job waits in the queue of its pool before it counts as silent. If a process on this host waits for the
+job, this process starts the job sooner."""
 
 
 class SilentJobs:

@@ -40,7 +40,8 @@ Airflow or Prefect task do not get into the pool."""
 _SUPERVISOR = "shoal.pool.supervisor"
 
 _START_TIMEOUT_PER_NODE = 10.0
-"""Additional seconds for each node that starts before. A host starts only a few nodes at once, each in 3 to 9 s."""
+"""Additional seconds for each node that starts before this node. A host starts only a few nodes at once, each in 3 to 9
+s."""
 
 
 class LocalBackend:

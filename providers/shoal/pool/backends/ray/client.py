@@ -55,7 +55,8 @@ class Cluster:
         spec: The pool.
 
     Raises:
-        PoolUnreachableError: From every method: nothing answers, it refuses us, or it is no Ray head.
+        PoolUnreachableError: Raised by every method if no answer comes, the request is refused, or the address is not
+            that of a Ray head.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -94,7 +95,8 @@ class Cluster:
         """Return whether the cluster has a Ray autoscaler, or None if the head's status does not show it (autoscaler
         v2, or no monitor process).
 
-        A monitor that only reports, as `ray start --head` brings one, gives each node a type of its own, ``node_<id>``.
+        A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node its own type,
+        ``node_<id>``, so these types do not count.
         """
         types = self._head.get("/api/cluster_status", _node_types)
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
