@@ -32,8 +32,7 @@ EPILOG = "\n\n".join(["**Exit codes**", *(f"- {code.value}: {meaning}" for code,
 
 
 class InterruptedCommandError(Exception):
-    """The command was interrupted. The message says whether the operation that the command had started was undone or
-    goes on."""
+    """The command was interrupted. The message says what happened to the operation that the command had started."""
 
 
 def exit_code(error: BaseException) -> ExitCode:

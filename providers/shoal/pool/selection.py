@@ -41,5 +41,5 @@ def which_pool(store: Store, name: str | None = None) -> str:
         raise NoPoolError("the store contains no pool: create one with `shoal pool up local://NAME`")
     raise InvalidArgumentError(
         f"no pool was named, and the store contains several ({', '.join(known)}): name one with pool_name= or "
-        f"{POOL_VARIABLE}"
+        f"the environment variable {POOL_VARIABLE}"
     )
