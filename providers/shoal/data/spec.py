@@ -111,9 +111,8 @@ class DatasetSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the spec as JSON data, but omit newer options that are not set.
-
-        So a spec that an earlier version of shoal stored, without these options, keeps its fingerprint.
+        """Write the spec as JSON data without the options in `_NEWER` that are not set, so that a spec which an earlier
+        version of shoal stored keeps its fingerprint.
         """
         return {name: value for name, value in write(self).items() if value is not None or name not in _NEWER}
 

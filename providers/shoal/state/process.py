@@ -52,9 +52,9 @@ class ProcessId:
         return self.of(self.pid) == self
 
     def known_dead(self) -> bool:
-        """Return whether the process has certainly ended.
+        """Return True if the process has certainly ended; False if it runs, or may run on another host.
 
-        The result is False for a process of another host, because this host cannot see whether it runs.
+        This host cannot see whether a process of another host runs.
         """
         return self.host in ("", host_id()) and not self.alive()
 
