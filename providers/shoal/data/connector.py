@@ -348,7 +348,7 @@ class DataConnector:
         return plan_shards(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
-        """Return the number of groups of rows. To count the groups, the whole group column is read."""
+        """Return the number of groups of rows that the column `group_col` defines. The whole column is read."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:

@@ -127,7 +127,7 @@ def ranges_dataset(
 
 
 def connected_ray() -> Any:
-    """Import Ray Data and check that this process is connected to a Ray cluster.
+    """Import Ray Data, check that this process is connected to a Ray cluster, and return the module ``ray``.
 
     Returns:
         The module ``ray``.

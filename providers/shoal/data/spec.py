@@ -122,5 +122,5 @@ _NEWER = ("filters", "sql", "connection", "params", "time_col")
 
 
 def as_dataset_spec(value: Any) -> Any:
-    """Return the spec of a `DataConnector`; return any other value unchanged, so that pydantic checks it."""
+    """If the value is a `DataConnector`, return its spec. Return any other value unchanged: pydantic then checks it."""
     return value.to_spec() if hasattr(value, "to_spec") else value

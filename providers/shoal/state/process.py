@@ -76,7 +76,7 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Read a process's session and start time. Return None if the process has ended or cannot be seen."""
+    """Read a process's session and start time. Return None if it has ended or is hidden from this user."""
     try:
         # The second field is the program's name in parentheses. The name may contain spaces and parentheses, so only
         # the text after the last parenthesis is split into fields.

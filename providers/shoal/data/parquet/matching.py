@@ -119,7 +119,8 @@ class Comparison:
         if self.operator in _ORDER:
             return pc.call_function(_COMPUTE[self.operator], [column, self.arrow[0]]).fill_null(False)
         if self.floating:
-            column = pc.add(column, 0.0)  # turns -0.0 into 0.0, because `is_in` compares bits and so finds only 0.0
+            # -0.0 is turned into 0.0. `is_in` compares bits, so it would not find -0.0 if the filter's value is 0.0.
+            column = pc.add(column, 0.0)
         found = pc.is_in(column, value_set=self.arrow)
         return found if self.operator == "in" else pc.and_(pc.is_valid(column), pc.invert(found))
 

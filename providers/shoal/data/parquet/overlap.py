@@ -78,7 +78,7 @@ class SharedFile:
 
 
 def record(source: ParquetSource) -> list[RecordedFile]:
-    """Return a record for each file of a source: it tells which rows of the file belong to the source.
+    """Return, for each file of `source`, a record that tells which rows of the file belong to the dataset.
 
     Args:
         source: The source.

@@ -93,7 +93,7 @@ class ParquetSource:
         return self._footers
 
     def used_footers(self) -> list[Footer]:
-        """Return the footers of the files that have rows which match the filters; all rows match without filters.
+        """Return the footers of the files in which a row matches the filters. Without filters, every row matches.
 
         Splits are not taken into account, so a split may select no row of such a file.
         """
