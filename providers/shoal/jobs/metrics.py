@@ -275,7 +275,7 @@ def _over_groups(
             total += float(function(labels[rows], scores[rows], **options)) * len(rows)
             counted += len(rows)
     if not counted:
-        raise DataError(f"{metric} needs a group with different labels, but in each group all labels are equal")
+        raise DataError(f"{metric} needs a group with two different labels, but in each group all labels are equal")
     return total / counted
 
 

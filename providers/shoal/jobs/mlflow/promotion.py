@@ -73,7 +73,7 @@ class Outcome:
         return _holdout_metrics(self.challenger.evaluation)
 
     def result(self) -> dict[str, Any]:
-        """Return the fields of a `JobResult` that describe this outcome."""
+        """Return the fields of a job's result that say whether the new model was promoted, and why."""
         champion = self.champion and ChampionResult(version=self.champion.version, value=self.champion.value)
         return {
             "model_version": self.challenger.version,
@@ -239,7 +239,7 @@ def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int
 
 @dataclass(frozen=True)
 class _Standing:
-    """State of the alias at the start of a round of comparison; the round's decision is based on this state.
+    """State of the alias when a comparison begins; if it changes before the decision, the comparison is repeated.
 
     Attributes:
         alias: Version that the alias points to; None if there is no such alias.
