@@ -337,8 +337,8 @@ class JobHandle:
             log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
 
     def _queue_and_submit(self) -> bool:
-        # The credentials are written before the attempt joins the queue, because after that another process may send
-        # the attempt to the head, and the driver then needs the credentials.
+        # The credentials are written before the attempt enters the queue, because another process may send a waiting
+        # attempt to the head, and the driver then needs the credentials.
         if self._secrets is not None:
             with act(JobStep.HAND_OVER):
                 credentials.hand_over(self._key.submission_id, self._secrets)
@@ -359,7 +359,7 @@ class JobHandle:
         return submitted
 
     def _submit_or_put_back(self, head: Endpoint) -> bool:
-        """Submit the admitted attempt; if the head does not answer, put it back into the queue and return False."""
+        """Submit the admitted attempt; if the head does not answer, queue the attempt again and return False."""
         try:
             return self._submit(head)
         except (HeadBusyError, HeadGoneError, PoolDownError) as error:
@@ -379,7 +379,7 @@ class JobHandle:
             return submit()
         except BaseException as error:
             if self._secrets is None and not isinstance(error, Exception):
-                # Ctrl-C in this process must not fail a job of another submitter: another process sends it later.
+                # Ctrl-C in this process must not fail a job of another submitter; another process sends that job later.
                 raise
             # The head may have received the submission in spite of the error. In that case the head's driver finds that
             # the attempt has ended, and exits. Or another process has submitted the attempt meanwhile; then the attempt
@@ -554,7 +554,7 @@ class JobHandle:
         return unasked > job.orphan_after + grace_s
 
     def _poll(self) -> Job:
-        """Return the job's row; first set its `last_polled_at` in the store to now if `PollTimer` says that it is due."""
+        """Return the job's row; if `PollTimer` says that it is time, first set the row's `last_polled_at` to now."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
             if job.is_waiting:  # as soon as the job runs, its driver renews the lease instead

@@ -262,7 +262,9 @@ def _over_groups(
     import numpy as np
 
     if groups is None:
-        raise DataError(f"{metric} needs the group of each row: set group_col to the name of the column of groups")
+        raise DataError(
+            f"{metric} needs the group of each row: set group_col to the name of the column with the groups"
+        )
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))

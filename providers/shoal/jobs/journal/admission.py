@@ -28,7 +28,7 @@ from shoal.training.host import memory
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a waiting attempt in its pool's queue.
+    """Position of a waiting attempt in its pool's queue, and the numbers of attempts that wait and run on the pool.
 
     Attributes:
         position: Position of the attempt in the queue, 1 for the attempt that starts next.

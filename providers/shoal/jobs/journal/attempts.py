@@ -55,7 +55,7 @@ class Key:
 
 
 def ask(store: Store, order: Order, now: float) -> Job:
-    """Return the row of the job's newest attempt if `submit` can attach to it; else write and return a new attempt's row.
+    """Return the row of the job's newest attempt if `submit` can attach to it; else add and return a new attempt's row.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
     its result has not been collected. In all other cases a new attempt gets a row; the caller then submits the attempt.
