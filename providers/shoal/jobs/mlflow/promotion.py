@@ -129,7 +129,7 @@ def enter(
 
     def score_champion(version: str) -> Evaluation:
         # A version whose signature names no columns has a tag with the list of its input columns. The challenger's
-        # `input_cols` may differ from the champion's, so the challenger's are used only if the champion has no such tag.
+        # `input_cols` may differ from the champion's columns, so `input_cols` is used only if that tag is missing.
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:

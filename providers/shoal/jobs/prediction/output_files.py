@@ -75,7 +75,7 @@ class Output:
         return False
 
     def restore(self) -> None:
-        """Restore earlier local predictions if an attempt of this job renamed them and then died before it replaced them."""
+        """Restore earlier local predictions that an attempt of this job renamed, if it died before it replaced them."""
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
