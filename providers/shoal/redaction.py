@@ -125,8 +125,8 @@ def redact(text: str) -> str:
 
 
 def redact_value(value: str) -> str:
-    """Remove the credentials from the value of a field. If the value is a single URI, it is treated as one even if it
-    contains spaces or quotes."""
+    """Remove the credentials from the value of a field. If the whole value is a URI, spaces and quotes are treated as
+    parts of this URI."""
     return _replaced(value, _spans(value, whole=_URI.match(value) is not None))
 
 

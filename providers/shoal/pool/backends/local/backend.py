@@ -161,7 +161,8 @@ def inherited_environment() -> dict[str, str]:
     SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
-        # This process belongs to a node. So its own TMPDIR is the node's folder, which is removed when the node ends.
+        # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
+        # The detached process may run longer, so it gets the host's temp folder instead.
         kept["TMPDIR"] = str(temp_folder())
     return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
