@@ -173,7 +173,8 @@ def redacted_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except Exception as error:  # catch all types, because each filesystem library raises exceptions of its own types
+    # All types of exceptions are caught, because each filesystem library raises exceptions of its own types.
+    except Exception as error:
         if not has_credentials(uri):
             raise
         error.args = tuple(map(shown, error.args))

@@ -186,7 +186,8 @@ class Supervisor:
                     busy = now_busy
             if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
                 reconciler_seen = time.monotonic()
-                # Ignore errors, so that the node keeps running while $SHOAL_HOME is full or read-only.
+                # If the reconciler cannot be started because $SHOAL_HOME is full or read-only, ignore the error, so
+                # that the node keeps running.
                 with suppress(StoreError, OSError):
                     ensure_running()
             self._pause()

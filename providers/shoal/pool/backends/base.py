@@ -79,8 +79,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Seen:
-    """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have arrived (that a Ray cluster
-    has started). The rows of all other nodes are still correct.
+    """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have arrived (for which the Ray
+    cluster has a node now). The rows of all other nodes are still correct.
 
     Attributes:
         lost: For each lost node: its id and the reason.

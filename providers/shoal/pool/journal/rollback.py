@@ -80,8 +80,8 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    # If the lease was requested again after this operation, it keeps the size of the later request. If the later
-    # request is also rolled back, it restores the size from before this operation.
+    # If the lease was requested again after this operation, its present size belongs to the later request and is kept.
+    # If the later request is also rolled back, it restores the size from before this operation.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

@@ -38,8 +38,8 @@ class Turn:
         return True
 
     def give_up(self) -> None:
-        """Give up the turn by removing the file that records who has it, so that another process can take the turn at
-        once."""
+        """Give up the turn by removing the file that records this process's turn. Another process can then take the
+        turn at once."""
         if self._is_mine():
             self._path.unlink(missing_ok=True)
 

@@ -109,7 +109,7 @@ class LocalBackend:
                 node.supervisor.signal(signal.SIGTERM)
         until = time.monotonic() + TERMINATE_PATIENCE
         while time.monotonic() < until and any(node.supervisor and node.supervisor.alive() for node in nodes):
-            time.sleep(0.05)  # a supervisor needs 0.3 to 2 s to end its node
+            time.sleep(0.05)  # a short pause, because a supervisor needs 0.3 to 2 s to end its node
         return {node.id: self._end_rest(node) for node in nodes}
 
     def existing(self) -> list[str]:
