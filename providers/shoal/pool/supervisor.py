@@ -1,4 +1,5 @@
-"""The supervisor process of one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
+"""The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
+EPOCH counts how often the pool had been started when the node was planned.
 
 The supervisor claims its node's row (it writes its own process id there) before it starts the node. Then it reads the
 row every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
