@@ -1,4 +1,4 @@
-"""Read labels, groups and slices of the holdout (the rows on which models are compared), and check them early.
+"""Read and check the labels, groups and slices of the holdout, which is the rows on which models are compared.
 
 The check comes before the training, so that a wrong holdout does not cost hours of training.
 """
@@ -73,7 +73,7 @@ class Holdout:
         check_columns(connector, columns)
         tables = list(connector.iter_batches(columns))
         if not tables:
-            raise DataError("the holdout has no rows")
+            raise DataError("the holdout has no rows: name a dataset with rows in register.holdout")
         table = pa.concat_tables(tables, promote_options="permissive")
         try:
             labels = to_vector(table, label_col)
@@ -96,8 +96,8 @@ class Holdout:
             numbers, values = codes(register.by)
             if len(values) > _MOST_SLICES:
                 raise DataError(
-                    f'register.by names column "{register.by}", which has {len(values)} values in the holdout: name a '
-                    f"column with at most {_MOST_SLICES} values"
+                    f'register.by names column "{register.by}", which has {len(values)} different values in the '
+                    f"holdout: name a column with at most {_MOST_SLICES} different values"
                 )
             order = np.argsort(numbers, kind="stable")
             parts = np.split(order, np.cumsum(np.bincount(numbers, minlength=len(values)))[:-1])
@@ -123,7 +123,7 @@ class Holdout:
         return Baseline(kind, self._of_constant(kind, register.metric))
 
     def check_metrics(self, register: Register) -> None:
-        """Compute each metric of the best constant prediction.
+        """Check that every metric can be computed with the holdout's labels and groups, by trying constant predictions.
 
         Raises:
             DataError: The labels or groups do not suit a metric.
@@ -155,7 +155,7 @@ def check_holdout(
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
 ) -> str:
-    """Check before the training that the holdout has the needed rows and columns, and suits the metrics.
+    """Check before the training that models can be compared on the holdout: its rows, columns, labels and groups.
 
     Args:
         register: Settings that name the holdout and the rules.
@@ -174,6 +174,8 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
+    # The digest of the holdout is computed now, because a promotion needs it, and because computing it reads every row
+    # if the holdout has filters. So a row that cannot be read is found before the training.
     digest = holdout.connector.digest()
     overlap = training_rows.compare(trained_on or TrainingRows(), holdout.connector, holdout.time_col)
     if overlap and register.overlap == "refuse":
@@ -192,9 +194,9 @@ def _refusal(overlap: Overlap) -> str:
         others = len(overlap.files) - _NAMED_FILES
         more = f" and {others} other files" if others > 0 else ""
         return (
-            "the holdout has rows that the model is trained on, so its metric would be better than on new rows: "
-            f'{named}{more}. Name rows that are not in the training data, or set register.overlap="flag" to go on '
-            "nevertheless"
+            "the holdout has rows that the model is trained on, so the model's metric would be better than on new "
+            f"rows: {named}{more}. Name a holdout without rows of the training data, or set "
+            'register.overlap="flag" to compare the models nevertheless'
         )
     training, held_out = overlap.training, overlap.holdout
     assert training is not None and held_out is not None
@@ -202,5 +204,5 @@ def _refusal(overlap: Overlap) -> str:
         "the holdout has rows of the same time as the training rows, so the model may be trained on them: "
         f"{training.column} is {training.first} to {training.last} in the training rows, and {held_out.first} to "
         f"{held_out.last} in the holdout. Choose a holdout that begins after the training rows or ends before them, or "
-        'set register.overlap="flag" to go on nevertheless'
+        'set register.overlap="flag" to compare the models nevertheless'
     )

@@ -1,4 +1,4 @@
-"""Record in the MLflow run which rows a model is trained on, so that a later holdout is checked for these rows."""
+"""Record in the MLflow run which rows a model is trained on, so that a later holdout can be checked for these rows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
 
 
 def is_training_data(name: str) -> bool:
-    """Return whether a function's dataset of this name is training data.
+    """Return False if the name of a function's dataset marks it as evaluation data; else it counts as training data.
 
     What a function does with its datasets is not known. A dataset counts as training data unless its name begins with
     "eval", "holdout", "test" or "val".
@@ -104,7 +104,7 @@ def is_training_data(name: str) -> bool:
 
 
 def store(run: Run, rows: TrainingRows) -> dict[str, str]:
-    """Store a record of training rows in the run.
+    """Store a record of training rows in the MLflow run.
 
     Returns:
         Tags for the registered version that refer to the record; empty if no rows are known.
@@ -119,7 +119,7 @@ def store(run: Run, rows: TrainingRows) -> dict[str, str]:
 
 
 def load(run: Run, model: str, version: str) -> TrainingRows | None:
-    """Load the record of a version's training rows.
+    """Load the record of the rows on which a registered version of a model was trained.
 
     Args:
         run: MLflow run whose client is used to read the registry.
