@@ -52,7 +52,7 @@ class Sidecar(Protocol):
 
 
 class _Weight(IntEnum):
-    """Kinds of failures, most likely cause first; of several failures, the one of the first kind is reported."""
+    """Kinds of failures, the most likely cause first; if several failures occur, only the likeliest cause is reported."""
 
     STARVED = 0
     """A worker was killed because memory ran out. Only Ray reports this reason; the worker's lifeline (its socket to

@@ -147,7 +147,7 @@ class Switchboard:
             return self._changed.wait_for(lambda: all(line.rank is None for line in self._lines.values()), timeout)
 
     def hang_up(self) -> None:
-        """Make the remaining workers end themselves, by closing the sending direction of their sockets.
+        """Make the remaining workers end themselves: the driver closes its sending direction of each worker's socket.
 
         The other direction stays open, so that `wait_all_gone` notices when a worker's process has ended.
         """

@@ -42,7 +42,7 @@ _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """State of the current training in this worker; the constructor reads its part of the sample for the bins.
+    """State of a training in one worker; the constructor reads this worker's rows of the sample for the bins.
 
     Args:
         opening: First message from the driver.
