@@ -122,7 +122,7 @@ class Switchboard:
             return {line.rank for line in self._lines.values() if line.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Wait until `number` workers have connected; a worker that connected and has ended since then counts, too.
+        """Wait until `number` workers have connected; also count the workers that have ended after they connected.
 
         Args:
             number: Number of workers to wait for.

@@ -83,7 +83,7 @@ class _Session:
     def boost(self, segment: Segment) -> Boosted:
         """Connect to the other workers at the first call, and train the rounds up to the next checkpoint."""
         assert self._trainer is not None
-        # The workers connect only before the first round, because each worker has to find the bins by itself, without
+        # The workers connect here and not earlier, because each worker has to find the bins by itself, without
         # LightGBM's network. At this point all ranks have read their rows, so no worker waits long for another one.
         self.port.join(self._machines)
         return self._trainer.boost(segment)
