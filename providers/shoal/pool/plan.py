@@ -189,8 +189,8 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to set the pool's count of failed nodes to 0, because all wanted nodes are ready and were planned
-    at least START_TIMEOUT seconds ago."""
+    """Return whether the pool's count of failed nodes must be set to 0. This is so if nodes have failed, but now all
+    wanted nodes are ready and were planned at least START_TIMEOUT seconds ago."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 

@@ -248,7 +248,8 @@ class ParquetSource:
         if column not in footer.schema.names:
             values = dict(footer.partitions)
             return footer.groups[row_group][0] if values.get(column, "") is None else 0
-        # A column of type null contains only nulls, and Arrow writes no statistics for such a column.
+        # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
+        # nulls is the number of rows.
         if str(footer.schema.field(column).type) == "null":
             return footer.groups[row_group][0]
         group = self.metadata(path).row_group(row_group)
@@ -301,7 +302,8 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group the random splits select; None without splits and filters.
+        """Return which rows of a row group the random splits select. If there are neither splits nor filters, return
+        None, which means all rows.
 
         With filters, only the rows that match them are counted, and the splits select from these rows.
 
