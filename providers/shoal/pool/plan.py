@@ -180,7 +180,8 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to set `touched_at` (the time of last use) in the pool's row, because the pool is in use.
+    """Return whether `touched_at` (the time of last use) in the pool's row must be updated. This is so if the pool is
+    in use, and the stored time is older than a tenth of the idle timeout.
 
     Each update costs a write transaction, so the result is True at most ten times per idle timeout.
     """
