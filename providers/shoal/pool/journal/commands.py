@@ -65,8 +65,8 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
 
 
 def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
-    """Set the base demand (the number of nodes to keep) of a pool that is up to MIN_NODES, unless the pool already has a
-    base demand. Return the id of the new operation.
+    """Set a pool's base demand (the number of nodes to keep) to MIN_NODES, unless the pool already has a base demand.
+    The pool's state has to be up. Return the id of the new operation.
 
     Raises:
         InvalidArgumentError: The pool is up with other settings.

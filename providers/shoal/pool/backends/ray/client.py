@@ -28,7 +28,8 @@ _RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
-    """Nothing listens at the head's address. So the head has ended, and all its node requests are gone."""
+    """Nothing listens at the head's address. So the head has ended, and all requests for nodes that it received are
+    gone."""
 
 
 class _BusyClusterError(PoolUnreachableError):
