@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,14 +148,6 @@ def nights(
     return Nights(store, spec, mlflow_uri)
 
 
-def by_files(nights: Nights, folder: Path) -> Callable[[int], dict[str, Any]]:
-    def rows(days: int) -> dict[str, Any]:
-        flights(days).to_parquet(folder / "flights.parquet", row_group_size=50)
-        return {"dataset": DataConnector.from_parquet(folder / "flights.parquet").to_spec()}
-
-    return rows
-
-
 def by_filters(nights: Nights, folder: Path) -> Callable[[int], dict[str, Any]]:
     """The filters move on each night, and there may be no row between the old bound and the new one."""
     flights(62).to_parquet(folder / "flights.parquet", row_group_size=50)
@@ -183,7 +174,7 @@ def by_sql(nights: Nights, folder: Path) -> Callable[[int], dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("source", [by_files, by_filters, by_sql])
+@pytest.mark.parametrize("source", [by_filters, by_sql])
 def test_the_third_run_without_new_rows_is_skipped(nights, tmp_path, capsys, source):
     rows = source(nights, tmp_path)
     first, second = nights.run(**rows(40)), nights.run(**rows(41))
@@ -203,7 +194,6 @@ def test_the_third_run_without_new_rows_is_skipped(nights, tmp_path, capsys, sou
     said = capsys.readouterr().out
     assert f"not skipped: rows differ from those of {nights.model} version 1" in said
     assert reason in said
-    assert nights.run(**rows(42)).model_version == "3"
     assert JobResult.model_validate(third.to_dict()) == third
     with pytest.raises(InvalidArgumentError, match="trained no model"):
         load_training(third)
@@ -264,102 +254,92 @@ def test_other_settings_are_trained(nights, changes):
     assert Fingerprints.of(nights.spec, "other", "holdout").differences(tags, register) == ["rows"]
 
 
-def test_a_run_that_is_told_to_train_trains(nights, capsys):
-    nights.run()
-    register = nights.spec.register_as
+def test_what_does_not_change_the_model_is_the_same_training(nights):
+    changes = {
+        "tracking": Tracking(experiment="another", run_name="until today", tags={"night": "2"}),
+        "run_config": RunConfig(artifact_location="/models", priority=3, timeout=60.0, max_restarts=2),
+        "register_as": nights.spec.register_as.model_copy(update={"skip_if_unchanged": True}),
+        "verbose_eval": True,
+    }
+    changed = nights.spec.model_copy(update=changes)
 
+    assert Fingerprints.of(changed, "rows", "holdout") == Fingerprints.of(nights.spec, "rows", "holdout")
+
+
+def test_a_run_that_is_told_to_train_trains(nights):
+    nights.run()
     assert nights.run(skip=False).model_version == "2"
-    told = register.model_copy(update={"skip_if_unchanged": False})
-    assert nights.run(register_as=told).model_version == "3"
-    assert nights.run(n_estimators=4).model_version == "4"
-    assert f"not skipped: settings differ from those of {nights.model} version 3" in capsys.readouterr().out
 
 
-def test_what_does_not_change_the_model_is_skipped(nights, tmp_path):
-    nights.run()
-    shutil.copy(tmp_path / "flights.parquet", tmp_path / "copy.parquet")
-    copied = DataConnector.from_parquet(tmp_path / "copy.parquet").to_spec()
+def test_a_run_after_a_failed_promotion_trains(nights, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(promotion._Contest, "round", lambda contest: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            nights.run()
+    assert nights.versions() == ["1"]
 
-    again = nights.run(
-        dataset=copied,
-        tracking=Tracking(experiment="another", run_name="until today", tags={"night": "2"}),
-        run_config=RunConfig(artifact_location=str(tmp_path / "models"), priority=3, timeout=60.0, max_restarts=2),
-        verbose_eval=True,
-    )
-
-    assert again.skipped
+    assert nights.run().model_version == "2"
+    assert nights.run().skipped
 
 
-def test_a_plain_submission_is_not_skipped_unless_asked(nights):
-    register = nights.spec.register_as
-    nights.run()
+@dataclass(frozen=True)
+class Version:
+    """A registered version: whose it is, whether its job succeeded, and whether its promotion ended."""
 
-    assert nights.run(register_as=register.model_copy(update={"skip_if_unchanged": True})).skipped
-    spec = nights.spec
-    assert spec.register_as.skip_if_unchanged is None  # what `shoal.jobs.submit` and the command line leave as it is
-    assert "skip_if_unchanged" not in spec.document()["register"]
+    job_id: str = "last"
+    holder: str = "airflow:dag/last"
+    state: JobState | None = JobState.SUCCEEDED
+    marked: bool = True
+    rows: str = "rows"
 
 
-class TestLastRun:
-    def test_a_failed_promotion_is_not_the_last_run(self, nights, monkeypatch):
-        with monkeypatch.context() as patch:
-            patch.setattr(promotion._Contest, "round", lambda contest: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                nights.run()
-        assert nights.versions() == ["1"]
+@pytest.mark.parametrize(
+    ("versions", "last"),
+    [
+        pytest.param([], None, id="the first run"),
+        pytest.param([Version()], "1", id="the same training"),
+        pytest.param([Version(rows="others")], None, id="new rows"),
+        pytest.param([Version(), Version(rows="others")], None, id="only the newest version is compared"),
+        pytest.param([Version(), Version(marked=False)], "1", id="a failed promotion, or another program"),
+        pytest.param([Version(state=JobState.FAILED)], None, id="a job that failed after its promotion"),
+        pytest.param([Version(), Version("failed", state=JobState.FAILED)], "1", id="the run before a failed one"),
+        pytest.param([Version(state=None)], "1", id="a job of another store"),
+        # Its first attempt was collected, but Airflow has not recorded that: the tasks after it must run.
+        pytest.param([Version("mine", "airflow:dag/mine")], None, id="a task that runs again"),
+        pytest.param([Version("mine")], "1", id="a job id that each run uses"),
+    ],
+)
+def test_the_last_run(nights, versions, last):
+    client, register = mlflow.MlflowClient(nights.uri), nights.spec.register_as
+    mine = Fingerprints.of(nights.spec, "rows", "holdout")
+    client.create_registered_model(nights.model)
+    for each in versions:
+        if each.state is not None:
+            attempts.ask(nights.store, Order(each.job_id, POOL, each.holder, {"question": "q"}, {}, None), 0.0)
+            attempts.end(nights.store, Key(each.job_id, 1), each.state, 1.0)
+        tags = {"shoal.job_id": each.job_id, "shoal.attempt": "1", "shoal.holder": each.holder}
+        tags |= {"shoal.data_digest": each.rows, "holdout.rmse.digest": "holdout"}
+        tags |= {"shoal.spec_digest": mine.settings} if each.marked else {}
+        client.create_model_version(nights.model, "file:///model", tags=tags)
+    run = Run(client, nights.uri, "0", "run", "link")
 
-        assert nights.run().model_version == "2"
-        assert nights.run().skipped
+    found = last_training.reason_to_skip(run, nights.store, Key("mine", 2), "airflow:dag/mine", register, mine)
 
-    def test_a_job_that_failed_after_its_promotion_is_not_the_last_run(self, nights, monkeypatch):
-        mark = last_training.mark
-        with monkeypatch.context() as patch:
-            patch.setattr(last_training, "mark", lambda *given: mark(*given) or 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                nights.run()
+    assert (found and found[0]) == last
 
-        assert nights.run().model_version == "2"
 
-    def test_the_run_before_a_failed_one_is_the_last_run(self, nights, monkeypatch):
-        nights.run()
-        with monkeypatch.context() as patch:
-            patch.setattr(promotion._Contest, "round", lambda contest: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                nights.run(n_estimators=5)
+def test_a_registry_that_cannot_search_fails_no_job(nights, monkeypatch, capsys):
+    def refuse(*_: object, **__: object) -> None:
+        raise mlflow.MlflowException("not supported")
 
-        assert "version 1." in nights.run().skipped
-        assert nights.run(n_estimators=5).model_version == "3"
+    monkeypatch.setattr(mlflow.MlflowClient, "search_model_versions", refuse)
+    run = Run(mlflow.MlflowClient(nights.uri), nights.uri, "0", "run", "link")
+    mine = Fingerprints("rows", "holdout", "settings")
 
-    def test_a_version_of_another_program_is_passed_over(self, nights):
-        result = nights.run()
-        mlflow.register_model(result.model_uri, nights.model)
+    found = last_training.reason_to_skip(run, nights.store, Key("a", 1), "b", nights.spec.register_as, mine)
 
-        assert "version 1." in nights.run().skipped
-
-    def test_a_job_that_the_store_does_not_know_counts(self, nights):
-        nights.run()
-        tags = mlflow.MlflowClient(nights.uri)
-        tags.set_model_version_tag(nights.model, "1", "shoal.job_id", "of-another-store")
-
-        assert nights.run().skipped
-
-    def test_a_task_that_runs_again_trains_again(self, nights, capsys):
-        """Its first attempt was collected, but Airflow has not recorded it: its downstream tasks must run."""
-        nights.run(job_id="task", holder="airflow:dag/run")
-
-        assert nights.run(job_id="task", holder="airflow:dag/run").model_version == "2"
-        assert "is of an earlier attempt of this job, so the job trains again" in capsys.readouterr().out
-        assert nights.run(job_id="task", holder="airflow:dag/next").skipped
-
-    def test_a_registry_that_cannot_search_does_not_fail_the_job(self, nights, monkeypatch, capsys):
-        def refuse(*_: object, **__: object) -> None:
-            raise mlflow.MlflowException("not supported")
-
-        nights.run()
-        monkeypatch.setattr(mlflow.MlflowClient, "search_model_versions", refuse)
-
-        nights.run()
-        assert f"the last training of {nights.model} could not be found, so the job trains" in capsys.readouterr().out
+    assert found is None
+    assert f"the last training of {nights.model} could not be found, so the job trains" in capsys.readouterr().out
 
 
 REGISTER = {"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}}
