@@ -208,7 +208,7 @@ class DistributedTrainOperator(_JobOperator):
     def train(self, context: Context) -> JobResult:
         """Build the spec from the operator's arguments, run the job, and return the job's result.
 
-        If the job fails, the cause is stored as an XCom, so that a later task can report it (see `mapped_results`).
+        If the job fails, the cause is stored as an XCom, so that a later task can report it (see `training_results`).
 
         :param context: Airflow's context of the task.
         """

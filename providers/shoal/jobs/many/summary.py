@@ -65,11 +65,11 @@ class ModelLine(Settings):
     sentence: str = Field(description="Reason for the outcome in one sentence, such as the cause of a failure.")
 
     @classmethod
-    def of(cls, spec: AnyJobSpec | Mapping[str, Any], result: Any) -> Self:
+    def of(cls, spec: AnyJobSpec | Mapping[str, Any] | str, result: Any) -> Self:
         """Build the line of one training.
 
         Args:
-            spec: Spec of the job, or its fields.
+            spec: Spec of the job, its fields, or the name of a model for which no spec could be made.
             result: The job's `JobResult` or its dict; a `NoResult`, or the exception with which the training failed.
 
         Raises:
@@ -115,11 +115,12 @@ class ModelLine(Settings):
         return plain
 
 
-def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any]], results: Sequence[Any]) -> list[ModelLine]:
+def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequence[Any]) -> list[ModelLine]:
     """Return one line per model, in the order of the specs.
 
     Args:
-        specs: Specs of the trainings, or their fields, such as the result of `for_each`.
+        specs: Specs of the trainings, or their fields, such as the result of `for_each`. A text is the name of a model
+            for which no spec could be made.
         results: What each training gave, in the order of `specs`: a `JobResult` or its dict, a `NoResult`, or an
             exception.
 
@@ -162,8 +163,10 @@ def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
     ]
 
 
-def _model_of(given: AnyJobSpec | Mapping[str, Any]) -> tuple[str, str | None]:
+def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:
     """Return the name of a spec's model, and the name of the metric that decides about it."""
+    if isinstance(given, str):
+        return given, None
     spec = given if isinstance(given, AnySpec) else _parsed(given)
     if isinstance(spec, Mapping):
         # The spec is wrong, which is why its training failed. Its line needs only the names.
