@@ -44,7 +44,9 @@ def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
                 "temp", "humid", "wind_speed", "precip", "pressure", "visib",
             ],
             "label_col": "arr_delay",
-            "params": {"objective": "reg:squarederror", "eval_metric": "rmse", "eta": 0.1, "max_depth": 8, "subsample": 0.9},
+            "params": {
+                "objective": "reg:squarederror", "eval_metric": "rmse", "eta": 0.1, "max_depth": 8, "subsample": 0.9,
+            },
             "n_estimators": rounds,
             # Not the model of the months of 2013, because the sample has the same flights in every year.
             "register": {

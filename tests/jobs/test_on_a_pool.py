@@ -344,8 +344,8 @@ def test_many_models_from_one_table_of_which_one_fails_alone(pool: ComputePool, 
     kinds = ["a", "b", "c"]
     table = pd.DataFrame({"kind": kinds * 40, "x": [float(i // 3 % 10) for i in range(120)]})
     table["y"] = table["x"] * 2 + table["kind"].map({"a": 0.0, "b": 1.0})  # the labels of c are null
-    table[table["x"] > 1].to_parquet(tmp_path / "train")
-    table[table["x"] <= 1].to_parquet(tmp_path / "holdout")
+    table[:90].to_parquet(tmp_path / "train")
+    table[90:].to_parquet(tmp_path / "holdout")
     specs = jobs.for_each(
         {
             "dataset": {"paths": [str(tmp_path / "train")]},
@@ -377,5 +377,5 @@ def test_many_models_from_one_table_of_which_one_fails_alone(pool: ComputePool, 
         ("kind-a", "promoted"), ("kind-b", "promoted"), ("kind-c", "failed"),
     ]  # fmt: skip
     assert 'column "y"' in lines[2].sentence
-    assert [result.rows for _, result in ended[:2]] == [32, 32]
+    assert [result.rows for _, result in ended[:2]] == [30, 30]
     assert len({job_id for job_id, _ in ended}) == 3
