@@ -160,7 +160,7 @@ def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> 
     """
     statement = f"SELECT {column}, COUNT(*) FROM {as_table(sql)} GROUP BY {column}"
     with _queried(statement, params, url) as result:
-        return dict(result)
+        return dict(result.all())
 
 
 @contextlib.contextmanager

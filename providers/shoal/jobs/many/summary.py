@@ -97,8 +97,8 @@ class ModelLine(Settings):
             version=result.model_version,
             metric=metric,
             value=result.metrics.get(f"holdout-{metric}"),
-            champion=known and known.value,
-            champion_version=known and known.version,
+            champion=None if known is None else known.value,
+            champion_version=None if known is None else known.version,
             sentence="there is no decision" if result.decision is None else _one_line(result.decision.sentence),
         )
 
