@@ -34,13 +34,13 @@ def room_bytes() -> int | None:
 
 
 def limit_bytes() -> int | None:
-    """Return the lowest memory limit of this process's control groups in bytes, or None without a limit."""
+    """Return the lowest memory limit of this process's control groups in bytes, or None if there is no limit."""
     limits = [limit for version, group in _groups() if (limit := _limit(version, group)) is not None]
     return min(limits) if limits else None
 
 
 def _groups() -> Iterator[tuple[_Version, Path]]:
-    """Yield the control groups that count this process's memory, from the innermost to the outermost visible one."""
+    """Yield the control groups that count this process's memory, from the innermost to the outermost visible group."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -62,7 +62,8 @@ def _limit(version: _Version, group: Path) -> int | None:
     try:
         return int((group / version.limit).read_text())
     except (OSError, ValueError):
-        return None  # the file is missing (root group) or contains "max", which both mean that there is no limit
+        # There is no limit: the file with the limit is missing (as in the root group) or contains "max".
+        return None
 
 
 def _room(version: _Version, group: Path) -> int | None:
@@ -70,5 +71,6 @@ def _room(version: _Version, group: Path) -> int | None:
         limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return None  # the files are missing (root group) or the limit is "max", which both mean that there is no limit
+        # There is no limit: the files of the group are missing (as in the root group), or its limit is "max".
+        return None
     return limit - usage + int(stat.get(version.cache, 0))

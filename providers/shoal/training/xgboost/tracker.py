@@ -22,12 +22,12 @@ from pathlib import Path
 from shoal.errors import TrainingError
 
 # Seconds to wait for the answer of the tracker process. Its `import xgboost` takes 1.4 s, 3 s from a cold disk, and
-# more while many processes start. A process that does not answer within this much longer time will never answer.
+# more while many processes start. The limit is much longer, so a process that exceeds it will never answer.
 _START_SECONDS = 60.0
 
 
 class Tracker:
-    """Start a tracker process, request trackers from it, and end it; this object is in the driver.
+    """Driver's handle of a process that runs XGBoost's trackers, by which the workers find each other.
 
     Args:
         host: Address at which the workers can reach the tracker.
@@ -62,7 +62,7 @@ class Tracker:
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
-        """Request a tracker for one run, and wait until the process answers.
+        """Request a tracker for one run, and wait until the tracker process answers.
 
         Returns:
             Arguments that the workers pass to ``xgboost.collective.init``.
@@ -74,8 +74,8 @@ class Tracker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer = ""
-        # An OSError means that the pipe is broken, because the process has ended and will not answer. It is reported
-        # below, together with the process's exit code.
+        # An OSError means that the pipe is broken, because the process has ended and will not answer. The error is
+        # ignored here, because the code below then reports the process's exit code.
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")
             self._process.stdin.flush()
@@ -112,7 +112,7 @@ def _exit(code: int) -> str:
 
 
 def main() -> None:
-    """Answer each line of stdin with the arguments of a new tracker as JSON, until stdin ends.
+    """Run the tracker process: answer each line of stdin with a new tracker's arguments as JSON, until stdin ends.
 
     The command line arguments are the host to listen on and the number of workers.
     """

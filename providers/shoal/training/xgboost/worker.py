@@ -56,7 +56,8 @@ class _Session:
 
     def __init__(self, task: Task, context: GangContext) -> None:
         idle = memory.reset_peak()
-        self.open = contextlib.ExitStack()  # contains the folder for matrices on disk and the connection, for close()
+        # Closing this stack removes the matrices on disk and disconnects this worker from the other workers.
+        self.open = contextlib.ExitStack()
         self.task = task
         self.context = context
         self.rows: list[ShardRows] = []
@@ -83,7 +84,7 @@ class _Session:
         stopped = False
         reporter = RoundReporter(self.context)
         # This loop does the same as `xgboost.train`. `xgboost.train` itself cannot be called for each segment, because
-        # the user's callbacks would see the beginning and the end of a training each time.
+        # it would tell the user's callbacks each time that a training begins and ends.
         for iteration in range(start, segment.stop):
             if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
                 stopped = True
@@ -116,7 +117,7 @@ class _Session:
         memory.trim()
 
     def _load(self, segment: Segment) -> int:
-        """Prepare the booster for a segment and return the number of the segment's first round.
+        """Set the booster for a segment (kept, reloaded or new), and return the number of the segment's first round.
 
         A booster that is loaded from its bytes continues exactly like the one in memory, unless XGBoost uses random
         numbers, because the bytes do not contain the state of the random number generators. If it does, every segment
@@ -133,7 +134,9 @@ class _Session:
         callbacks, stopping = self._new_callbacks(checkpoint)
         self.booster = callbacks.before_training(booster)
         if stopping:
-            stopping.starting_round = 0  # early stopping counts the rounds from the beginning of the training
+            # XGBoost has set `starting_round` to the first round of this segment, but early stopping must count all
+            # rounds from the beginning of the training.
+            stopping.starting_round = 0
         self._callbacks = callbacks
         return checkpoint.rounds
 
@@ -148,7 +151,7 @@ class _Session:
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
-        """Create the callbacks, and pass the metrics up to the checkpoint to the early stopping callback."""
+        """Create the callbacks of the training; early stopping first receives the metrics of `checkpoint`'s rounds."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
@@ -159,8 +162,9 @@ class _Session:
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
-        # The user's metrics get predictions. If the objective is a function, they get raw scores, because XGBoost then
-        # does not know how to convert scores to predictions. `xgboost.train` does the same.
+        # The user's metric functions get predictions. If the objective is a function, the metric functions get raw
+        # scores, because XGBoost then does not know how to convert scores to predictions. `xgboost.train` does the
+        # same.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
@@ -190,7 +194,7 @@ class _Session:
         return Path(self.open.enter_context(tempfile.TemporaryDirectory(prefix=f"{_PAGES}{os.getpid()}-")))
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
-        """Build the matrix of one dataset; all workers must call this method together, because they share the bins.
+        """Build the matrix of one dataset; all workers must call this together, because they use the same bins.
 
         Args:
             part: Rows of this worker.
@@ -200,8 +204,8 @@ class _Session:
         rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
-        # max_bin is a parameter of both the matrix and the booster. It is passed to the matrix too, because both must
-        # have the same value.
+        # max_bin is a parameter of both the matrix and the booster, and must have the same value in both. The booster
+        # gets it with `params`, so it is passed to the matrix, too.
         settings = {
             "ref": ref,
             "max_bin": params.get("max_bin", 256),
@@ -270,7 +274,7 @@ def finish() -> None:
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
-    """Pass the rows of a shard to XGBoost, batch by batch; XGBoost reads them four times to build a quantised matrix.
+    """Iterator by which XGBoost reads the rows of a shard in batches, four times to build a quantised matrix.
 
     Args:
         rows: Rows of the shard.
@@ -285,7 +289,8 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Start a new pass over the rows; XGBoost calls this method before each pass."""
-        # XGBoost treats the parts of a group in two batches as different groups, so the batches are regrouped first.
+        # If a group is divided between two batches, XGBoost treats the parts as two groups, so in_whole_groups() first
+        # moves all rows of a group into one batch.
         self._batches = in_whole_groups(self._rows)
         if not self._rows.part.shard.ranges:
             # This shard has no rows. XGBoost needs at least one batch from every worker, so an empty batch is passed.
@@ -294,7 +299,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
             self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32), group=group)])
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """Pass the next batch to XGBoost's function `input_data`; return False if the pass has no more batches."""
+        """Call XGBoost's function `input_data` with the next batch of rows; return False if no batch is left."""
         batch = next(self._batches, None)
         if batch is None:
             return False
@@ -326,7 +331,7 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
     if (each[number] != batch.weight).any():
         raise DataError(
             f'rows of the same group have different values in the weight column "{columns.weight}": XGBoost accepts '
-            f'only one weight per group of "{columns.group}"'
+            f'only one weight per group of "{columns.group}", so give all rows of a group the same weight'
         )
     return each
 
@@ -348,7 +353,7 @@ def _quantised_bytes(part: Part, task: Task) -> int:
 
 
 def _label_check(task: Task) -> CheckLabel | None:
-    """Return a function that refuses labels outside of [0, 1] for a binary objective; None for other objectives.
+    """Return a function that raises DataError for labels outside of [0, 1]; None if the objective is not binary.
 
     XGBoost itself also refuses such labels, but its error message is about its parameter `base_score`.
     """
@@ -381,7 +386,7 @@ def _own_errors() -> Iterator[None]:
         yield
     except XGBoostError as exc:
         # If another worker was lost, the error comes from XGBoost's collective (its communication library), and the
-        # message contains the path of the collective's source files. Such an error is reported as PeerError.
+        # message contains the path of the collective's source files. shoal raises PeerError for such an error.
         kind = PeerError if "/collective/" in str(exc) else TrainingError
         raise kind(f"XGBoost: {memory.explained(own_message(exc))}") from exc
 
