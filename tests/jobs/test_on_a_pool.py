@@ -339,7 +339,7 @@ def test_secrets_reach_the_function_and_nothing_else(
     assert not list((session_home / "credentials").glob("secretive*"))
 
 
-def test_many_models_from_one_table_of_which_one_fails_alone(pool: ComputePool, tracking: Tracking, tmp_path: Path):
+def test_many_models_from_one_table_of_which_two_fail_alone(pool: ComputePool, tracking: Tracking, tmp_path: Path):
     """As a workflow's run maps over the specs: all jobs at once, each by a task of its own."""
     kinds = ["a", "b", "c"]
     table = pd.DataFrame({"kind": kinds * 40, "x": [float(i // 3 % 10) for i in range(120)]})
@@ -358,6 +358,7 @@ def test_many_models_from_one_table_of_which_one_fails_alone(pool: ComputePool, 
             "run_config": {"pool_name": pool.name},
         },
         column="kind",
+        values=[*kinds, "z"],  # there are no rows of z
     )
 
     def task(index: int) -> tuple[str, Any]:
@@ -374,8 +375,8 @@ def test_many_models_from_one_table_of_which_one_fails_alone(pool: ComputePool, 
 
     lines = jobs.summary(specs, [result for _, result in ended])
     assert [(line.model, line.outcome) for line in lines] == [
-        ("kind-a", "promoted"), ("kind-b", "promoted"), ("kind-c", "failed"),
+        ("kind-a", "promoted"), ("kind-b", "promoted"), ("kind-c", "failed"), ("kind-z", "failed"),
     ]  # fmt: skip
-    assert 'column "y"' in lines[2].sentence
+    assert '"y"' in lines[2].sentence and "no rows" in lines[3].sentence
     assert [result.rows for _, result in ended[:2]] == [30, 30]
-    assert len({job_id for job_id, _ in ended}) == 3
+    assert len({job_id for job_id, _ in ended}) == 4
