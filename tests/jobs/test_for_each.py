@@ -271,7 +271,7 @@ def test_nulls_and_small_values_are_left_out_and_logged(tmp_path: Path, caplog: 
         ({"column": "month", "values": [Decimal("1.5")]}, InvalidArgumentError, "cannot be the value"),
         ({"column": "carrier", "values": ["a b", "a/b"]}, InvalidArgumentError, "'a b' and 'a/b' .* both become"),
         ({"column": "carrier", "values": ["UA"], "min_rows": 2}, InvalidArgumentError, "min_rows=2 applies only"),
-        ({"column": "carrier", "values": ["x" * 300]}, InvalidArgumentError, "no legal name"),
+        ({"column": "carrier", "values": ["x" * 300]}, InvalidArgumentError, "not a legal name"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(flights: Path, arguments: dict[str, Any], error: type[Exception], said: str):
