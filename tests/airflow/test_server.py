@@ -227,7 +227,7 @@ def test_of_many_models_one_fails_alone_and_one_survives_the_loss_of_its_worker(
     mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{MANY}/{run}"]
     assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * (MODELS - 1)
     assert len({job.job_id for job in mine}) == MODELS
-    assert sum(job.result["restarts"] for job in mine if job.result) == 1
+    assert sum(job.result.restarts for job in mine if job.result) == 1
     assert max(sizes) <= 4
     wait_until(is_given_back, "the pool as it was")
 
