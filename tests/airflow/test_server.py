@@ -224,9 +224,10 @@ def test_of_many_models_one_fails_alone_and_one_survives_the_loss_of_its_worker(
     assert [line["model"] for line in lines] == [f"many-{kind.replace(' ', '_')}" for kind in kinds]
     assert [line["outcome"] for line in lines] == ["failed" if kind == bad else "promoted" for kind in kinds]
     assert '"y"' in lines[1]["sentence"]
-    mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{MANY}/{run}"]
-    assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * (MODELS - 1)
-    assert len({job.job_id for job in mine}) == MODELS
+    mine = [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:{MANY}/{run}"]
+    # A retry attempts the same job again, so a training that fails has one job with several attempts.
+    states = {job.job_id: job.state.value for job in sorted(mine, key=lambda job: job.attempt)}
+    assert sorted(states.values()) == ["failed"] + ["succeeded"] * (MODELS - 1)
     assert sum(job.result.restarts for job in mine if job.result) == 1
     assert max(sizes) <= 4
     wait_until(is_given_back, "the pool as it was")

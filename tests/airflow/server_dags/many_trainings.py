@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import Param, dag, get_current_context, task
@@ -17,7 +17,7 @@ POOL = "{{ var.value.shoal_retrain_pool }}"
 @dag(
     schedule=None,
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
-    default_args={"owner": "tests", "retries": 0},
+    default_args={"owner": "tests", "retries": 2, "retry_delay": timedelta(seconds=1)},
     params={"spec": Param({}, type="object"), "column": "kind"},
     tags=["tests"],
 )
