@@ -28,6 +28,7 @@ def test_a_run_of_a_night_uses_days_that_have_ended(retrain_many):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # a Prefect server, a pool, and three trainings on a busy machine
 def test_a_carrier_that_fails_fails_alone(retrain_many, server, real_pool, tmp_path, monkeypatch, logged):
     rows = 90
     carriers = ["AA", "B6", "UA"] * 30
