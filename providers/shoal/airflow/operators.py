@@ -16,7 +16,8 @@ from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow.hooks import ENGINE, database_url, run_of
-from shoal.errors import InvalidArgumentError
+from shoal.airflow.results import CAUSE
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
@@ -225,20 +226,36 @@ class DistributedTrainOperator(_JobOperator):
     def train(self, context: Context) -> JobResult:
         """Build the spec from the operator's arguments, run the job, and return the job's result.
 
-        If the job has skipped its training, this raises AirflowSkipException.
+        If the job has skipped its training, this raises AirflowSkipException. If the job fails or is skipped, the cause
+        is stored as an XCom, so that a later task can report it (see `training_results`).
 
         :param context: Airflow's context of the task.
         """
         from shoal.jobs import skipping_if_unchanged, spec_of
 
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
-        spec = spec_of(
-            given, framework=self.framework, train_func=self.train_func, args=tuple(self.op_args), kwargs=self.op_kwargs
-        )
-        result = self.run_job(skipping_if_unchanged(spec, self.skip_if_unchanged), context)
+        try:
+            spec = spec_of(
+                given,
+                framework=self.framework,
+                train_func=self.train_func,
+                args=tuple(self.op_args),
+                kwargs=self.op_kwargs,
+            )
+            result = self.run_job(skipping_if_unchanged(spec, self.skip_if_unchanged), context)
+        except ShoalError as error:
+            self._store_cause(context, str(error))
+            raise
         if result.skipped:
+            self._store_cause(context, result.skipped)
             raise AirflowSkipException(result.skipped)
         return result
+
+    def _store_cause(self, context: Context, cause: str) -> None:
+        try:
+            context["ti"].xcom_push(key=CAUSE, value=cause)
+        except Exception:  # The task must end with its own cause.
+            self.log.warning("the cause could not be stored as an XCom", exc_info=True)
 
 
 class BatchPredictOperator(_JobOperator):
