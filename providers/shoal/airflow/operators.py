@@ -16,7 +16,8 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow.hooks import ENGINE, database_url, run_of
-from shoal.errors import InvalidArgumentError
+from shoal.airflow.results import CAUSE
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
@@ -207,15 +208,28 @@ class DistributedTrainOperator(_JobOperator):
     def train(self, context: Context) -> JobResult:
         """Build the spec from the operator's arguments, run the job, and return the job's result.
 
+        If the job fails, the cause is stored as an XCom, so that a later task can report it (see `mapped_results`).
+
         :param context: Airflow's context of the task.
         """
         from shoal.jobs import spec_of
 
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
-        spec = spec_of(
-            given, framework=self.framework, train_func=self.train_func, args=tuple(self.op_args), kwargs=self.op_kwargs
-        )
-        return self.run_job(spec, context)
+        try:
+            spec = spec_of(
+                given,
+                framework=self.framework,
+                train_func=self.train_func,
+                args=tuple(self.op_args),
+                kwargs=self.op_kwargs,
+            )
+            return self.run_job(spec, context)
+        except ShoalError as error:
+            try:
+                context["ti"].xcom_push(key=CAUSE, value=str(error))
+            except Exception:  # The task must fail with its own cause.
+                self.log.warning("the cause of the failure could not be stored as an XCom", exc_info=True)
+            raise
 
 
 class BatchPredictOperator(_JobOperator):

@@ -322,6 +322,42 @@ class DataConnector:
             raise DataError(f'column "{column}" is of type {schema.field(column).type}, which has no order') from None
         return (min(ends), max(ends)) if ends else None
 
+    def value_counts(self, column: str) -> dict[Any, int]:
+        """Count the rows of each distinct value of a column.
+
+        For a partition column (``month=1/``), only the footers are read; otherwise the column is read.
+
+        Args:
+            column: Name of the column.
+
+        Returns:
+            Number of rows by value, in order of the first row; the key None is for nulls.
+
+        Raises:
+            DataError: If there is no column of this name, or its values cannot be compared, such as those of a list.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        schema = self.schema()
+        check_present(self.source.reference().path, column, schema.names)
+        counts: dict[Any, int] = {}
+        if column in self.source.partition_fields():
+            for group in self.source.row_groups():
+                if group.rows:
+                    value = self.source.partition_value(group.path, column)
+                    counts[value] = counts.get(value, 0) + group.rows
+            return counts
+        try:
+            for table in self.iter_batches([column]):
+                for entry in pc.value_counts(table.column(column)).to_pylist():
+                    counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
+        except (pa.ArrowNotImplementedError, TypeError):  # TypeError: the value is a list or a dict
+            raise DataError(
+                f'column "{column}" is of type {schema.field(column).type}, whose values cannot be compared'
+            ) from None
+        return counts
+
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
         """Assign the rows to workers, one shard for each; see :func:`shoal.data.planning.row_groups.plan_shards`.
 

@@ -138,6 +138,16 @@ class ParquetSource:
             if name not in stored
         }
 
+    def partition_value(self, path: str, name: str) -> int | str | None:
+        """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type.
+
+        Args:
+            path: Canonical path of one of the files.
+            name: Name of the column, which exists only as partition directories; see :meth:`partition_fields`.
+        """
+        text = dict(self.footer(path).partitions)[name]
+        return None if text is None else _typed(text, self.partition_fields()[name])
+
     def schema(self) -> pa.Schema:
         """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
         schema = self.reference().schema
