@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.results import JobResult
+from shoal.jobs.results import JobResult, RecentVersion
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.redaction import redact
@@ -63,6 +63,9 @@ class ModelLine(Settings):
         default=None, description="Version number of the champion before this training. None: there was none."
     )
     sentence: str = Field(description="Reason for the outcome in one sentence, such as the cause of a failure.")
+    recent: tuple[RecentVersion, ...] = Field(
+        default=(), description="The versions of the model before the new one, the newest first, at most ten."
+    )
 
     @classmethod
     def of(cls, spec: AnyJobSpec | Mapping[str, Any], result: Any) -> Self:
@@ -100,6 +103,7 @@ class ModelLine(Settings):
             champion=known and known.value,
             champion_version=known and known.version,
             sentence="there is no decision" if result.decision is None else _one_line(result.decision.sentence),
+            recent=result.recent,
         )
 
     def __str__(self) -> str:
