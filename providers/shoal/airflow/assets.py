@@ -67,7 +67,8 @@ def add_promotion(context: Context, register: Register, result: JobResult) -> No
     :param register: Options with which the model was registered.
     :param result: Result of the job that has promoted the model.
     """
-    plain = result.to_dict()  # as strict JSON, which has no NaN
+    plain = result.to_dict()  # strict JSON, which has no NaN
+    decision, champion = plain["decision"] or {}, plain["champion"] or {}
     context["outlet_events"][PROMOTIONS].add(
         model_asset(register.model, register.alias),
         extra={
@@ -77,9 +78,9 @@ def add_promotion(context: Context, register: Register, result: JobResult) -> No
             "model_uri": f"models:/{register.model}/{result.model_version}",
             "metric": register.metric,
             "metrics": plain["metrics"],
-            "decision": result.decision and result.decision.sentence,
-            "reason": result.decision and result.decision.reason,
+            "decision": decision.get("sentence"),
+            "reason": decision.get("reason"),
             "job_id": result.job_id,
-            "previous_version": result.champion and result.champion.version,
+            "previous_version": champion.get("version"),
         },
     )

@@ -76,7 +76,8 @@ def _line_of_task(context: Context, error: object) -> ModelLine:
     ti = context["ti"]
     stored = ti.xcom_pull(task_ids=ti.task_id, key=LINE, map_indexes=ti.map_index)
     if stored is None:
-        return _unknown(ti.task_id, ti.map_index, str(error or "it ended without a result: see the task's log"))
+        index = -1 if ti.map_index is None else ti.map_index
+        return _unknown(ti.task_id, index, str(error or "it ended without a result: see the task's log"))
     line = _parsed(stored)
     if error is None or line.outcome == "failed":
         return line
