@@ -14,17 +14,20 @@ from prefect.events import DeploymentEventTrigger
 from prefect.runtime import flow_run
 
 from shoal.data import DataConnector
-from shoal.examples.flights import POOL, RECENT_MODEL
+from shoal.examples.flights import POOL
 from shoal.examples.flights_data import months_before, recent_files
 from shoal.prefect import batch_predict, clean_up_run, pool_lease
 from shoal.state.home import subfolder
 
+MODEL = "recent-flight-delays"
+"""Name of the model that the scheduled retraining registers."""
+
 NODES = 2
 
 ON_PROMOTION = DeploymentEventTrigger(
-    name=f"shoal: score when {RECENT_MODEL} was promoted",
+    name=f"shoal: score when {MODEL} was promoted",
     expect={"shoal.model.promoted"},
-    match={"prefect.resource.id": f"shoal.model.{RECENT_MODEL}"},
+    match={"prefect.resource.id": f"shoal.model.{MODEL}"},
     parameters={"version": "{{ event.payload.version }}"},
 )
 
@@ -46,10 +49,10 @@ def score(version: str, pool: str = POOL) -> dict[str, Any]:
         The result of the job.
     """
     [month] = months_before(flow_run.scheduled_start_time, 1)
-    output = subfolder("examples") / "predictions" / RECENT_MODEL / f"version-{version}" / month
+    output = subfolder("examples") / "predictions" / MODEL / f"version-{version}" / month
     with pool_lease(NODES, pool_name=pool) as leased:
         return batch_predict(
-            f"models:/{RECENT_MODEL}/{version}",
+            f"models:/{MODEL}/{version}",
             DataConnector.from_parquet(recent_files([month])),
             str(output),
             pool_name=leased.name,

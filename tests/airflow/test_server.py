@@ -22,7 +22,7 @@ import pytest
 from shoal import ComputePool, jobs
 from shoal.errors import ShoalError
 from shoal.examples.airflow_run import DAG_ID, DAGS
-from shoal.examples.flights import RECENT_MODEL, retraining_spec, scheduled_spec
+from shoal.examples.flights import retraining_spec
 from shoal.examples.flights_data import months_before
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobResult, JobStatus
@@ -37,6 +37,9 @@ pytestmark = [pytest.mark.server, pytest.mark.ray]
 POOL = "local://server-tests?max_nodes=4"
 ANY, TIMED, JANITOR, FUNCTION = "any_training", "timed_training", "pool_janitor", "function_training"
 MAPPED, TOLD, SCORING = "mapped_training", "told_training", "score_on_promotion"
+MANY, MODEL = "many_trainings", "recent-flight-delays"
+MODELS = int(os.environ.get("SHOAL_MODELS", "6"))
+"""How many models the test of many models trains; `make soak` trains more."""
 
 
 @pytest.fixture(scope="module")
@@ -147,20 +150,22 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
 @pytest.mark.timeout(900)
 def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: LocalAirflow):
     registry = mlflow.MlflowClient(default_uri())
-    if any(model.name == RECENT_MODEL for model in registry.search_registered_models()):
-        registry.delete_registered_model_alias(RECENT_MODEL, "champion")  # so that the next one is promoted
+    if any(model.name == MODEL for model in registry.search_registered_models()):
+        registry.delete_registered_model_alias(MODEL, "champion")  # so that the next one is promoted
     airflow.unpause(SCORING)
+    spec = retraining_spec(2, n_estimators=5).document()
 
-    run = airflow.trigger(TOLD, {"spec": scheduled_spec(datetime.now(UTC), n_estimators=5).document()})
+    run = airflow.trigger(TOLD, {"spec": {**spec, "register": {**spec["register"], "model": MODEL}}})
 
     assert ended(airflow, TOLD, run) == "failed"  # the second of its two trainings
-    job = next(job for job in jobs.list_jobs() if job.holder.startswith(f"airflow:{TOLD}/{run}") and job.result)
-    assert job.result is not None and job.result.promoted
-    version, rmse = job.result.model_version, f"{job.result.metrics['holdout-rmse']:.6g}"
+    mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{TOLD}/{run}"]
+    [result] = [job.result for job in mine if job.result is not None] or [[job.error for job in mine]]
+    assert result.promoted, result
+    version, rmse = result.model_version, f"{result.metrics['holdout-rmse']:.6g}"
     wait_until(lambda: len(messages(airflow, run)) == 3, "the messages")
     told = messages(airflow, run)
-    assert told["promoted"].startswith(f"promoted: {RECENT_MODEL} version {version}, rmse {rmse}\npromoted ")
-    assert told["failed"].startswith(f"failed: {RECENT_MODEL}\nfailed ") and "reg:nonsense" in told["failed"]
+    assert told["promoted"].startswith(f"promoted: {MODEL} version {version}, rmse {rmse}\npromoted ")
+    assert told["failed"].startswith(f"failed: {MODEL}\nfailed ") and "reg:nonsense" in told["failed"]
     assert told["run"].splitlines()[0] == f"{TOLD}: 2 models: 1 promoted, 1 failed"
     assert "reg:nonsense" in told["run"]
 
@@ -219,6 +224,50 @@ def test_four_of_five_mapped_trainings_succeed_and_the_fifth_fails_alone(airflow
     mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{MAPPED}/{run}#many_lease_pool"]
     assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * 4
     assert len({job.job_id for job in mine}) == 5
+    wait_until(is_given_back, "the pool as it was")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300 + 60 * MODELS)
+def test_of_many_models_one_fails_alone_and_one_survives_the_loss_of_its_worker(airflow: LocalAirflow, tmp_path: Path):
+    kinds = [f"kind {number:02}" for number in range(MODELS)]
+    bad = kinds[1]
+    for name in ("train", "holdout"):
+        rows = [(kind, x) for kind in kinds for x in range(60 if name == "train" else 30)]
+        labels = [None if kind == bad else float(x % 10) for kind, x in rows]
+        columns = {"kind": [kind for kind, _ in rows], "x": [float(x % 10) for _, x in rows], "y": labels}
+        pq.write_table(pa.table(columns), tmp_path / name, row_group_size=60)
+    spec = {
+        "dataset": {"paths": [str(tmp_path / "train")]},
+        "input_cols": ["x"],
+        "label_col": "y",
+        "n_estimators": 50,
+        "scaling_config": {"num_workers": 1},
+        "run_config": {"max_restarts": 1},
+        "register": {"model": "many", "metric": "rmse", "holdout": {"paths": [str(tmp_path / "holdout")]}},
+    }
+
+    run = airflow.trigger(MANY, {"spec": spec})
+    wait_until(a_worker, "a worker", 240).kill()
+    sizes: set[int] = set()
+
+    def is_over() -> bool:
+        status = ComputePool(POOL).describe()
+        sizes.add(len(status.active) + len(status.pending) + len(status.leaving))
+        return airflow.run_state(MANY, run) in ("success", "failed")
+
+    wait_until(is_over, "the end of the run", 240 + 60 * MODELS)
+
+    assert airflow.run_state(MANY, run) == "success", airflow.task_states(MANY, run)
+    lines = airflow.returned(MANY, run, "report")
+    assert [line["model"] for line in lines] == [f"many-{kind.replace(' ', '_')}" for kind in kinds]
+    assert [line["outcome"] for line in lines] == ["failed" if kind == bad else "promoted" for kind in kinds]
+    assert '"y"' in lines[1]["sentence"]
+    mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{MANY}/{run}"]
+    assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * (MODELS - 1)
+    assert len({job.job_id for job in mine}) == MODELS
+    assert sum(job.result["restarts"] for job in mine if job.result) == 1
+    assert max(sizes) <= 4
     wait_until(is_given_back, "the pool as it was")
 
 

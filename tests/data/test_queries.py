@@ -11,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from shoal.data import DataConnector
+from shoal.data.queries import narrowed_query
 from shoal.data.spec import DatasetSpec
-from shoal.data.staging.sql import stage_select
+from shoal.data.staging.sql import count_values, quoted_column, stage_select
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.postgres import PASSWORD, Postgres
 
@@ -46,15 +47,15 @@ def rows_in(url: str) -> int:
         ({"sql": "SELECT 1 /*! INTO OUTFILE '/x' */"}, 'contains "/*!"'),
         ({"sql": "/*!50000 DELETE FROM trips */"}, 'contains "/*!"'),
         ({"sql": "SELECT 1 /*M!100100 INTO OUTFILE '/x' */"}, 'contains "/*M!"'),
-        ({"sql": "SELECT * FROM trips WHERE month > :low"}, "the parameter :low, which params does not give"),
+        ({"sql": "SELECT * FROM trips WHERE month > :low"}, "the parameter :low, but params has no value for it"),
         ({"sql": "SELECT 1", "params": {"low": 3}}, 'params has "low"'),
         ({"sql": "SELECT 1", "params": {"low": [3]}}, "params.low"),
         ({"sql": "SELECT 1", "connection": "postgresql://me:hunter2@host/x"}, "must be a name"),
-        ({"sql": "SELECT 1", "connection": None}, "sql needs a connection"),
-        ({"sql": "SELECT 1", "paths": ("/x",)}, "give one of them"),
-        ({"sql": "SELECT 1", "filters": [["x", "=", 1]]}, "write them into the WHERE"),
-        ({"sql": None, "paths": ("/x",)}, "belong to sql"),
-        ({"sql": None, "connection": None}, "needs paths, or sql with a connection"),
+        ({"sql": "SELECT 1", "connection": None}, "sql needs the option connection"),
+        ({"sql": "SELECT 1", "paths": ("/x",)}, "give only one of these options"),
+        ({"sql": "SELECT 1", "filters": [["x", "=", 1]]}, "write the conditions into the WHERE clause of sql"),
+        ({"sql": None, "paths": ("/x",)}, "connection and params can be given only with the option sql"),
+        ({"sql": None, "connection": None}, "needs the option paths, or the options sql and connection"),
     ],
 )
 def test_a_wrong_query_is_refused_when_parsed(fields: dict[str, Any], said: str) -> None:
@@ -68,7 +69,7 @@ def test_a_wrong_query_is_refused_when_parsed(fields: dict[str, Any], said: str)
 def test_one_select_is_accepted(sql: str) -> None:
     spec = DatasetSpec(sql=sql, connection="warehouse")
     assert DatasetSpec.parse(spec.model_dump(mode="json")) == spec
-    with pytest.raises(InvalidArgumentError, match="sql in a spec is run by a job"):
+    with pytest.raises(InvalidArgumentError, match="sql of a dataset spec can be run only by a job"):
         DataConnector.from_spec(spec)
 
 
@@ -140,6 +141,15 @@ def test_postgresql_refuses_writes_and_shows_no_password(postgres: Postgres, tmp
         window = "SELECT id FROM trips WHERE day >= :low AND day < :high ORDER BY id"
         assert stage_select(window, {"low": "2024-01-11", "high": "2024-02-01"}, url, str(tmp_path)) == 21
         assert pq.read_table(tmp_path)["id"].to_pylist() == list(range(10, 31))
+        table = 'SELECT id, day, id % 2 AS "Odd:ly" FROM trips WHERE id < :end ORDER BY id DESC -- newest first'
+        for column, value, ids in (("Odd:ly", 1, [*range(49, 0, -2)]), ("day", "2024-01-11", [10])):
+            quoted = quoted_column(table, {"end": 50}, url, column)
+            assert sum(count_values(table, {"end": 50}, url, quoted).values()) == 50
+            of_value, params = narrowed_query(table, {"end": 50}, quoted, value)
+            assert stage_select(of_value, params, url, str(tmp_path)) == len(ids)
+            assert pq.read_table(tmp_path)["id"].to_pylist() == ids
+        with pytest.raises(DataError, match='the query has no column "od"'):
+            quoted_column(table, {"end": 50}, url, "od")
         with pytest.raises(DataError, match="cannot be reached") as caught:
             stage_select("SELECT 1", {}, postgres.url("warehouse", password="mistaken"), str(tmp_path))
         assert "mistaken" not in str(caught.value) and PASSWORD not in str(caught.value)

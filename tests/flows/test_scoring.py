@@ -11,7 +11,7 @@ import pytest
 from prefect.events.schemas.events import Resource
 from prefect.flows import load_flow_from_entrypoint
 
-from shoal.examples.flights import RECENT_MODEL
+MODEL = "recent-flight-delays"
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def score():
 def test_it_is_started_by_the_event_of_its_model_alone(score):
     trigger = score.fn.__globals__["ON_PROMOTION"]
     assert trigger.expect == {"shoal.model.promoted"}
-    named = {name: Resource({"prefect.resource.id": f"shoal.model.{name}"}) for name in (RECENT_MODEL, "another")}
-    assert [name for name, resource in named.items() if trigger.match.matches(resource)] == [RECENT_MODEL]
+    named = {name: Resource({"prefect.resource.id": f"shoal.model.{name}"}) for name in (MODEL, "another")}
+    assert [name for name, resource in named.items() if trigger.match.matches(resource)] == [MODEL]
 
 
 def test_it_predicts_the_last_complete_month_with_the_version(score, fresh_home, monkeypatch):
@@ -36,5 +36,5 @@ def test_it_predicts_the_last_complete_month_with_the_version(score, fresh_home,
     monkeypatch.setitem(scope, "batch_predict", lambda *args, pool_name: asked.append(args))
     score.fn("7")
     [(model, paths, output)] = asked
-    assert (model, paths) == (f"models:/{RECENT_MODEL}/7", ["/data/2026-02.parquet"])
+    assert (model, paths) == (f"models:/{MODEL}/7", ["/data/2026-02.parquet"])
     assert Path(output).parts[-2:] == ("version-7", "2026-02")

@@ -337,3 +337,46 @@ def test_secrets_reach_the_function_and_nothing_else(
     assert len(seen) > 10
     assert not [text for text in seen for part in secret if part in text]
     assert not list((session_home / "credentials").glob("secretive*"))
+
+
+def test_many_models_from_one_table_of_which_two_fail_alone(pool: ComputePool, tracking: Tracking, tmp_path: Path):
+    """As a workflow's run maps over the specs: all jobs at once, each by a task of its own."""
+    kinds = ["a", "b", "c"]
+    table = pd.DataFrame({"kind": kinds * 40, "x": [float(i // 3 % 10) for i in range(120)]})
+    table["y"] = table["x"] * 2 + table["kind"].map({"a": 0.0, "b": 1.0})  # the labels of c are null
+    table[:90].to_parquet(tmp_path / "train")
+    table[90:].to_parquet(tmp_path / "holdout")
+    specs = jobs.for_each(
+        {
+            "dataset": {"paths": [str(tmp_path / "train")]},
+            "input_cols": ["x"],
+            "label_col": "y",
+            "n_estimators": 3,
+            "scaling_config": {"num_workers": 1},
+            "register": {"model": "kind-{kind}", "metric": "rmse", "holdout": {"paths": [str(tmp_path / "holdout")]}},
+            "tracking": tracking.model_dump(),
+            "run_config": {"pool_name": pool.name},
+        },
+        column="kind",
+        values=[*kinds, "z"],  # there are no rows of z
+    )
+
+    def task(index: int) -> tuple[str, Any]:
+        # Each retry of a task, and no other task, finds the task's own job.
+        handles = [jobs.submit(jobs.parse_spec(specs[index]), holder=ENGINE, key=f"train/{index}") for _ in range(2)]
+        assert handles[0].job_id == handles[1].job_id
+        try:
+            return handles[1].job_id, handles[1].wait()
+        except JobFailedError as error:
+            return handles[1].job_id, error
+
+    with ThreadPoolExecutor() as threads:
+        ended = list(threads.map(task, range(len(specs))))
+
+    lines = jobs.summary(specs, [result for _, result in ended])
+    assert [(line.model, line.outcome) for line in lines] == [
+        ("kind-a", "promoted"), ("kind-b", "promoted"), ("kind-c", "failed"), ("kind-z", "failed"),
+    ]  # fmt: skip
+    assert '"y"' in lines[2].sentence and "no rows" in lines[3].sentence
+    assert [result.rows for _, result in ended[:2]] == [30, 30]
+    assert len({job_id for job_id, _ in ended}) == 4

@@ -76,7 +76,9 @@ def test_an_infinite_idle_timeout_means_never(given):
 
 @pytest.mark.parametrize("option", ["max_nodes", "idle_timeout"])
 def test_a_truth_value_is_no_number(option):
-    with pytest.raises(InvalidArgumentError, match=f"{option}=True: pool options do not take true or false"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"{option}=True: true and false are not allowed as values of pool options"
+    ):
         PoolSpec.parse({"name": "x", option: True})
 
 

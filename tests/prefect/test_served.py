@@ -20,7 +20,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Crashed, Scheduled
 
-from shoal.examples.flights import RECENT_MODEL
 from shoal.examples.prefect_run import _process, _server
 from shoal.pool.api import ComputePool as CorePool
 from shoal.state.home import home, lock_file
@@ -39,7 +38,8 @@ janitor = load_flow_from_entrypoint("flows/pool_janitor_flow.py:pool_janitor")
 janitor.fn.__globals__["main"](timedelta(seconds={SILENCE}))
 """
 
-ON_PROMOTION = f"shoal: score when {RECENT_MODEL} was promoted"
+MODEL = "recent-flight-delays"
+ON_PROMOTION = f"shoal: score when {MODEL} was promoted"
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -141,7 +141,7 @@ def heartbeats(client: SyncPrefectClient, run_id: str) -> int:
 _PROMOTED = f"""
 from shoal.prefect.events import emit_outcome
 from tests.support.job_results import result_of
-spec = {{"register": {{"model": "{RECENT_MODEL}", "metric": "rmse"}}}}
+spec = {{"register": {{"model": "{MODEL}", "metric": "rmse"}}}}
 for promoted, version in ((False, "6"), (True, "7")):
     emit_outcome(spec, result_of(promoted=promoted, model_version=version))
 """

@@ -38,7 +38,7 @@ itself."""
 
 
 def bounded_pause(wanted_s: float) -> float:
-    """Return the seconds to pause before the next read of a job's row: `wanted_s`, raised or lowered to the limits."""
+    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.5 and 2 seconds."""
     return min(max(SHORTEST_PAUSE_S, wanted_s), _LONGEST_PAUSE_S)
 
 
@@ -85,4 +85,5 @@ class PollTimer:
             self._seen = job.last_polled_at
         period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
         # A negative difference means that this host's clock was set back, or is behind the clock that wrote the value.
+        # An update is due then, because it is not known when the last one was made.
         return not 0 <= now - self._since < period

@@ -26,7 +26,7 @@ def dumps(document: Any) -> str:
 
 
 def loads(written: str | bytes) -> Any:
-    """Decode a document that `dumps` has written, or shoal 0.1, which wrote plain NaN and Infinity to SQLite."""
+    """Decode a document that `dumps` has written, or that shoal 0.1 wrote to SQLite with plain NaN and Infinity."""
     return json.loads(written, object_hook=_untagged)
 
 
@@ -59,7 +59,7 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def _like_tag(value: dict[Any, Any]) -> str | None:
-    """Return the key of a dict if the dict has only this key and the key looks like the tag ``$float``, else None."""
+    """Return the only key of a dict if it looks like ``$float``, the tag that marks NaN and infinity, else None."""
     if len(value) != 1:
         return None
     [key] = value

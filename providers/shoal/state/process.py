@@ -40,11 +40,11 @@ class ProcessId:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ProcessId:
-        """Build an identity from the result of :meth:`to_json`."""
+        """Create a process identity from the dict that :meth:`to_json` returned."""
         return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]), str(fields.get("host", "")))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the identity as a dict for the store."""
+        """Return this process identity as a dict that the store can save as JSON."""
         return asdict(self)
 
     def alive(self) -> bool:
@@ -52,9 +52,9 @@ class ProcessId:
         return self.of(self.pid) == self
 
     def known_dead(self) -> bool:
-        """Return whether the process has certainly ended.
+        """Return True if the process has certainly ended; False if it runs, or may run on another host.
 
-        The result is False for a process of another host, because this host cannot see whether it runs.
+        This host cannot see whether a process of another host runs.
         """
         return self.host in ("", host_id()) and not self.alive()
 
@@ -67,7 +67,7 @@ class ProcessId:
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """Fields of ``/proc/<pid>/stat`` of a running process."""
+    """Session id and start time of a running process, as read from ``/proc/<pid>/stat``."""
 
     session: int
     """Id of the process's session."""
@@ -76,7 +76,7 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Read a process's session and start time. Return None if the process has ended or cannot be seen."""
+    """Read a process's session and start time. Return None if it has ended or is hidden from this user."""
     try:
         # The second field is the program's name in parentheses. The name may contain spaces and parentheses, so only
         # the text after the last parenthesis is split into fields.

@@ -71,8 +71,8 @@ class ParquetSource:
         return redact(f"ParquetSource({shown}{rows})")
 
     def __getstate__(self) -> dict[str, Any]:
-        # The metadata with the column statistics is not pickled. It may be a hundred times larger than the rest, and
-        # only the driver uses it, for checks and fingerprints.
+        # The metadata with the column statistics is not pickled. It may be a hundred times larger than the rest of the
+        # source, and only the driver process uses it, for checks and fingerprints.
         return {**self.__dict__, "_metadata": {}, "_by_path": {}}
 
     def footers(self) -> tuple[Footer, ...]:
@@ -93,7 +93,7 @@ class ParquetSource:
         return self._footers
 
     def used_footers(self) -> list[Footer]:
-        """Return the footers of the files that have rows which match the filters; all rows match without filters.
+        """Return the footers of the files in which a row matches the filters. Without filters, every row matches.
 
         Splits are not taken into account, so a split may select no row of such a file.
         """
@@ -103,7 +103,7 @@ class ParquetSource:
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
-        """Return the footer of the file with the given canonical path.
+        """Return the footer of the file with the given path or URI.
 
         Raises:
             DataError: If the file does not belong to the dataset.
@@ -156,7 +156,7 @@ class ParquetSource:
         return schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
-        """Return all row groups in the order of the files, with the number of rows that belong to this source.
+        """Return all row groups in the order of the files. Rows that a filter or a split leaves out are not counted.
 
         Raises:
             DataError: If this source is a part of a random split and has no rows.
@@ -204,7 +204,7 @@ class ParquetSource:
         return parts
 
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row ranges; a file is opened only once for consecutive ranges.
+        """Read row ranges and yield one table per range. Consecutive ranges of the same file open the file only once.
 
         Args:
             ranges: Row ranges to read, in any order.
@@ -258,7 +258,8 @@ class ParquetSource:
         if column not in footer.schema.names:
             values = dict(footer.partitions)
             return footer.groups[row_group][0] if values.get(column, "") is None else 0
-        if str(footer.schema.field(column).type) == "null":  # All values are null; Arrow writes no statistics for them.
+        # A column of type null contains only nulls, and Arrow writes no statistics for such a column.
+        if str(footer.schema.field(column).type) == "null":
             return footer.groups[row_group][0]
         group = self.metadata(path).row_group(row_group)
         for i in range(group.num_columns):
@@ -269,10 +270,10 @@ class ParquetSource:
         return None
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset, computed from the footers; with filters, from the values of the rows.
+        """Return a fingerprint of the dataset, computed from the footers, or, if there are filters, from the rows.
 
-        With filters, all rows of the dataset are read. Equal rows then have the same fingerprint even if they are
-        stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
+        With filters, the values of all rows that match them are read. Equal rows then have the same fingerprint even if
+        they are stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
         lacks, or has with another kind of type, are left out. If no column is left, the fingerprint is computed from
         the footers and the filters.
 
@@ -310,7 +311,9 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group belong to this part of a random split; None if all rows belong to it.
+        """Return which rows of a row group the random splits select; None without splits and filters.
+
+        With filters, only the rows that match them are counted, and the splits select from these rows.
 
         Args:
             path: Canonical path of one of the files.
@@ -334,7 +337,7 @@ class ParquetSource:
         return matching_rows(footer, self.metadata(path), matcher, row_group)
 
     def _common_schema(self) -> pa.Schema:
-        """Return the columns that all files with rows of this dataset have, each with one kind of type."""
+        """Return the columns that every file with rows contains with the same kind of type, such as integer or text."""
         import pyarrow as pa
 
         schema, partitions = self.schema(), self.partition_fields()
@@ -360,7 +363,8 @@ class ParquetSource:
         return next((footer for footer in footers if footer.rows), footers[0])
 
     def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
-        """Return the files whose partition values match the filters; if no file matches, return the first file."""
+        """Return the files whose partition values match the filters. If no file matches, return the first file, because
+        its footer contains the columns."""
         import pyarrow as pa
 
         named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]
@@ -388,7 +392,8 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Return the number of rows that match the filters in each row group, by path; they are counted only once."""
+        """Return how many rows of each row group match the filters, by path of the file. Only the first call counts the
+        rows."""
         if self._matching is None:
             fields = self.partition_fields()
 

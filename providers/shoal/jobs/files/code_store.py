@@ -1,4 +1,4 @@
-"""Store the user's pickled code in files that are named by their digest, and read these files."""
+"""Write the user's pickled code into files whose names are the digests of their contents, and read these files."""
 
 from __future__ import annotations
 

@@ -68,11 +68,11 @@ class ModelLine(Settings):
     )
 
     @classmethod
-    def of(cls, spec: AnyJobSpec | Mapping[str, Any], result: Any) -> Self:
+    def of(cls, spec: AnyJobSpec | Mapping[str, Any] | str, result: Any) -> Self:
         """Build the line of one training.
 
         Args:
-            spec: Spec of the job, or its fields.
+            spec: Spec of the job, its fields, or the name of a model for which no spec could be made.
             result: The job's `JobResult` or its dict; a `NoResult`, or the exception with which the training failed.
 
         Raises:
@@ -100,8 +100,8 @@ class ModelLine(Settings):
             version=result.model_version,
             metric=metric,
             value=result.metrics.get(f"holdout-{metric}"),
-            champion=known and known.value,
-            champion_version=known and known.version,
+            champion=None if known is None else known.value,
+            champion_version=None if known is None else known.version,
             sentence="there is no decision" if result.decision is None else _one_line(result.decision.sentence),
             recent=result.recent,
         )
@@ -119,11 +119,12 @@ class ModelLine(Settings):
         return plain
 
 
-def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any]], results: Sequence[Any]) -> list[ModelLine]:
+def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequence[Any]) -> list[ModelLine]:
     """Return one line per model, in the order of the specs.
 
     Args:
-        specs: Specs of the trainings, or their fields, such as the result of `for_each`.
+        specs: Specs of the trainings, or their fields, such as the result of `for_each`. A text is the name of a model
+            for which no spec could be made.
         results: What each training gave, in the order of `specs`: a `JobResult` or its dict, a `NoResult`, or an
             exception.
 
@@ -166,8 +167,10 @@ def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
     ]
 
 
-def _model_of(given: AnyJobSpec | Mapping[str, Any]) -> tuple[str, str | None]:
+def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:
     """Return the name of a spec's model, and the name of the metric that decides about it."""
+    if isinstance(given, str):
+        return given, None
     spec = given if isinstance(given, AnySpec) else _parsed(given)
     if isinstance(spec, Mapping):
         # The spec is wrong, which is why its training failed. Its line needs only the names.

@@ -219,4 +219,4 @@ def _label_of(spec: AnyJobSpec) -> str | None:
     if isinstance(spec, JobSpec):
         return spec.label_col
     register = spec.register_as if isinstance(spec, FunctionJobSpec) else None
-    return register and register.label_col
+    return None if register is None else register.label_col

@@ -30,7 +30,8 @@ class Turn:
 
     def take(self) -> bool:
         """Take the turn, or keep it. Return False if another process took it less than TURN_PATIENCE seconds ago."""
-        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:  # a negative age means the clock was set back
+        # A negative age means that the clock was set back. The turn is then free.
+        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:
             return False
         with suppress(OSError):  # if the disk is full, no turn is recorded, so all waiting processes reconcile
             self._path.write_text(self._me)
