@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pendulum
 import pytest
+from airflow.sdk import Asset
 
 GUIDE = Path(__file__).parents[2] / "docs" / "airflow.md"
 README = GUIDE.parents[1] / "README.md"
@@ -36,7 +37,7 @@ def test_the_guides_mapped_trainings_run_in_the_lease_and_what_uses_them_runs_af
 
 def test_the_guides_scoring_is_scheduled_on_its_model_and_predicts_with_the_version_of_the_event():
     dag = dag_of_the_guide("airflow-scoring", "score_delays")
-    assert [asset.uri for _, asset in dag.timetable.asset_condition.iter_assets()] == ["shoal://models/delays"]
+    assert dag.timetable.asset_condition.objects == (Asset("shoal://models/delays"),)
     predict = dag.get_task("predict")
     predict.render_template_fields({"ti": SimpleNamespace(xcom_pull={"version": "7"}.get)})
     assert (predict.model, predict.output_path) == ("models:/delays/7", "/data/predictions/delays/version-7")

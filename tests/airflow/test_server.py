@@ -159,8 +159,8 @@ def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: Lo
 
     assert ended(airflow, TOLD, run) == "failed"  # the second of its two trainings
     mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{TOLD}/{run}"]
-    [result] = [job.result for job in mine if job.result is not None] or [[job.error for job in mine]]
-    assert result.promoted, result
+    result = next((job.result for job in mine if job.result is not None), None)
+    assert result is not None and result.promoted, (mine, airflow.task_states(TOLD, run), jobs.list_jobs())
     version, rmse = result.model_version, f"{result.metrics['holdout-rmse']:.6g}"
     wait_until(lambda: len(messages(airflow, run)) == 3, "the messages")
     told = messages(airflow, run)

@@ -191,12 +191,14 @@ def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
 
 
 def _one_line(text: str) -> str:
-    """Return a text as one line of at most 300 characters.
+    """Return a text as one line of about 300 characters.
 
-    The end of a long text is kept, because the message of a failed job ends with the cause.
+    Begin and end of a long text are kept: some libraries name the cause first and then list what is allowed, and a
+    chain of errors ends with the cause.
     """
     line = " ".join(redact(text).split())
-    return line if len(line) <= _LONGEST_CAUSE else f"…{line[-_LONGEST_CAUSE:]}"
+    half = _LONGEST_CAUSE // 2
+    return line if len(line) <= _LONGEST_CAUSE else f"{line[:half]} … {line[-half:]}"
 
 
 def _figure(value: float) -> str:
