@@ -79,7 +79,7 @@ def _line_of_task(context: Context, error: object) -> ModelLine:
         index = -1 if ti.map_index is None else ti.map_index
         return _unknown(ti.task_id, index, str(error or "it ended without a result: see the task's log"))
     line = _parsed(stored)
-    if error is None or line.outcome == "failed":
+    if error is None or line.outcome in ("failed", "skipped"):
         return line
     return line.model_copy(update={"sentence": f"{line.sentence}; the task failed after the training: {error}"})
 
