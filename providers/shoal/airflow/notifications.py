@@ -98,20 +98,20 @@ def _about_run(context: Context) -> Message:
 
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     """Yield one line for each training task of a run, in the order in which the DAG file creates them."""
-    ti = context.get("ti")
-    trainings = [task.task_id for task in context["dag"].tasks if _trains(task)]
-    if ti is None or not trainings:
+    ti, tasks = context.get("ti"), context["dag"].tasks
+    if ti is None:  # Airflow gives a callback no task instance if the run has none.
         return
     run_id = context["run_id"]
-    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id], task_ids=trainings).get(run_id, {})
-    for task_id in trainings:
+    task_ids = [task.task_id for task in tasks]
+    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id], task_ids=task_ids).get(run_id, {})
+    for task in tasks:
+        task_id = task.task_id
         for index in _instances(task_id, states):
-            name = task_id if index < 0 else f"{task_id}_{index}"
             stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=index)
             if stored is not None:
                 yield _parsed(stored)
-            else:
-                state = states[name]
+            elif _trains(task):
+                state = states[task_id if index < 0 else f"{task_id}_{index}"]
                 yield _unknown(task_id, index, f"the task ended as {state}: see its log", skipped=state == "skipped")
 
 
