@@ -38,6 +38,7 @@ for file in sys.argv[1:]:
 
 
 ON_A_POOL = "on a pool that is up"
+PREFECT = "prefect.md"
 
 
 def sessions() -> dict[str, list[str]]:
@@ -50,7 +51,8 @@ def sessions() -> dict[str, list[str]]:
     for name in FOUND.keys() - {DAG}:
         page, _, example = name.partition(":")
         alone = example == "embedded"
-        session = name if alone else page if "local://" in FOUND[name] else ON_A_POOL
+        own_page = "local://" in FOUND[name] or page == PREFECT  # its examples share one temporary Prefect server
+        session = name if alone else page if own_page else ON_A_POOL
         found.setdefault(session, []).append(name)
     return {session: sorted(names, key=list(FOUND).index) for session, names in sorted(found.items())}
 

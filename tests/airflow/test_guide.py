@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pendulum
 import pytest
+from airflow.sdk import Asset
 
 GUIDE = Path(__file__).parents[2] / "docs" / "airflow.md"
 README = GUIDE.parents[1] / "README.md"
@@ -31,6 +33,21 @@ def test_the_guides_mapped_trainings_run_in_the_lease_and_what_uses_them_runs_af
     assert dag.get_task("train").upstream_task_ids == {"lease_pool", "specs"}
     assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "train"}
     assert dag.get_task("count").upstream_task_ids == {"train"}
+
+
+def test_the_guides_scoring_is_scheduled_on_its_model_and_predicts_with_the_version_of_the_event():
+    dag = dag_of_the_guide("airflow-scoring", "score_delays")
+    assert dag.timetable.asset_condition.objects == (Asset("shoal://models/delays"),)
+    predict = dag.get_task("predict")
+    predict.render_template_fields({"ti": SimpleNamespace(xcom_pull={"version": "7"}.get)})
+    assert (predict.model, predict.output_path) == ("models:/delays/7", "/data/predictions/delays/version-7")
+
+
+def test_the_guides_messages_are_about_each_model_or_about_the_run():
+    one = dag_of_the_guide("airflow-told", "told_delays")
+    many = dag_of_the_guide("airflow-told", "told_many_delays")
+    assert one.get_task("train").has_on_success_callback and one.get_task("train").has_on_failure_callback
+    assert many.has_on_success_callback and many.has_on_failure_callback
 
 
 @pytest.mark.parametrize(("run", "month"), [((2013, 2, 1), "2013-01"), ((2014, 1, 1), "2013-12")])

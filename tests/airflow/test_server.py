@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+import mlflow
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from shoal.examples.flights import retraining_spec
 from shoal.examples.flights_data import months_before
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobResult, JobStatus
+from shoal.jobs.mlflow.tracking import default_uri
 from shoal.state.schema import JobState
 from tests.support.plain_training import plain_digest
 from tests.support.pool_processes import a_worker
@@ -34,8 +36,8 @@ pytestmark = [pytest.mark.server, pytest.mark.ray]
 
 POOL = "local://server-tests?max_nodes=4"
 ANY, TIMED, JANITOR, FUNCTION = "any_training", "timed_training", "pool_janitor", "function_training"
-MAPPED = "mapped_training"
-MANY = "many_trainings"
+MAPPED, TOLD, SCORING = "mapped_training", "told_training", "score_on_promotion"
+MANY, MODEL = "many_trainings", "recent-flight-delays"
 MODELS = int(os.environ.get("SHOAL_MODELS", "6"))
 """How many models the test of many models trains; `make soak` trains more."""
 
@@ -142,6 +144,43 @@ def test_a_backfill_gives_a_version_a_month_and_the_better_model_is_the_champion
         champion = before["model_version"] if before["promoted"] else before["champion"]["version"]
         assert after["champion"]["version"] == champion
     wait_until(is_given_back, "the pool as it was")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: LocalAirflow):
+    registry = mlflow.MlflowClient(default_uri())
+    if any(model.name == MODEL for model in registry.search_registered_models()):
+        registry.delete_registered_model_alias(MODEL, "champion")  # so that the next one is promoted
+    airflow.unpause(SCORING)
+    spec = retraining_spec(2, n_estimators=5).document()
+
+    run = airflow.trigger(TOLD, {"spec": {**spec, "register": {**spec["register"], "model": MODEL}}})
+
+    assert ended(airflow, TOLD, run) == "failed"  # the second of its two trainings
+    mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{TOLD}/{run}"]
+    result = next((job.result for job in mine if job.result is not None), None)
+    assert result is not None and result.promoted, (mine, airflow.task_states(TOLD, run), jobs.list_jobs())
+    version, rmse = result.model_version, f"{result.metrics['holdout-rmse']:.6g}"
+    wait_until(lambda: len(messages(airflow, run)) == 3, "the messages")
+    told = messages(airflow, run)
+    assert told["promoted"].startswith(f"promoted: {MODEL} version {version}, rmse {rmse}\npromoted ")
+    assert told["failed"].startswith(f"failed: {MODEL}\nfailed ") and "reg:nonsense" in told["failed"]
+    assert told["run"].splitlines()[0] == f"{TOLD}: 2 models: 1 promoted, 1 failed"
+    assert "reg:nonsense" in told["run"]
+
+    scored = wait_until(lambda: airflow.call("GET", f"/dags/{SCORING}/dagRuns")["dag_runs"], "the run of the event", 60)
+    assert [(one["run_type"], len(scored)) for one in scored] == [("asset_triggered", 1)]
+    assert ended(airflow, SCORING, scored[0]["dag_run_id"]) == "success"
+    result = JobResult.model_validate(airflow.returned(SCORING, scored[0]["dag_run_id"], "predict"))
+    assert result.output_path is not None and f"version-{version}" in result.output_path
+    assert pq.read_table(result.output_path).num_rows == result.rows
+    wait_until(is_given_back, "the pool as it was")
+
+
+def messages(airflow: LocalAirflow, run: str) -> dict[str, str]:
+    """The messages about a run by their kind."""
+    return {file.name.partition("-")[0]: file.read_text() for file in (airflow.home / "told").glob(f"[!.]*-{run}")}
 
 
 def test_functions_of_the_dags_file_run_on_every_rank(airflow: LocalAirflow):

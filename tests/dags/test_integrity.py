@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
+from shoal.airflow.assets import PROMOTIONS, model_asset
 from shoal.data import DataConnector
 from shoal.data.filters import describe_filters
 from shoal.examples.flights import retraining_spec
@@ -46,7 +48,14 @@ def of_type(dag, *names):
 
 def test_no_file_fails_to_load(bag):
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"scheduled_retraining", "many_models", "pool_janitor", "train_networks"}
+    assert set(bag.dags) == {
+        "many_models",
+        "model_alerts",
+        "pool_janitor",
+        "scheduled_retraining",
+        "score_on_promotion",
+        "train_networks",
+    }
 
 
 def test_ids_are_not_used_twice(bag):
@@ -214,3 +223,49 @@ def test_a_month_as_parameter_is_a_month_of_2013_and_another_model(prepared):
     assert (months(spec.dataset), months(spec.register_as.holdout)) == (["2013-01", "2013-02"], ["2013-03"])
     scheduled = retraining(prepared, logical_date=datetime(2026, 4, 1, tzinfo=UTC))
     assert spec.register_as.model != scheduled.register_as.model
+
+
+MODEL = "recent-flight-delays"
+
+
+class TestScoreOnPromotion:
+    """The DAG of a promotion: when it runs, and with which version and rows."""
+
+    @pytest.fixture
+    def choose(self, bag, fresh_home, monkeypatch):
+        """Runs the task `choose` in a run of a date; the flights are one row a month."""
+        rows = pd.DataFrame({name: range(1, 13) for name in (*FEATURES, LABEL)})
+        monkeypatch.setattr("shoal.examples.flights_data._joined", lambda: rows)
+        choose = bag.dags["score_on_promotion"].get_task("choose").python_callable
+
+        def run(version=None, events=()):
+            context = {
+                "dag_run": SimpleNamespace(run_after=datetime(2026, 3, 31, tzinfo=UTC)),
+                "params": {"version": version},
+                "triggering_asset_events": {model_asset(MODEL): events} if events else {},
+            }
+            monkeypatch.setitem(choose.__globals__, "get_current_context", lambda: context)
+            return choose()
+
+        return run
+
+    def test_airflow_runs_it_when_the_model_of_the_retraining_was_promoted(self, bag, prepared):
+        dag = DagSerialization.from_dict(DagSerialization.to_dict(bag.dags["score_on_promotion"]))
+        retrained = retraining(prepared, logical_date=datetime(2026, 4, 1, tzinfo=UTC)).register_as.model
+        assert retrained == MODEL
+        assert [key.uri for key, _ in dag.timetable.asset_condition.iter_assets()] == [model_asset(retrained).uri]
+        for name in ("scheduled_retraining", "train_networks"):
+            trainings = of_type(bag.dags[name], "DistributedTrainOperator")
+            assert trainings and all(PROMOTIONS in training.outlets for training in trainings)
+
+    def test_it_predicts_the_last_complete_month_with_the_version_of_the_event(self, choose):
+        at = datetime(2026, 3, 30, tzinfo=UTC)
+        chosen = choose(events=[SimpleNamespace(extra={"version": "7"}, timestamp=at)])
+        assert chosen["model"] == f"models:/{MODEL}/7"
+        assert [Path(path).stem for path in chosen["dataset"]["paths"]] == ["2026-02"]
+        assert Path(chosen["output_path"]).parts[-2:] == ("version-7", "2026-02")
+        assert choose(version="6")["model"] == f"models:/{MODEL}/6"
+
+    def test_a_run_without_a_promotion_needs_a_version(self, choose):
+        with pytest.raises(AirflowFailException, match="trigger the DAG with the parameter version"):
+            choose()

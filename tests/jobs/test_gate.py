@@ -336,6 +336,9 @@ def test_the_report_is_in_the_log_and_in_mlflow(gate: Gate, capsys):
     logged = gate.run.client.get_run(gate.run.run_id).data.metrics
     assert (logged["holdout-rmse"], logged["holdout-r2"]) == (0, 1)
     assert gate.run.client.get_model_version(gate.name, "3").tags["holdout.mae"] == "0.0"
+    assert [(each.version, each.promoted) for each in last.recent] == [("2", True), ("1", True)]
+    assert last.recent[0].value == last.champion.value
+    assert last.result()["recent"] == last.recent
 
 
 def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, capsys):
@@ -343,9 +346,14 @@ def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, ca
         raise OSError("no space left")
 
     monkeypatch.setattr(promotion.report, "store", refuse)
+    monkeypatch.setattr(promotion, "_recent", refuse)
 
-    assert gate.enter("good").decision.promote
-    assert "the report could not be stored in MLflow: no space left" in capsys.readouterr().out
+    outcome = gate.enter("good")
+
+    assert outcome.decision.promote and outcome.recent == ()
+    said = capsys.readouterr().out
+    assert "the report could not be stored in MLflow: no space left" in said
+    assert "the earlier versions of the model could not be read from MLflow: no space left" in said
 
 
 def test_a_version_whose_training_rows_are_not_known_is_compared(gate: Gate, monkeypatch, capsys):

@@ -84,10 +84,10 @@ def test_a_wrong_spec_keeps_its_name_in_the_line_of_its_failure():
     assert str(line) == "failed    delays-a: unknown option"
 
 
-def test_a_long_cause_keeps_its_end_and_hides_credentials():
-    [line] = summary([spec_of("a")], [NoResult(f"{'x' * 1000} postgresql://me:secret-word@host/db failed")])
+def test_a_long_cause_keeps_both_ends_and_hides_credentials():
+    [line] = summary([spec_of("a")], [NoResult(f"job 1: {'x' * 1000} postgresql://me:secret-word@host/db failed")])
 
-    assert line.sentence.startswith("…") and line.sentence.endswith("failed") and len(line.sentence) == 301
+    assert line.sentence.startswith("job 1: x") and line.sentence.endswith("failed") and len(line.sentence) == 303
     assert "secret-word" not in line.sentence
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,9 @@ from prefect.flows import load_flow_from_entrypoint
 janitor = load_flow_from_entrypoint("flows/pool_janitor_flow.py:pool_janitor")
 janitor.fn.__globals__["main"](timedelta(seconds={SILENCE}))
 """
+
+MODEL = "recent-flight-delays"
+ON_PROMOTION = f"shoal: score when {MODEL} was promoted"
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -132,3 +136,29 @@ def heartbeats(client: SyncPrefectClient, run_id: str) -> int:
         "occurred": {"since": "2000-01-01T00:00:00Z"},
     }
     return client.request("POST", "/events/filter", json={"filter": wanted}).json()["total"]
+
+
+_PROMOTED = f"""
+from shoal.prefect.events import emit_outcome
+from tests.support.job_results import result_of
+spec = {{"register": {{"model": "{MODEL}", "metric": "rmse"}}}}
+for promoted, version in ((False, "6"), (True, "7")):
+    emit_outcome(spec, result_of(promoted=promoted, model_version=version))
+"""
+
+
+@pytest.mark.long
+def test_a_promotion_starts_the_scoring_with_its_version(client, start):
+    serving = start("flows/score_on_promotion_flow.py")
+    deployment = wait_until(lambda: deployed(client, "score-on-promotion/on-promotion"), "the flow to be served", 60)
+    wait_until(lambda: ON_PROMOTION in automations(client), "the automation")
+    serving.send_signal(signal.SIGINT)  # so that the run is created and does not begin
+    serving.wait(60)
+    start("-c", _PROMOTED).wait(60)
+    runs = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
+    [run] = wait_until(lambda: client.read_flow_runs(flow_run_filter=runs), "the run of the event", 60)
+    assert run.parameters == {"version": "7"}
+
+
+def automations(client: SyncPrefectClient) -> list[str]:
+    return [each["name"] for each in client.request("POST", "/automations/filter").json()]

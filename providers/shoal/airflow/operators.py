@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from shoal.airflow._base import PoolOperator
+from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.hooks import ENGINE, database_url, run_of
+from shoal.airflow.outcomes import record_failure, record_success
 from shoal.airflow.results import CAUSE
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
@@ -23,7 +26,7 @@ from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import AnyJobSpec, JobResult
+    from shoal.jobs import AnyJobSpec, JobResult, Message
 
 
 _ENDED = ("success", "failed")
@@ -170,6 +173,9 @@ class DistributedTrainOperator(_JobOperator):
     version, then nothing is trained, and Airflow marks the task as skipped. A first run, and a run after a failed one,
     always train.
 
+    If the job promotes its model, the task adds an event of the model's asset, on which other DAGs can be scheduled
+    (see `shoal.airflow.assets`).
+
     :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of
         the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
     :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
@@ -207,6 +213,7 @@ class DistributedTrainOperator(_JobOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.outlets = [*self.outlets, PROMOTIONS]
         if spec is None and train_func is None:
             raise InvalidArgumentError(f"task {self.task_id} has neither a spec nor a train_func: pass one of them")
         known = None if isinstance(spec, XComArg) else spec
@@ -226,8 +233,10 @@ class DistributedTrainOperator(_JobOperator):
     def train(self, context: Context) -> JobResult:
         """Build the spec from the operator's arguments, run the job, and return the job's result.
 
-        If the job has skipped its training, this raises AirflowSkipException. If the job fails or is skipped, the cause
-        is stored as an XCom, so that a later task can report it (see `training_results`).
+        If the job has skipped its training, this raises AirflowSkipException.
+
+        The outcome is stored as an XCom, from which messages are made (see `shoal.airflow.notifications`). If the job
+        fails or is skipped, the cause is stored, too, so that a later task can report it (see `training_results`).
 
         :param context: Airflow's context of the task.
         """
@@ -244,8 +253,10 @@ class DistributedTrainOperator(_JobOperator):
             )
             result = self.run_job(skipping_if_unchanged(spec, self.skip_if_unchanged), context)
         except ShoalError as error:
+            record_failure(context, given, error)
             self._store_cause(context, str(error))
             raise
+        record_success(context, spec, result)
         if result.skipped:
             self._store_cause(context, result.skipped)
             raise AirflowSkipException(result.skipped)
@@ -354,3 +365,64 @@ class SweepPoolsOperator(BaseOperator):
         for line in did:
             self.log.info(line)
         return did
+
+
+class ModelAlertError(AirflowFailException):
+    """Raised by `CheckModelsOperator`: a model was not promoted, or a job has waited, for too long.
+
+    :param alerts: One sentence for each model and each job.
+    """
+
+    def __init__(self, alerts: Sequence[str]) -> None:
+        super().__init__("; ".join(alerts))
+        self.alerts = tuple(alerts)
+
+    @property
+    def message(self) -> Message:
+        """Return the message for people, with a line per alert."""
+        from shoal.jobs import Message
+
+        count = len(self.alerts)
+        return Message(self.alerts[0] if count == 1 else f"{count} alerts about models", "\n".join(self.alerts))
+
+
+class CheckModelsOperator(BaseOperator):
+    """Operator that fails if a model was not promoted, or a job has waited in a queue, for longer than a bound.
+
+    The error has one sentence for each such model and job. To be told, set ``on_failure_callback`` to
+    ``model_message(notifier)`` from `shoal.airflow.notifications`. The task is not retried.
+
+    :param promoted_within: Longest time since a model's last promotion. None: promotions are not checked.
+    :param started_within: Longest time that a job may wait in the queue of its pool. None: jobs are not checked.
+    :param models: Names of the models to check; a model that was never trained fails the check, too. By default, all
+        models that shoal's store knows.
+    """
+
+    def __init__(
+        self,
+        *,
+        promoted_within: timedelta | None = None,
+        started_within: timedelta | None = None,
+        models: Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if promoted_within is None and started_within is None:
+            raise InvalidArgumentError(
+                f"task {self.task_id} checks nothing: give promoted_within, started_within or both"
+            )
+        self.promoted_within = promoted_within
+        self.started_within = started_within
+        self.models = models
+
+    def execute(self, context: Context) -> None:
+        """Check the models and the jobs. Raises `ModelAlertError` if one of them is above its bound."""
+        from shoal.jobs import stale_models, waiting_jobs
+
+        alerts: list[object] = []
+        if self.promoted_within is not None:
+            alerts += stale_models(self.promoted_within, self.models)
+        if self.started_within is not None:
+            alerts += waiting_jobs(self.started_within)
+        if alerts:
+            raise ModelAlertError([str(alert) for alert in alerts])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
 from shoal.jobs.files.artifacts import load_results, load_training
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
+from shoal.jobs.many.alerts import StaleModel, WaitingJob, stale_models, waiting_jobs
 from shoal.jobs.many.for_each import for_each
+from shoal.jobs.many.message import Message, summary_message
 from shoal.jobs.many.summary import ModelLine, NoResult, summary, summary_headline, summary_table
-from shoal.jobs.results import ChampionResult, JobResult
+from shoal.jobs.results import ChampionResult, JobResult, RecentVersion
 from shoal.jobs.specs.base import Tracking
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, FunctionRegister, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
@@ -27,12 +29,16 @@ __all__ = [
     "JobSpec",
     "JobStatus",
     "JobTimeoutError",
+    "Message",
     "ModelLine",
     "NoResult",
     "PredictJobSpec",
     "PredictResult",
+    "RecentVersion",
     "Register",
+    "StaleModel",
     "Tracking",
+    "WaitingJob",
     "attach",
     "cancel",
     "clean_up",
@@ -43,9 +49,12 @@ __all__ = [
     "parse_spec",
     "skipping_if_unchanged",
     "spec_of",
+    "stale_models",
     "submit",
     "summary",
     "summary_headline",
+    "summary_message",
     "summary_table",
     "sweep",
+    "waiting_jobs",
 ]

@@ -32,6 +32,17 @@ class ChampionResult(Settings):
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
 
 
+class RecentVersion(Settings):
+    """A version of the model that was registered before the new one."""
+
+    version: str = Field(description="Version number in MLflow's registry.")
+    value: float | None = Field(
+        description="Value of the deciding metric that the version reached on its own holdout when it was registered. "
+        "None: it is not recorded."
+    )
+    promoted: bool = Field(description="Whether the version became the champion.")
+
+
 class DecisionResult(Settings):
     """The reason why the newly trained model was promoted to champion, or why it was not."""
 
@@ -119,6 +130,11 @@ class JobResult(Settings):
     )
     champion: ChampionResult | None = Field(
         default=None, description="The champion with which the model was compared. None: there was no champion."
+    )
+    recent: tuple[RecentVersion, ...] = Field(
+        default=(),
+        description="The versions of the model that were registered before this one, the newest first, at most ten. "
+        "Empty: there are none, the model is not registered, or an earlier version of shoal ran the job.",
     )
     decision: DecisionResult | None = Field(
         default=None, description="The reason why the model was promoted or was not. None: the model is not registered."

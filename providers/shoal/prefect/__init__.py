@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from shoal.prefect.blocks import ComputePool
+from shoal.prefect.events import emit_alerts
 from shoal.prefect.hooks import clean_up_ended_runs, clean_up_run
 from shoal.prefect.lease import pool_lease
 from shoal.prefect.tasks import (
@@ -46,6 +47,7 @@ __all__ = [
     "clean_up_run",
     "cleanup_pool",
     "distributed_train",
+    "emit_alerts",
     "get_nodes",
     "pool_lease",
     "scale_cluster",

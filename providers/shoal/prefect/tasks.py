@@ -20,6 +20,7 @@ from shoal.prefect._progress import NodeLog
 from shoal.prefect._threads import in_thread
 from shoal.prefect._training import Training, TrainingTask, artifact, ended
 from shoal.prefect.blocks import PoolSource, pool_of
+from shoal.prefect.events import emit_outcome, failure_event
 from shoal.training.pytorch.train_func import TrainFunc
 
 _CLEANED = "its Prefect run cleaned up"
@@ -164,6 +165,9 @@ def distributed_train(
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
     ``skipped`` of its result has the reason. A first run, and a run after a failed one, always train.
 
+    At the end, the task sends a Prefect event about the model: ``shoal.model.promoted``, ``shoal.model.kept`` or
+    ``shoal.model.failed``, with the resource ``shoal.model.NAME``. With `retries`, only the last failure is sent.
+
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of the
             remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
@@ -190,9 +194,11 @@ def distributed_train(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     result = distributed_train(spec, pool_name="retrain")
     """
-    job = spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
-    training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
-    result = training.run()
+    with failure_event(spec):
+        job = spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
+        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
+        result = training.run()
+    emit_outcome(job, result)
     try:
         create_table_artifact(**artifact(result))
     except Exception as error:  # After hours of training, a task must not fail because the UI cannot show a table.
@@ -212,9 +218,13 @@ async def adistributed_train(
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
     """Run a training as a job on a pool: the async version of `distributed_train`."""
-    job = await in_thread(lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs))
-    training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
-    result = await in_thread(training.run, training.cancel)
+    with failure_event(spec):
+        job = await in_thread(
+            lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
+        )
+        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
+        result = await in_thread(training.run, training.cancel)
+    emit_outcome(job, result)
     try:
         await acreate_table_artifact(**artifact(result))
     except Exception as error:

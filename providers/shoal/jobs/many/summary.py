@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.results import JobResult
+from shoal.jobs.results import JobResult, RecentVersion
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.redaction import redact
@@ -63,6 +63,9 @@ class ModelLine(Settings):
         default=None, description="Version number of the champion before this training. None: there was none."
     )
     sentence: str = Field(description="Reason for the outcome in one sentence, such as the cause of a failure.")
+    recent: tuple[RecentVersion, ...] = Field(
+        default=(), description="The versions of the model before the new one, the newest first, at most ten."
+    )
 
     @classmethod
     def of(cls, spec: AnyJobSpec | Mapping[str, Any] | str, result: Any) -> Self:
@@ -88,6 +91,14 @@ class ModelLine(Settings):
                 f"the result of model {model} is {shown(result)}: give a JobResult or its dict, a NoResult, or an "
                 "exception"
             )
+        if result.skipped:
+            return cls(
+                model=model,
+                outcome="skipped",
+                version=result.model_version,
+                metric=metric,
+                sentence=_one_line(result.skipped),
+            )
         if result.promoted is None:
             return cls(model=model, outcome="trained", sentence="the model is not registered")
         known = result.champion
@@ -100,6 +111,7 @@ class ModelLine(Settings):
             champion=None if known is None else known.value,
             champion_version=None if known is None else known.version,
             sentence="there is no decision" if result.decision is None else _one_line(result.decision.sentence),
+            recent=result.recent,
         )
 
     def __str__(self) -> str:
@@ -187,12 +199,14 @@ def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
 
 
 def _one_line(text: str) -> str:
-    """Return a text as one line of at most 300 characters.
+    """Return a text as one line of about 300 characters.
 
-    The end of a long text is kept, because the message of a failed job ends with the cause.
+    Begin and end of a long text are kept: some libraries name the cause first and then list what is allowed, and a
+    chain of errors ends with the cause.
     """
     line = " ".join(redact(text).split())
-    return line if len(line) <= _LONGEST_CAUSE else f"…{line[-_LONGEST_CAUSE:]}"
+    half = _LONGEST_CAUSE // 2
+    return line if len(line) <= _LONGEST_CAUSE else f"{line[:half]} … {line[-half:]}"
 
 
 def _figure(value: float) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError, JobError
@@ -32,7 +32,7 @@ from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.ledger import Ledger
 from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
-from shoal.jobs.results import ChampionResult, DecisionResult
+from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.specs.register import Register
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
@@ -46,7 +46,11 @@ default time limit of 120 s. If they take longer than the lock lasts, the proces
 in another round and corrects the alias."""
 
 _HISTORY = 10
-"""Number of earlier promotions that a report lists."""
+"""Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
+
+_AT_ONCE = 40
+"""Number of versions that other jobs may register while a challenger is evaluated. They are newer than the challenger,
+and so they are not among its earlier versions."""
 
 _COLUMNS = "shoal.input_cols"
 """Name of a registered version's tag: its value is a JSON list of the input columns. Only models whose signature does
@@ -61,11 +65,13 @@ class Outcome:
         challenger: The new version in the registry, with its metrics on the holdout.
         champion: Version that the challenger was compared with; None if the alias pointed to no version.
         decision: Whether the challenger was given the alias, and why.
+        recent: Versions that were registered before the challenger, the newest first.
     """
 
     challenger: Candidate
     champion: Candidate | None
     decision: Decision
+    recent: tuple[RecentVersion, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -80,6 +86,7 @@ class Outcome:
             "promoted": self.decision.promote,
             "champion": champion,
             "decision": DecisionResult(reason=self.decision.reason, sentence=self.decision.sentence),
+            "recent": self.recent,
         }
 
 
@@ -176,7 +183,11 @@ def enter(
         report.store(run, built)
     except Exception as error:  # the promotion is complete, so the job must not fail because of an error in the report
         print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
-    return outcome
+    try:
+        return replace(outcome, recent=_recent(run.client, ledger, register, outcome.challenger.version))
+    except Exception as error:  # as above: the earlier versions are only shown in messages
+        print(f"the earlier versions of the model could not be read from MLflow: {error}", flush=True)
+        return outcome
 
 
 def challenge(
@@ -229,6 +240,26 @@ def challenge(
 
 def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
+
+
+def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
+    """Return the versions that were registered before a version, the newest first, at most ten."""
+    mark = '"' if "'" in register.model else "'"  # MLflow's filters have no escape for a quotation mark
+    found = client.search_model_versions(
+        filter_string=f"name = {mark}{register.model}{mark}",
+        order_by=["version_number DESC"],
+        max_results=_HISTORY + _AT_ONCE,
+    )
+    promoted, tag = set(ledger.confirmed()), f"holdout.{legal_name(register.metric)}"
+    earlier = [each for each in found if int(each.version) < int(version)][:_HISTORY]
+    return tuple(
+        RecentVersion(
+            version=str(each.version),
+            value=float(each.tags[tag]) if tag in each.tags else None,
+            promoted=str(each.version) in promoted,
+        )
+        for each in earlier
+    )
 
 
 def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | None:

@@ -1,0 +1,83 @@
+"""Predict the rows of the last complete month whenever a new version of the flight delay model became the champion.
+
+The training of `scheduled_retraining` records an event when it promotes its model, and Airflow then starts this DAG. A
+run predicts with the version of the event, and not with the champion of the moment. So a run that is repeated gives the
+same predictions, in the same folder.
+
+To score once more without a promotion, trigger the DAG with the parameter ``version``. The pool is
+``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+``shoal_retrain_pool``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException
+
+from shoal.airflow.assets import model_asset, promotion_of
+from shoal.airflow.context import pool_for_run
+from shoal.airflow.operators import BatchPredictOperator
+
+MODEL = "recent-flight-delays"
+"""Name of the model that `scheduled_retraining` registers."""
+
+POOL = "{{ var.value.get('shoal_retrain_pool', 'local://retrain?max_nodes=4') }}"
+NODES = 2
+
+
+@dag(
+    schedule=[model_asset(MODEL)],
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
+    params={
+        "version": Param(
+            None,
+            type=["null", "string"],
+            description="Version of the model to predict with. Default: the version whose promotion started the run.",
+        ),
+    },
+    tags=["shoal", "scoring"],
+    doc_md=__doc__,
+)
+def score_on_promotion() -> None:
+    """Choose version, rows and output folder, lease nodes, predict, and release the nodes."""
+
+    @task(multiple_outputs=True)
+    def choose() -> dict[str, Any]:
+        """Return the model, the dataset and the output folder of the prediction."""
+        from shoal.examples.flights_data import months_before, recent_files
+        from shoal.state.home import subfolder
+
+        context = get_current_context()
+        version = context["params"]["version"]
+        if version is None:
+            promotion = promotion_of(context, MODEL)
+            if promotion is None:
+                raise AirflowFailException(
+                    "no promotion has started this run: trigger the DAG with the parameter version, such as 3"
+                )
+            version = promotion["version"]
+        [month] = months_before(context["dag_run"].run_after, 1)
+        return {
+            "model": f"models:/{MODEL}/{version}",
+            "dataset": {"paths": recent_files([month])},  # With data of your own: ["s3://warehouse/flights/..."]
+            "output_path": str(subfolder("examples") / "predictions" / MODEL / f"version-{version}" / month),
+        }
+
+    chosen = choose()
+    with pool_for_run(size=NODES, pool_name=POOL) as pool:
+        BatchPredictOperator(
+            task_id="predict",
+            model=chosen["model"],
+            dataset=chosen["dataset"],
+            output_path=chosen["output_path"],
+            pool_name=POOL,
+        )
+    chosen >> pool.setup
+
+
+score_on_promotion()

@@ -1,0 +1,86 @@
+"""Airflow assets of registered models: a promotion updates the asset, and DAGs can be scheduled on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow.sdk import Asset, AssetAlias
+
+from shoal.errors import InvalidArgumentError, shown
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import JobResult
+    from shoal.jobs.specs.register import Register
+
+CHAMPION = "champion"
+"""Alias of a champion if the options of a registration name no other alias. It is written here again because the class
+`Register` is not loaded in DAG files."""
+
+PROMOTIONS = AssetAlias("shoal-promotions")
+"""Outlet of every training task. Airflow records an event of an asset alias only if the task adds one, so the task adds
+one for the asset of its model if the model was promoted."""
+
+
+def model_asset(model: str, alias: str = CHAMPION) -> Asset:
+    """Return the asset that a promotion of a registered model updates: ``Asset("shoal://models/MODEL")``.
+
+    For an alias other than ``champion``, the asset is ``Asset("shoal://models/MODEL@ALIAS")``. Characters of the names
+    that a URI cannot contain are percent-encoded.
+
+    :param model: Name of the model in MLflow's registry.
+    :param alias: Alias in MLflow's registry that a promotion moves.
+    """
+    if not isinstance(model, str) or not model or any(mark in model for mark in "/:"):
+        raise InvalidArgumentError(
+            f'{shown(model)} is no name of a registered model: use 1 to 250 characters without "/" and ":"'
+        )
+    return Asset(f"shoal://models/{quote(model, safe='')}" + ("" if alias == CHAMPION else f"@{alias}"))
+
+
+def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[str, Any] | None:
+    """Return the promotion that has triggered this DAG run; None if the run has another cause, such as a user.
+
+    If several promotions have triggered the run together, the newest one is returned. A run that is cleared and runs
+    again gets the same promotion, also if there was another one since.
+
+    :param context: Airflow's context of a task of the run.
+    :param model: Name of the model in MLflow's registry.
+    :param alias: Alias that the promotion has moved.
+    :returns: A dict with ``model``, ``alias``, ``version``, ``model_uri`` (``models:/MODEL/VERSION``), ``metric``,
+        ``metrics``, ``decision``, ``reason``, ``job_id`` and ``previous_version`` (None if there was no champion).
+    """
+    try:
+        events = context["triggering_asset_events"][model_asset(model, alias)]
+    except KeyError:  # the run was triggered by a user, or by another asset
+        return None
+    newest = max(events, key=lambda event: event.timestamp)
+    return dict(newest.extra)
+
+
+def add_promotion(context: Context, register: Register, result: JobResult) -> None:
+    """Add the event about a promotion to the events of a task, which Airflow records when the task succeeds.
+
+    :param context: Airflow's context of the training task.
+    :param register: Options with which the model was registered.
+    :param result: Result of the job that has promoted the model.
+    """
+    plain = result.to_dict()  # strict JSON, which has no NaN
+    decision, champion = plain["decision"] or {}, plain["champion"] or {}
+    context["outlet_events"][PROMOTIONS].add(
+        model_asset(register.model, register.alias),
+        extra={
+            "model": register.model,
+            "alias": register.alias,
+            "version": result.model_version,
+            "model_uri": f"models:/{register.model}/{result.model_version}",
+            "metric": register.metric,
+            "metrics": plain["metrics"],
+            "decision": decision.get("sentence"),
+            "reason": decision.get("reason"),
+            "job_id": result.job_id,
+            "previous_version": champion.get("version"),
+        },
+    )

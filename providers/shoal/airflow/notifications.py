@@ -1,0 +1,141 @@
+"""Callbacks that send a message about trained models with any of Airflow's notifiers, such as ``SmtpNotifier``.
+
+The notifier's templates can use ``{{ shoal.subject }}``, ``{{ shoal.text }}`` and ``{{ shoal.html }}``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
+from shoal.airflow.outcomes import LINE
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import Message, ModelLine
+
+Notifier: TypeAlias = "Callable[[Context], Any]"
+"""One of Airflow's notifiers, or another callable that takes the context."""
+
+
+def model_message(notifier: Notifier) -> Callable[[Context], None]:
+    """Return a callback for a task that sends one message about the task's model.
+
+    Use it as ``on_success_callback`` and ``on_failure_callback`` (and ``on_skipped_callback``) of a
+    ``DistributedTrainOperator``, mapped or not, and of a ``CheckModelsOperator``.
+
+    :param notifier: Notifier, in whose templates ``shoal`` is the message. It is copied for each message, because a
+        notifier replaces its own templates when it renders them.
+    """
+
+    def send(context: Context) -> None:
+        _send(notifier, context, _about_task(context))
+
+    return send
+
+
+def run_message(notifier: Notifier) -> Callable[[Context], None]:
+    """Return a callback for a DAG that sends one message per run, with a line for each model of the run.
+
+    Use it as ``on_success_callback`` and ``on_failure_callback`` of the DAG. Airflow calls it in its DAG processor, so
+    shoal and the notifier's packages must be installed there.
+
+    :param notifier: Notifier, in whose templates ``shoal`` is the message.
+    """
+
+    def send(context: Context) -> None:
+        _send(notifier, context, _about_run(context))
+
+    return send
+
+
+def _send(notifier: Notifier, context: Context, message: Message) -> None:
+    copy.copy(notifier)(cast("Context", {**context, "shoal": message}))
+
+
+def _about_task(context: Context) -> Message:
+    from shoal.jobs import Message, summary_message
+
+    error = context.get("exception")
+    if isinstance(error, ModelAlertError):
+        return error.message
+    task = context["task"]
+    if isinstance(task, CheckModelsOperator):
+        text = f"task {task.task_id} of DAG {context['dag'].dag_id}: {error or 'no alerts'}"
+        return Message(text, text)
+    return summary_message([_line_of_task(context, error)])
+
+
+def _line_of_task(context: Context, error: object) -> ModelLine:
+    """Return the line that the task has left, or make one from the context if the task was killed before."""
+    ti = context["ti"]
+    stored = ti.xcom_pull(task_ids=ti.task_id, key=LINE, map_indexes=ti.map_index)
+    if stored is None:
+        index = -1 if ti.map_index is None else ti.map_index
+        return _unknown(ti.task_id, index, str(error or "it ended without a result: see the task's log"))
+    line = _parsed(stored)
+    if error is None or line.outcome in ("failed", "skipped"):
+        return line
+    return line.model_copy(update={"sentence": f"{line.sentence}; the task failed after the training: {error}"})
+
+
+def _about_run(context: Context) -> Message:
+    from shoal.jobs import Message, summary_message
+
+    dag, reason = context["dag"], context.get("reason")
+    lines = list(_lines_of_run(context))
+    if not lines:
+        text = f"{dag.dag_id}: no model was trained" + (f" ({reason})" if reason else "")
+        return Message(text, f"{text}\nrun {context['run_id']}")
+    message = summary_message(lines)
+    return Message(f"{dag.dag_id}: {message.subject}", f"{message.text}\nrun {context['run_id']}")
+
+
+def _lines_of_run(context: Context) -> Iterator[ModelLine]:
+    """Yield one line for each training task of a run, in the order in which the DAG file creates them."""
+    ti, tasks = context.get("ti"), context["dag"].tasks
+    if ti is None:  # Airflow gives a callback no task instance if the run has none.
+        return
+    run_id = context["run_id"]
+    task_ids = [task.task_id for task in tasks]
+    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id], task_ids=task_ids).get(run_id, {})
+    for task in tasks:
+        task_id = task.task_id
+        for index in _instances(task_id, states):
+            stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=index)
+            if stored is not None:
+                yield _parsed(stored)
+            elif _trains(task):
+                state = states[task_id if index < 0 else f"{task_id}_{index}"]
+                yield _unknown(task_id, index, f"the task ended as {state}: see its log", skipped=state == "skipped")
+
+
+def _instances(task_id: str, states: Mapping[str, Any]) -> list[int]:
+    """Return the map indexes of a task's instances in order; ``[-1]`` if the task is not mapped or not expanded."""
+    mapped = [name.rpartition("_")[2] for name in states if name.rpartition("_")[0] == task_id]
+    indexes = sorted(int(index) for index in mapped if index.isdigit())
+    return indexes or ([-1] if task_id in states else [])
+
+
+def _trains(task: object) -> bool:
+    kind = task.operator_class if isinstance(task, MappedOperator) else type(task)
+    return isinstance(kind, type) and issubclass(kind, DistributedTrainOperator)
+
+
+def _parsed(stored: Mapping[str, Any]) -> ModelLine:
+    from shoal.jobs import ModelLine
+
+    return ModelLine.parse(stored)
+
+
+def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False) -> ModelLine:
+    """Return the line about a task that has left no line of its own."""
+    from shoal.jobs import ModelLine
+
+    name = task_id if map_index < 0 else f"{task_id}[{map_index}]"
+    return ModelLine(model=f"task {name}", outcome="skipped" if skipped else "failed", sentence=cause)

@@ -1,0 +1,57 @@
+"""Record the outcome of a training task: as an XCom, from which messages are made, and as an asset event."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.airflow.assets import add_promotion
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import AnyJobSpec, JobResult
+
+log = logging.getLogger(__name__)
+
+LINE = "shoal_line"
+"""Key of the XCom in which a training task leaves the line about its model, as plain data of a `ModelLine`."""
+
+
+def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> None:
+    """Leave a line about a training as XCom, and add the asset event if the model was promoted.
+
+    An error is logged and not raised, because the training has succeeded.
+
+    :param context: Airflow's context of the training task.
+    :param spec: Spec of the job.
+    :param result: Result of the job.
+    """
+    try:
+        if result.promoted and spec.register_as is not None:
+            add_promotion(context, spec.register_as, result)
+    except Exception:
+        log.warning("the asset event about the promotion could not be added", exc_info=True)
+    _push_line(context, spec, result)
+
+
+def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | None, error: Exception) -> None:
+    """Leave a line about a failed training as XCom.
+
+    An error is logged and not raised, so that the task fails with its own cause.
+
+    :param context: Airflow's context of the training task.
+    :param spec: Spec of the job, or its fields if they could not be parsed.
+    :param error: The cause of the failure.
+    """
+    _push_line(context, spec or {}, error)
+
+
+def _push_line(context: Context, spec: AnyJobSpec | Mapping[str, Any], outcome: JobResult | Exception) -> None:
+    from shoal.jobs import ModelLine
+
+    try:
+        context["ti"].xcom_push(key=LINE, value=ModelLine.of(spec, outcome).to_dict())
+    except Exception:
+        log.warning("the outcome of the training could not be stored as an XCom for messages", exc_info=True)

@@ -1,0 +1,147 @@
+"""Find models that were not promoted, and jobs that have waited, for longer than a bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import select
+
+from shoal.errors import InvalidArgumentError, shown
+from shoal.jobs.specs.register import Register
+from shoal.jobs.submission import MOST_LISTED, list_jobs
+from shoal.state import Store
+from shoal.state.schema import Job, JobState, Promotion, PromotionState
+
+DEFAULT_ALIAS: str = Register.model_fields["alias"].default
+"""Alias of a champion if the options of a registration name no other alias."""
+
+
+@dataclass(frozen=True)
+class StaleModel:
+    """A model that was not promoted for longer than a bound.
+
+    Attributes:
+        model: Name of the registered model.
+        alias: Alias in MLflow's registry that a promotion sets.
+        days: Days since the last promotion; for a model that was never promoted, since its first job. None: the store
+            knows neither, because no job for the model was ever submitted.
+        version: Version that was promoted last; None if there was no promotion.
+    """
+
+    model: str
+    alias: str
+    days: float | None
+    version: str | None
+
+    def __str__(self) -> str:
+        """Return the alert in one sentence."""
+        if self.days is None:
+            return f"{self.model}: there was no training and no promotion to {self.alias}"
+        if self.version is None:
+            return f"{self.model}: no promotion to {self.alias} since the first training {self.days:.1f} days ago"
+        return f"{self.model}: no promotion to {self.alias} for {self.days:.1f} days, since version {self.version}"
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A job that has waited in its pool's queue for longer than a bound.
+
+    Attributes:
+        job_id: Id of the job.
+        pool: Name of the pool.
+        holder: Name of the run that submitted the job.
+        position: Place in the pool's queue, from 1.
+        hours: Hours since the job was submitted.
+    """
+
+    job_id: str
+    pool: str
+    holder: str
+    position: int
+    hours: float
+
+    def __str__(self) -> str:
+        """Return the alert in one sentence."""
+        return (
+            f"job {self.job_id} of {self.holder} has waited for {self.hours:.1f} hours, "
+            f"and is number {self.position} in the queue of pool {self.pool}"
+        )
+
+
+def stale_models(older_than: timedelta, models: Collection[str] | None = None) -> list[StaleModel]:
+    """Return the models whose last promotion is older than a bound, or that were never promoted, by name.
+
+    The promotions and jobs are those in shoal's store (``$SHOAL_HOME`` or ``$SHOAL_STATE_URL``); MLflow is not asked. A
+    model that was never promoted is found by its jobs, as long as the store has them. If two registries have models of
+    the same name, they count as one.
+
+    Args:
+        older_than: The bound.
+        models: Names of the models to check. A name without any job or promotion is returned too. None: all models.
+
+    Raises:
+        InvalidArgumentError: `older_than` is not a positive duration, or `models` is not a list.
+    """
+    bound = _checked("older_than", older_than)
+    if isinstance(models, str):
+        raise InvalidArgumentError(f'models="{models}" must be a list of names: ["{models}"]')
+    now = time.time()
+    known = _last_promotions(Store())
+    stale = [
+        StaleModel(model, alias, (now - since) / 86_400, version)
+        for (model, alias), (since, version) in known.items()
+        if now - since > bound and (models is None or model in models)
+    ]
+    missing = set(models or ()) - {model for model, _ in known}
+    stale += [StaleModel(model, DEFAULT_ALIAS, None, None) for model in missing]
+    return sorted(stale, key=lambda each: (each.model, each.alias))
+
+
+def waiting_jobs(longer_than: timedelta, pool_name: str | None = None) -> list[WaitingJob]:
+    """Return the jobs that have waited in a pool's queue for longer than a bound, the longest wait first.
+
+    Args:
+        longer_than: The bound.
+        pool_name: Name of the pool. None: all pools.
+
+    Raises:
+        InvalidArgumentError: `longer_than` is not a positive duration.
+    """
+    bound = _checked("longer_than", longer_than)
+    now = time.time()
+    found = [
+        WaitingJob(job.job_id, job.pool, job.holder, job.position, (now - job.created_at) / 3_600)
+        for job in list_jobs(pool_name, states=(JobState.PENDING,), limit=MOST_LISTED)
+        if job.position is not None and now - job.created_at > bound
+    ]
+    return sorted(found, key=lambda each: -each.hours)
+
+
+def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | None]]:
+    """Return the time and the version of the last promotion, by the names of model and alias.
+
+    For a model that was never promoted, this is the time of its first job, and no version.
+    """
+    promotions = (
+        select(Promotion.model, Promotion.alias, Promotion.version, Promotion.created_at)
+        .where(Promotion.state == PromotionState.CONFIRMED)
+        .order_by(Promotion.id)
+    )
+    found: dict[tuple[str, str], tuple[float, str | None]] = {}
+    with store.reading() as session:
+        for spec, created_at in session.execute(select(Job.spec, Job.created_at).order_by(Job.created_at)):
+            if register := spec.get("register"):
+                found.setdefault((register["model"], register["alias"]), (created_at, None))
+        for model, alias, version, created_at in session.execute(promotions):
+            found[model, alias] = (created_at, version)
+    return found
+
+
+def _checked(name: str, bound: timedelta) -> float:
+    """Check a bound, and return it in seconds."""
+    if not isinstance(bound, timedelta) or bound <= timedelta(0):
+        raise InvalidArgumentError(f"{name}={shown(bound)} must be a positive timedelta, such as timedelta(days=40)")
+    return bound.total_seconds()

@@ -1,0 +1,84 @@
+"""Write the message about trained models: one line per model, and its metric against that of earlier versions.
+
+The functions send nothing: Airflow's notifiers and Prefect's automations do.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.jobs import metrics
+from shoal.jobs.many.summary import ModelLine, summary_headline
+
+_INDENT = " " * 10
+"""Indent of the second line about a model, which then begins below the model's name."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message for people, as plain text and as HTML.
+
+    Attributes:
+        subject: The message in one line.
+        text: The whole message as plain text.
+    """
+
+    subject: str
+    text: str
+
+    @property
+    def html(self) -> str:
+        """Return the text as HTML, with a fixed-width font and all special characters escaped."""
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
+def summary_message(lines: Sequence[ModelLine]) -> Message:
+    """Return the message about the trainings of one or more models.
+
+    The subject names the outcome of one model, or counts the outcomes of several. The text has a line per model with
+    outcome, metric, the champion's metric and the reason, and below it the metric of the last ten versions.
+
+    Args:
+        lines: One line per model; see `shoal.jobs.summary`.
+
+    Example:
+        >>> print(summary_message(summary(specs, results)).text)
+    """
+    subject = _subject(lines[0]) if len(lines) == 1 else summary_headline(lines)
+    parts = []
+    for line in lines:
+        parts.append(str(line))
+        if comparison := _against_recent(line):
+            parts.append(f"{_INDENT}{comparison}")
+    return Message(subject, "\n".join(parts))
+
+
+def _subject(line: ModelLine) -> str:
+    version = "" if line.version is None else f" version {line.version}"
+    value = "" if line.value is None else f", {line.metric} {line.value:.6g}"
+    return f"{line.outcome}: {line.model}{version}{value}"
+
+
+def _against_recent(line: ModelLine) -> str:
+    """Compare the metric with that of the versions before, such as ``rmse of the last 2 versions: 18, 17.5* ...``."""
+    known = [each for each in line.recent if each.value is not None]
+    if line.metric is None or not known:
+        return ""
+    listed = ", ".join(f"{each.value:.6g}{'*' if each.promoted else ''}" for each in known)
+    one = len(known) == 1
+    text = f"{line.metric} of the last {'version' if one else f'{len(known)} versions, newest first'}: {listed}"
+    notes = ["* promoted"] if any(each.promoted for each in known) else []
+    if not one:
+        notes.append("each on its own holdout")
+    if notes:
+        text += f" ({'; '.join(notes)})"
+    if line.value is None or not math.isfinite(line.value):
+        return text
+    mine, lower_is_better = line.value, metrics.best_mode(line.metric) == "min"
+    beaten = sum(
+        1 for each in known if each.value is not None and (mine < each.value if lower_is_better else mine > each.value)
+    )
+    return f"{text}; version {line.version} is better than {beaten} of {len(known)}"

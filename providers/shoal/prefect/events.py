@@ -1,0 +1,109 @@
+"""Send Prefect events about trained models, stale models and waiting jobs.
+
+Prefect's automations react to them: they send a notification, or run a deployment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from prefect.context import TaskRunContext
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import AnyJobSpec, JobResult, ModelLine, stale_models, summary_message, waiting_jobs
+
+_EVENT = "shoal.model."
+"""Begin of the names of all events about models. The outcome of a training follows, such as ``promoted``."""
+
+_MODEL = "shoal.model."
+"""Begin of the resource ids of models. The name of the registered model follows."""
+
+_JOB = "shoal.job."
+"""Begin of the resource ids of jobs. The id of the job follows."""
+
+
+def emit_outcome(spec: AnyJobSpec | Mapping[str, Any] | None, outcome: JobResult | Exception) -> None:
+    """Send the event about a training: ``shoal.model.promoted``, ``.kept``, ``.trained``, ``.failed`` or ``.skipped``.
+
+    An error is logged and not raised, so that it neither fails a task whose training has succeeded, nor hides the cause
+    of a failure.
+
+    Args:
+        spec: Spec of the job, or its fields if they could not be parsed.
+        outcome: The job's result, or the error with which the task fails.
+    """
+    try:
+        line = ModelLine.of(spec or {}, outcome)
+        message = summary_message([line])
+        payload = {**line.to_dict(), "subject": message.subject, "text": message.text}
+        if isinstance(outcome, JobResult):
+            result = outcome.to_dict()
+            payload |= {name: result[name] for name in ("job_id", "model_uri", "metrics", "promoted")}
+        emit_event(f"{_EVENT}{line.outcome}", _model(line.model), payload=payload)
+    except Exception as error:
+        get_run_logger().warning("the Prefect event about the training could not be sent: %s", error)
+
+
+@contextmanager
+def failure_event(spec: AnyJobSpec | Mapping[str, Any] | None) -> Iterator[None]:
+    """Send the event ``shoal.model.failed`` if the block raises an exception and Prefect does not retry the task.
+
+    A run that is cancelled sends no event, because its end is not a failure of the training.
+
+    Args:
+        spec: Spec of the training, or its fields.
+    """
+    try:
+        yield
+    except Exception as error:
+        task = TaskRunContext.get()
+        if task is None or task.task_run.run_count > task.task.retries:
+            emit_outcome(spec, error)
+        raise
+
+
+def emit_alerts(
+    *,
+    promoted_within: timedelta | None = None,
+    started_within: timedelta | None = None,
+    models: Collection[str] | None = None,
+) -> list[str]:
+    """Send an event for each model and each job that is above a bound: ``shoal.model.stale``, ``shoal.job.waiting``.
+
+    Call it in a flow that runs periodically. Each call sends the events again. To be told once a day, give the
+    automation's trigger ``within=timedelta(days=1)`` and ``for_each={"prefect.resource.id"}``.
+
+    Args:
+        promoted_within: Longest time since a model's last promotion. None: promotions are not checked.
+        started_within: Longest time that a job may wait in the queue of its pool. None: jobs are not checked.
+        models: Names of the models to check; a model that was never trained is stale, too. None: all models that
+            shoal's store knows.
+
+    Returns:
+        One sentence for each event.
+
+    Raises:
+        InvalidArgumentError: Both bounds are missing, or one is not a positive duration.
+    """
+    if promoted_within is None and started_within is None:
+        raise InvalidArgumentError("emit_alerts checks nothing: give promoted_within, started_within or both")
+    sentences = []
+    for model in stale_models(promoted_within, models) if promoted_within is not None else ():
+        payload = {"alias": model.alias, "version": model.version, "days": model.days, "text": str(model)}
+        emit_event(f"{_EVENT}stale", _model(model.model), payload=payload)
+        sentences.append(str(model))
+    for job in waiting_jobs(started_within) if started_within is not None else ():
+        resource = {"prefect.resource.id": f"{_JOB}{job.job_id}", "prefect.resource.name": job.job_id}
+        payload = {"pool": job.pool, "holder": job.holder, "hours": job.hours, "text": str(job)}
+        emit_event("shoal.job.waiting", resource, payload=payload)
+        sentences.append(str(job))
+    return sentences
+
+
+def _model(name: str) -> dict[str, str]:
+    return {"prefect.resource.id": f"{_MODEL}{name}", "prefect.resource.name": name}
