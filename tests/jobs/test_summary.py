@@ -97,3 +97,11 @@ def test_a_long_cause_keeps_both_ends_and_hides_credentials():
 def test_missing_and_foreign_results_are_refused(results, message):
     with pytest.raises(InvalidArgumentError, match=message):
         summary([spec_of("a")], results)
+
+
+def test_a_job_that_skipped_its_training_says_why():
+    skipped = result_of(0.0, promoted=None).model_copy(update={"skipped": "nothing new since version 6"})
+
+    (line,) = summary([spec_of("delays-a")], [skipped.to_dict()])
+
+    assert str(line) == "skipped   delays-a: nothing new since version 6"
