@@ -32,7 +32,8 @@ def test_it_ends_what_an_ended_run_left(server, tiny, janitor, logged):
 
 def test_its_automations_are_made_once(server, janitor):
     module = janitor.fn.__globals__
-    every_five_minutes, after_a_crash = module["deployments"]()
+    every_five_minutes, after_a_crash, every_night = module["deployments"]()
+    assert [schedule.schedule.cron for schedule in every_night.schedules] == ["30 4 * * *"]
     assert [schedule.schedule.cron for schedule in every_five_minutes.schedules] == ["*/5 * * * *"]
     deployment = after_a_crash.apply()
     first, second = ([one.id for one in module["automate"](deployment)] for _ in range(2))

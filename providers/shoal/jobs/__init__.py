@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
+from shoal.jobs.cleanup import CleanupReport, clean_up, retain, sweep
 from shoal.jobs.files.artifacts import load_results, load_training
+from shoal.jobs.files.retention import DeletedAttempt, prune_jobs
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
+from shoal.jobs.mlflow.models import (
+    HistoryEntry,
+    ModelDetails,
+    ModelStatus,
+    SliceStatus,
+    VersionStatus,
+    describe_model,
+    list_models,
+    model_history,
+)
+from shoal.jobs.mlflow.retention import DeletedVersion, ModelPruning, prune_models
 from shoal.jobs.results import ChampionResult, JobResult
 from shoal.jobs.specs.base import Tracking
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, FunctionRegister, parse_spec
@@ -18,24 +30,38 @@ __all__ = [
     "AnyJobSpec",
     "ChampionResult",
     "CleanupReport",
+    "DeletedAttempt",
+    "DeletedVersion",
     "FunctionJobSpec",
     "FunctionRegister",
+    "HistoryEntry",
     "JobHandle",
     "JobResult",
     "JobSpec",
     "JobStatus",
     "JobTimeoutError",
+    "ModelDetails",
+    "ModelPruning",
+    "ModelStatus",
     "PredictJobSpec",
     "PredictResult",
     "Register",
+    "SliceStatus",
     "Tracking",
+    "VersionStatus",
     "attach",
     "cancel",
     "clean_up",
+    "describe_model",
     "list_jobs",
+    "list_models",
     "load_results",
     "load_training",
+    "model_history",
     "parse_spec",
+    "prune_jobs",
+    "prune_models",
+    "retain",
     "spec_of",
     "submit",
     "sweep",

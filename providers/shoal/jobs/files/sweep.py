@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs import credentials
@@ -46,16 +47,13 @@ def _credentials(store: Store) -> Iterator[str]:
 
 
 def _staged_data(store: Store) -> Iterator[str]:
-    from shoal.data.staging.staged_data import default_location
-
-    folder = Path(default_location())
-    there = {str(path) for path in folder.iterdir()} if folder.exists() else set()
+    there = _staged_here()
     if not there:
         return
     with store.reading() as session:
         ended = select(Job).where(Job.state.in_(JOB_ENDED)).order_by(Job.created_at.desc()).limit(_AT_ONCE)
         done = [(job, _staged(job)) for job in session.scalars(ended)]
-        needed = {at for job in session.scalars(select(Job).where(Job.state.not_in(JOB_ENDED))) for at in _staged(job)}
+        needed = _needed(session)
     for job, staged in done:
         unneeded = (staged & there) - needed
         there -= unneeded
@@ -66,6 +64,25 @@ def _staged_data(store: Store) -> Iterator[str]:
                 log.warning("job %s, attempt %d: staged data could not be removed: %s", job.id, job.attempt, error)
             else:
                 yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
+
+
+def discard_staged(store: Store, job: Job) -> None:
+    """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless an active job needs them."""
+    if here := _staged(job) & _staged_here():
+        with store.reading() as session:
+            here -= _needed(session)
+        staging.discard(here)
+
+
+def _staged_here() -> set[str]:
+    from shoal.data.staging.staged_data import default_location
+
+    folder = Path(default_location())
+    return {str(path) for path in folder.iterdir()} if folder.exists() else set()
+
+
+def _needed(session: Session) -> set[str]:
+    return {at for job in session.scalars(select(Job).where(Job.state.not_in(JOB_ENDED))) for at in _staged(job)}
 
 
 def _staged(job: Job) -> set[str]:
