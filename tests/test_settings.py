@@ -20,7 +20,11 @@ TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
         ({"framework": "xgbost"}, "unknown framework \"xgbost\": it can be 'xgboost' or 'lightgbm'"),
         ({"label_col": None}, "label_col=None: Input should be a valid string"),
         ({"n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
-        ({"weight_col": "a"}, "a column may have only one role, and a is named for two"),
+        (
+            {"weight_col": "a"},
+            "a column may have only one role (feature, label, weight, margin or group), but these columns have more "
+            "than one: a",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_its_path_and_the_nearest_name(fields: dict, said: str):

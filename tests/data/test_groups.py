@@ -85,5 +85,5 @@ def test_a_group_in_two_places_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_null_group_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r'0\.parquet, row group 1: the group "q" is null in 1 of 2 rows'):
+    with pytest.raises(DataError, match=r'0\.parquet, row group 1: the group column "q" is null in 1 of 2 rows'):
         write(tmp_path, [1, 1, 1, 2, None]).plan(1, 0, "q")

@@ -46,15 +46,15 @@ def rows_in(url: str) -> int:
         ({"sql": "SELECT 1 /*! INTO OUTFILE '/x' */"}, 'contains "/*!"'),
         ({"sql": "/*!50000 DELETE FROM trips */"}, 'contains "/*!"'),
         ({"sql": "SELECT 1 /*M!100100 INTO OUTFILE '/x' */"}, 'contains "/*M!"'),
-        ({"sql": "SELECT * FROM trips WHERE month > :low"}, "the parameter :low, which params does not give"),
+        ({"sql": "SELECT * FROM trips WHERE month > :low"}, "the parameter :low, but params has no value for it"),
         ({"sql": "SELECT 1", "params": {"low": 3}}, 'params has "low"'),
         ({"sql": "SELECT 1", "params": {"low": [3]}}, "params.low"),
         ({"sql": "SELECT 1", "connection": "postgresql://me:hunter2@host/x"}, "must be a name"),
-        ({"sql": "SELECT 1", "connection": None}, "sql needs a connection"),
-        ({"sql": "SELECT 1", "paths": ("/x",)}, "give one of them"),
-        ({"sql": "SELECT 1", "filters": [["x", "=", 1]]}, "write them into the WHERE"),
-        ({"sql": None, "paths": ("/x",)}, "belong to sql"),
-        ({"sql": None, "connection": None}, "needs paths, or sql with a connection"),
+        ({"sql": "SELECT 1", "connection": None}, "sql needs the option connection"),
+        ({"sql": "SELECT 1", "paths": ("/x",)}, "give only one of these options"),
+        ({"sql": "SELECT 1", "filters": [["x", "=", 1]]}, "write the conditions into the WHERE clause of sql"),
+        ({"sql": None, "paths": ("/x",)}, "connection and params can be given only with the option sql"),
+        ({"sql": None, "connection": None}, "needs the option paths, or the options sql and connection"),
     ],
 )
 def test_a_wrong_query_is_refused_when_parsed(fields: dict[str, Any], said: str) -> None:
@@ -68,7 +68,7 @@ def test_a_wrong_query_is_refused_when_parsed(fields: dict[str, Any], said: str)
 def test_one_select_is_accepted(sql: str) -> None:
     spec = DatasetSpec(sql=sql, connection="warehouse")
     assert DatasetSpec.parse(spec.model_dump(mode="json")) == spec
-    with pytest.raises(InvalidArgumentError, match="sql in a spec is run by a job"):
+    with pytest.raises(InvalidArgumentError, match="sql of a dataset spec can be run only by a job"):
         DataConnector.from_spec(spec)
 
 

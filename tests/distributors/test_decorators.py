@@ -32,7 +32,7 @@ def test_it_is_called_here_as_ever() -> None:
         ({"num_workers": 0}, "num_workers=0"),
         ({"gpus": -1}, "gpus=-1"),
         ({"num_cpus": -1}, "num_cpus"),
-        ({"gpu_type": "H100"}, 'gpu_type="H100" is of GPUs'),
+        ({"gpu_type": "H100"}, 'gpu_type="H100" requires GPUs'),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(wrong: dict[str, int], says: str) -> None:

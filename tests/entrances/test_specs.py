@@ -127,7 +127,7 @@ def test_the_error_of_a_config_repeats_no_password():
 
 @pytest.mark.parametrize("field", ["n_estimators", "early_stopping_rounds"])
 def test_a_number_of_rounds_is_no_truth_value(field: str):
-    with pytest.raises(InvalidArgumentError, match=f"{field}=True: a number is needed, not a truth value"):
+    with pytest.raises(InvalidArgumentError, match=f"{field}=True: must be a number, not True or False"):
         JobSpec.parse({**BOOSTING, field: True})
 
 

@@ -27,7 +27,7 @@ REGISTER = {"model": "m", "metric": "rmse", "holdout": HOLDOUT}
         ({"input_cols": []}, "input_cols"),
         ({"input_cols": ["a", "y"]}, 'the label "y" is also in input_cols'),
         ({"categorical_cols": ["a", "c"]}, 'categorical_cols names "c", which is not among input_cols'),
-        ({"weight_col": "a"}, "a is named for two"),
+        ({"weight_col": "a"}, "but these columns have more than one: a"),
         ({"n_estimators": 0}, "n_estimators"),
         ({"early_stopping_rounds": 5}, "early_stopping_rounds needs an eval_set"),
         ({"n_estimatorz": 5}, "n_estimatorz"),

@@ -49,7 +49,7 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
 
 
 def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, pa.Array]:
-    """Read columns, one row group at a time, and collect their categories.
+    """Read columns, one row group at a time, and collect the distinct values (categories) of each column.
 
     Args:
         source: The dataset to read.
@@ -81,13 +81,14 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
     for name, values in found.items():
         if not len(values):
             raise DataError(
-                f'column "{name}" is null in every row: leave it out, or fix the program that writes the dataset'
+                f'column "{name}" is null in every row: leave the column out, or fix the program that writes the '
+                "dataset"
             )
     return {name: values.take(pc.sort_indices(values)) for name, values in found.items()}
 
 
 def encoded(table: pa.Table, categories: Categories) -> pa.Table:
-    """Return the table with the categories replaced by their codes.
+    """Return the table with the values of categorical columns replaced by their integer codes.
 
     Args:
         table: The rows to encode.
@@ -113,7 +114,7 @@ def to_lists(categories: Categories) -> dict[str, list[Any]]:
 
 
 def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
-    """Convert the result of `to_lists` back to categories.
+    """Convert the lists that `to_lists` returned back to Arrow arrays of categories.
 
     Args:
         lists: Column -> its categories as str, int or bool.
@@ -146,4 +147,6 @@ def _comparable(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArr
     try:
         return table.column(name).cast(type_)
     except pa.ArrowInvalid as exc:
-        raise DataError(f'the categories of column "{name}" cannot be compared ({exc}): write them as text') from exc
+        raise DataError(
+            f'the categories of column "{name}" cannot be compared ({exc}): write the column as text'
+        ) from exc

@@ -144,7 +144,7 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
         if not pa.types.is_null(type_) and category_type(type_) != category_type(expected):
             raise DataError(
                 f'{source.reference().path}: column "{name}" is of type {type_}, but its categories are of type '
-                f"{expected} in the training set: write the column in that type"
+                f"{expected} in the training set: write the column in the type of the training set"
             )
 
 
@@ -210,7 +210,7 @@ def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> No
 def check_roles(
     input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
 ) -> None:
-    """Check that column names are lists of names, and that no name has two roles that exclude each other.
+    """Check that column arguments are lists of names, and that no column has two roles, such as feature and label.
 
     Args:
         input_cols: Feature columns.
@@ -240,11 +240,14 @@ def check_roles(
             raise InvalidArgumentError(f'"{name}" occurs more than once in input_cols: name each column once')
     for name in categorical_cols:
         if name not in input_cols:
-            raise InvalidArgumentError(f'categorical_cols names "{name}", which is not among input_cols')
+            raise InvalidArgumentError(
+                f'categorical_cols names "{name}", which is not among input_cols: add it to input_cols, or remove it '
+                "from categorical_cols"
+            )
 
 
 def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
-    """Return the names of all columns in the arguments, without duplicates."""
+    """Return the names of all columns that the arguments name, without duplicates."""
     return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
 
@@ -354,5 +357,5 @@ def _check_any_value(source: ParquetSource, name: str) -> None:
             return
     raise DataError(
         f'column "{name}" is null in every row of {source.reference().path} and all other files: '
-        "leave it out, or fix the program that writes the dataset"
+        "leave the column out, or fix the program that writes the dataset"
     )

@@ -1,4 +1,4 @@
-"""Convert Arrow columns for torch datasets: numbers to NumPy arrays, text and bytes to Arrow arrays."""
+"""Convert columns of Arrow tables for torch datasets: numbers to NumPy arrays, text and bytes to Arrow arrays."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
-    """Join the arrays of a column from several row ranges into one array, and reorder its rows.
+    """Join the arrays of a column from several row ranges into one array, and reorder its values.
 
     Args:
         pieces: Values of the column, one array per row range.

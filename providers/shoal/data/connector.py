@@ -1,4 +1,4 @@
-"""Define data connectors, the datasets that users pass to estimators and that are stored in a job's spec."""
+"""Define data connectors: descriptions of datasets, which users pass to estimators and which job specs contain."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class DataConnector:
         ingestor_class: IngesterClass = RayDataIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Run a Ray Data pipeline and write its rows, from Ray's tasks, as Parquet to a staging location.
+        """Run a Ray Data pipeline, whose Ray tasks write the rows as Parquet files to a staging location.
 
         The pipeline's transformations run once, not in every epoch. Shards are planned from the footers of the staged
         files.
@@ -198,7 +198,7 @@ class DataConnector:
         sources: PathLike | ParquetSource | Iterable[PathLike | ParquetSource],
         ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
-        """Connect to several sources as one dataset, with their rows in the order of `sources`.
+        """Connect to several sources as one dataset, whose rows are in the order of `sources`.
 
         Args:
             sources: Paths or ``ParquetSource`` objects.
@@ -226,7 +226,7 @@ class DataConnector:
 
     @classmethod
     def from_spec(cls, spec: DatasetSpec | Mapping[str, Any]) -> DataConnector:
-        """Build a connector from the dataset part of a job's spec.
+        """Create a connector from the description of a dataset in a job's spec.
 
         Args:
             spec: Result of :meth:`to_spec`, or its JSON as a dict.
@@ -241,7 +241,8 @@ class DataConnector:
             spec = DatasetSpec.model_validate(spec)
         if spec.sql is not None and not spec.paths:
             raise InvalidArgumentError(
-                "sql in a spec is run by a job: submit the spec as a job, or use DataConnector.from_sql"
+                "the sql of a dataset spec can be run only by a job: submit the spec as a job, or use "
+                "DataConnector.from_sql"
             )
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
@@ -319,11 +320,14 @@ class DataConnector:
                 found = pc.min_max(table.column(column)).as_py()
                 ends += [end for end in found.values() if end is not None]
         except pa.ArrowNotImplementedError:
-            raise DataError(f'column "{column}" is of type {schema.field(column).type}, which has no order') from None
+            raise DataError(
+                f'column "{column}" is of type {schema.field(column).type}, which has no order: name a '
+                "column of dates, timestamps or numbers"
+            ) from None
         return (min(ends), max(ends)) if ends else None
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Assign the rows to workers, one shard for each; see :func:`shoal.data.planning.row_groups.plan_shards`.
+        """Assign the rows to workers, one shard per worker; see :func:`shoal.data.planning.row_groups.plan_shards`.
 
         Args:
             num_workers: Number of shards.
@@ -343,7 +347,7 @@ class DataConnector:
         return plan_shards(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
-        """Return the number of groups of rows; the whole group column is read to count the groups."""
+        """Return the number of groups of rows. To count the groups, the whole group column is read."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:
@@ -388,7 +392,7 @@ class DataConnector:
         drop_last_batch: bool = False,
         columns: Sequence[str] | None = None,
     ) -> TorchDataset:
-        """Return a torch ``IterableDataset`` of all rows, on every rank of a gang.
+        """Return a torch ``IterableDataset`` of all rows. If several workers call this method, each one reads all rows.
 
         To read only the rows of one rank, use :meth:`ShardedDataConnector.get_shard`.
 

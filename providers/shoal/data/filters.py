@@ -1,4 +1,4 @@
-"""Check row filters, and bring them into a form that can be stored as JSON in a job's spec.
+"""Check filters of rows, and convert them to a form that can be stored as JSON in a job's spec.
 
 The filters have the form that pyarrow, pandas and Dask also use.
 """
@@ -28,7 +28,7 @@ _FORM = 'write filters=[["month", ">=", 3], ["month", "<", 6]], or a list of suc
 
 
 def parse_filters(given: Any) -> Filters:
-    """Check the filters that the user wrote, and convert them to tuples of alternatives and terms.
+    """Check the filters that the user wrote, and convert them to nested tuples (:data:`Filters`).
 
     Args:
         given: A list of terms ``[column, operator, value]``, which are joined with AND, or a list of such lists, which
@@ -47,16 +47,14 @@ def parse_filters(given: Any) -> Filters:
         raise InvalidArgumentError(f"filters is empty: omit it to read all rows, or {_FORM}")
     if isinstance(given[0], str):
         raise InvalidArgumentError(f"filters={shown(given)} is a single term: put it into a list, [{shown(given)}]")
-    # The user may give one list of terms or a list of such lists. In the first case the first item of the first item is
-    # the name of a column, in the second case it is a term.
+    # The user may give one list of terms (comparisons), or a list of such lists. In the first case `given[0][0]` is the
+    # name of a column, in the second case it is a term.
     flat = _is_list(given[0]) and bool(given[0]) and isinstance(given[0][0], str)
     alternatives = [given] if flat else given
     parsed = []
     for terms in alternatives:
         if not _is_list(terms) or not terms:
-            raise InvalidArgumentError(
-                f"filters has the alternative {shown(terms)}, which is not a list of terms: {_FORM}"
-            )
+            raise InvalidArgumentError(f"filters has the element {shown(terms)}, which is not a list of terms: {_FORM}")
         parsed.append(tuple(_parse_term(term) for term in terms))
     return tuple(parsed)
 
@@ -83,7 +81,7 @@ def _parse_term(given: Any) -> Term:
     column, operator, value = given
     if not isinstance(column, str):
         raise InvalidArgumentError(
-            f"filters has the term {shown(given)}: the column must be a text, not {shown(column)}"
+            f"filters has the term {shown(given)}: the name of the column must be a text, not {shown(column)}"
         )
     if operator == "==":
         operator = "="
@@ -99,8 +97,9 @@ def _parse_term(given: Any) -> Term:
             f'filters has the term {shown(given)}: "{operator}" takes a list of values, not {shown(value)}'
         )
     values = tuple(_parse_scalar(item, given) for item in value)
+    # The values of a set are sorted, so that equal sets give equal JSON.
     if isinstance(value, set | frozenset):
-        values = tuple(sorted(values, key=lambda item: (str(type(item)), item)))  # equal sets then give equal JSON
+        values = tuple(sorted(values, key=lambda item: (str(type(item)), item)))
     if not values:
         raise InvalidArgumentError(f'filters has the term {shown(given)}: "{operator}" needs at least one value')
     return column, operator, values
@@ -108,8 +107,8 @@ def _parse_term(given: Any) -> Term:
 
 def _parse_scalar(value: Any, term: Any) -> Scalar:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # converts a NumPy scalar to a Python object
-    if isinstance(value, date):  # also true for a datetime, because datetime is a subclass of date
+        value = value.item()  # `item()` converts a NumPy scalar to a Python object
+    if isinstance(value, date):  # `isinstance` is also true for a datetime, a subclass of date
         return value.isoformat()
     if value is None:
         raise InvalidArgumentError(

@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GangPosition:
-    """Rank of a process in its gang, size of the gang, and the seed with which all workers of the gang plan the shards.
+    """Rank of a process in its gang of workers, size of the gang, and the seed with which all workers plan the shards.
 
     Raises:
         InvalidArgumentError: If `rank` is negative or not below `world_size`.
@@ -34,8 +34,8 @@ class GangPosition:
 
 ALONE = GangPosition(rank=0, world_size=1)
 
-# The position is a global variable and not a context variable. A new thread begins with an empty context, so a thread
-# that the user starts in a worker would see rank 0 of 1 and read every row.
+# The position is stored in a global variable and not in a context variable. A new thread begins with an empty context,
+# so with a context variable a thread that the user starts in a worker would see rank 0 of 1 and read every row.
 _position = ALONE
 
 

@@ -23,7 +23,7 @@ class Ingester(Protocol):
     def __init__(self, source: ParquetSource) -> None: ...
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard and yield one table per row range, in the order of the ranges."""
+        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order."""
         ...
 
 
@@ -36,14 +36,14 @@ class ArrowIngester:
 
     name: ClassVar[str] = "arrow"
     # Share of the CPUs per worker that the worker process itself requests from Ray. Arrow reads in the worker process,
-    # so the process requests all of them.
+    # so the process requests all of these CPUs.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard and yield one table per row range, in the order of the ranges.
+        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order.
 
         Only one table is in memory at a time.
 
@@ -70,15 +70,16 @@ class RayDataIngester:
     """
 
     name: ClassVar[str] = "ray"
-    # The worker requests half of its CPUs, so that the other half stays free for the read tasks. Two workers that
-    # requested 0.8 CPU each on two CPUs left too little for the read tasks, and hung.
+    # Of the CPUs per worker, the worker process requests half from Ray, so that the other half stays free for Ray's
+    # read tasks. On a host with two CPUs, two workers that requested 0.8 CPU each left too little for the read tasks,
+    # and hung.
     worker_cpu_fraction: ClassVar[float] = 0.5
 
     def __init__(self, source: ParquetSource) -> None:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard and yield one table per row range, in the order of the ranges.
+        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order.
 
         At most two tables are read ahead.
 

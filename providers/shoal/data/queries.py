@@ -24,7 +24,7 @@ def check_connection_name(name: str) -> None:
         InvalidArgumentError: If it is not a legal name.
     """
     if not _NAME.fullmatch(name):
-        # The value is not shown, because it may be a URL with a password.
+        # The message does not show the value, because the value may be a URL with a password.
         raise InvalidArgumentError(
             'connection must be a name of letters, digits, "_", "-" and ".", not a URL: set the environment variable '
             f"{CONNECTION_PREFIX}<NAME> to the URL and give the name"
@@ -32,7 +32,7 @@ def check_connection_name(name: str) -> None:
 
 
 def check_query(sql: str, params: Mapping[str, Any]) -> None:
-    """Check that SQL text is a single SELECT and that all its parameters have values, without a database.
+    """Check, without a database, that SQL text is a single SELECT and that all its parameters have values.
 
     This check only finds mistakes. Writes are prevented by a read-only transaction or connection; see
     :func:`shoal.data.staging.sql.stage_select`.
@@ -52,29 +52,35 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
         # A ";" inside a quoted text or a comment is refused, too, because each database has its own rules for quotes
         # and comments, so this code cannot reliably find where they end.
         raise InvalidArgumentError(
-            'sql contains a ";" before its end: give one statement, and a text with ";" as a parameter, such as :name '
-            "with params={'name': ...}"
+            'sql contains a ";" before its end: give only one statement. If the ";" belongs to a text value, pass the '
+            "value as a parameter, such as :name with params={'name': ...}"
         )
     if executable := _EXECUTABLE_COMMENT.search(body):
         raise InvalidArgumentError(
             f'sql contains "{executable[0]}", which begins a comment that MySQL or MariaDB runs as SQL: remove the '
-            "comment, and give a text that contains it as a parameter, such as :name with params={'name': ...}"
+            "comment. If it belongs to a text value, pass the value as a parameter, such as :name with "
+            "params={'name': ...}"
         )
     rest = body
     while comment := _LEADING_COMMENT.match(rest):
         rest = rest[comment.end() :]
     if not _SELECT.match(rest):
-        raise InvalidArgumentError(f"sql must be a SELECT, or a WITH that ends in one, not {shown(rest.strip())}")
+        raise InvalidArgumentError(
+            f"sql must be a SELECT, or a WITH clause followed by a SELECT, not {shown(rest.strip())}"
+        )
     named = set(sa.text(body).compile().params)
     if missing := sorted(named - set(params)):
         raise InvalidArgumentError(
-            f"sql has the parameter :{missing[0]}, which params does not give: add it, or write \\: for a colon in a "
-            "text"
+            f"sql has the parameter :{missing[0]}, but params has no value for it: add the value to params, or "
+            "write \\: if the colon belongs to a text"
         )
     if unused := sorted(set(params) - named):
-        raise InvalidArgumentError(f'params has "{unused[0]}", but sql has no parameter :{unused[0]}')
+        raise InvalidArgumentError(
+            f'params has "{unused[0]}", but sql has no parameter :{unused[0]}: correct the name, or remove it from '
+            "params"
+        )
 
 
 def connection_variable(name: str) -> str:
-    """Return the name of the environment variable with a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
+    """Return the name of the environment variable for a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
     return CONNECTION_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -77,7 +77,7 @@ def ranges_dataset(
     concurrency: int | None = None,
     errors_as_rows: bool = False,
 ) -> Any:
-    """Return a lazy Ray Dataset that reads row ranges, in the given order.
+    """Return a lazy Ray Dataset that reads row ranges in the order in which they are given.
 
     Args:
         source: The dataset.

@@ -11,7 +11,7 @@ from shoal.settings import Settings
 
 
 class SplitSpec(Settings):
-    """One part of a random split, described by weights, index and seed; no row numbers are stored."""
+    """Description of one part of a random split: weights, index and seed. It contains no row numbers."""
 
     weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all parts of the split.")
     index: int = Field(ge=0, description="Index of this part among the parts, from 0.")
@@ -84,23 +84,25 @@ class DatasetSpec(Settings):
     def _one_source(self) -> Self:
         if self.sql is None:
             if not self.paths:
-                raise ValueError("a dataset needs paths, or sql with a connection")
+                raise ValueError("a dataset needs the option paths, or the options sql and connection")
             if self.connection is not None or self.params is not None:
-                raise ValueError("connection and params belong to sql, which is not given")
+                raise ValueError(
+                    "connection and params can be given only with the option sql: add sql, or leave them out"
+                )
             return self
         if self.paths and self.staging is None:
-            raise ValueError("paths and sql are both given: give one of them")
+            raise ValueError("paths and sql are both given: give only one of these options")
         if self.filters is not None:
-            raise ValueError("filters are for paths: write them into the WHERE of sql")
+            raise ValueError("filters can be given only with paths: write the conditions into the WHERE clause of sql")
         if self.connection is None:
-            raise ValueError("sql needs a connection: the name of one")
+            raise ValueError("sql needs the option connection as well: the name of the database connection")
         check_connection_name(self.connection)
         check_query(self.sql, self.params or {})
         return self
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """The source of the rows: the paths, or the name of the database connection."""
+        """Return the source of the rows: the paths of the files, or the name of the database connection."""
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
     def query_key(self) -> str | None:
@@ -109,9 +111,9 @@ class DatasetSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave newer options that are not set out of the stored data.
+        """Write the spec as JSON data, but omit newer options that are not set.
 
-        A spec that an earlier version stored then keeps its fingerprint.
+        So a spec that an earlier version of shoal stored, without these options, keeps its fingerprint.
         """
         return {name: value for name, value in write(self).items() if value is not None or name not in _NEWER}
 

@@ -51,8 +51,8 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     from shoal.jobs.specs.training import JobSpec
     from shoal.training.boosting.inputs import checked_data
 
-    # The job makes the same checks. They are made before that too, so that no pool is started in vain if the name of a
-    # column or folder is misspelt.
+    # The job makes the following checks, too. They are also made here, before a pool is started, so that no pool is
+    # started in vain if the name of a column or folder is misspelt.
     checked_data(request)
     locations.try_out(storage.root(request.run_config.artifact_location))
     with _pool_for(request.run_config.pool_name) as pool_name:
@@ -63,7 +63,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
 
 
 def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
-    """Submit the run of a function as a job, print the job's log in this process, and return the function's results.
+    """Run a function as a job: submit the job, print its log in this process, and return the function's results.
 
     Args:
         request: Workers, datasets and settings of the run.
@@ -86,8 +86,8 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
 
 def _result(handle: JobHandle) -> JobResult:
     """Wait for a job, and return its result; meanwhile print the job's log, and show a progress bar in a terminal."""
-    # Without a terminal, the display would print lines about the progress. It prints none, because the job's log has
-    # them.
+    # Without a terminal, the display would print progress lines. With `first_line_s=math.inf` it prints none, because
+    # the job's log already contains such lines.
     with ProgressDisplay(first_line_s=math.inf) as display:
         return handle.wait(on_log=say, on_progress=display.show)
 
@@ -122,7 +122,7 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
-    """Return the fields of a job's spec for a request and a pool.
+    """Return the fields for the spec of a job that runs `request` on the given pool.
 
     The job records an MLflow run only if the environment variable MLFLOW_TRACKING_URI is set.
     """
@@ -137,7 +137,7 @@ def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[st
 
 @contextmanager
 def _pool_for(name: str | None) -> Iterator[str]:
-    """Yield the name of the pool to use; if there is no pool, start an embedded one and take it down at the end.
+    """Yield the name of the pool to use; if there is no pool, start one for this process, and take it down at the end.
 
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool.

@@ -26,7 +26,7 @@ def predict(
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
 ) -> PredictResult:
-    """Predict every row of a dataset.
+    """Predict every row of a dataset with a model from MLflow, and write the predictions to Parquet files.
 
     If this process is connected to a Ray cluster, the prediction runs there, otherwise as a job on a pool. The rows are
     divided among the workers; each worker reads, predicts and writes its own share. Each row's prediction is in the

@@ -1,4 +1,4 @@
-"""Provide the decorators `@distributed` (call a function in several workers) and `@ray_launch` (call it on a pool).
+"""Provide the decorators `@distributed` (call in several workers) and `@ray_launch` (call once, with access to Ray).
 
 A function with `@ray_launch` is called once, in a process from which it can start Ray tasks and actors itself.
 """
@@ -50,7 +50,7 @@ class Site:
     def run(
         self, function: Callable[..., Any], args: Any, kwargs: Any, scaling: AnyScaling, *, once: bool = False
     ) -> tuple[Any, ...]:
-        """Call a function in every worker, and wait until all have ended.
+        """Call a function in every worker, and wait until all calls have ended.
 
         Args:
             function: The function.
@@ -61,7 +61,7 @@ class Site:
                 instead of for the workers that call the function.
 
         Returns:
-            What the function has returned in each worker, in the order of the ranks.
+            The return values of the function in all workers, in the order of the ranks.
         """
         program = Program.of(function, args, kwargs).dumps()
         request = FunctionRequest(
@@ -99,13 +99,15 @@ class Site:
         if not per_node:
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}" with {head["cpus"]} CPUs and {head["gpus"]} GPUs: request less for each worker'
+                f'"{pool.name}": a node has {head["cpus"]} CPUs and {head["gpus"]} GPUs; request fewer for each worker'
             )
         return pool.lease(math.ceil(self.claim.num_workers / per_node))
 
 
 class _Decorated(Generic[P, T]):
-    """Base class of decorated functions; a plain call runs the function in this process.
+    """Base class of functions that were decorated with `@distributed` or `@ray_launch`.
+
+    A plain call runs the function in this process.
 
     Args:
         function: The function that was decorated.
@@ -129,10 +131,10 @@ class DistributedFunction(_Decorated[P, T]):
     """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Call the function in every worker, and wait until all have ended.
+        """Call the function in every worker, and wait until all calls have ended.
 
         Returns:
-            What the function has returned in each worker, in the order of the ranks.
+            The return values of the function in all workers, in the order of the ranks.
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
@@ -157,7 +159,7 @@ class LaunchedFunction(_Decorated[P, T]):
     """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function once, in a process where it may use Ray itself: tasks, actors, Ray Train, Ray Tune.
+        """Call the function once, in a process where the function can use Ray: tasks, actors, Ray Train, Ray Tune.
 
         The process of the function reserves no CPUs and no GPUs, so that all of them are free for the tasks and actors
         that the function starts.
@@ -185,7 +187,7 @@ def distributed(
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Decorate a function so that ``f.distributed(...)`` calls it in every worker; ``f(...)`` calls it in this process.
+    """Decorate a function `f`: ``f.distributed(...)`` then calls it in several workers, ``f(...)`` in this process.
 
     Args:
         gpus: Number of GPUs of all workers together.
@@ -222,7 +224,7 @@ def ray_launch(
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
-    """Decorate a function so that ``f.distributed(...)`` calls it once, in a process where it can use Ray.
+    """Decorate a function `f` so that ``f.distributed(...)`` calls `f` once, in a process that is connected to Ray.
 
     A plain call ``f(...)`` still runs the function in this process. The options tell how many resources the Ray tasks
     and actors need that the function starts.

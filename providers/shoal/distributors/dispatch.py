@@ -1,4 +1,4 @@
-"""Run a training in the Ray cluster that this process is connected to, or else as a job on a pool."""
+"""Run a training in the Ray cluster that this process is connected to; without a connection, as a job on a pool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["is_connected", "run", "run_function"]
 
 
 def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
-    """Run a training in the Ray cluster that this process is connected to, or else as a job on a pool.
+    """Run a training in the Ray cluster that this process is connected to; without a connection, as a job on a pool.
 
     Args:
         request: Description of the training.
@@ -34,7 +34,7 @@ def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
 
 
 def run_function(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
-    """Run a function on all ranks, in the Ray cluster that this process is connected to, or else as a job on a pool.
+    """Run a function on all ranks, in the connected Ray cluster or, if there is no connection, as a job on a pool.
 
     Args:
         request: Workers, datasets and settings of the run.
@@ -43,7 +43,7 @@ def run_function(request: FunctionRequest, program: bytes, *, embedded: bool = F
             pool exists. The option has no effect if this process is connected to a Ray cluster.
 
     Returns:
-        What the function has returned on each rank, and statistics of the run.
+        The return values of the function on all ranks, and statistics of the run.
     """
     if is_connected():
         from shoal.jobs.files import storage

@@ -31,7 +31,7 @@ BoosterT = TypeVar("BoosterT")
 
 
 class BoostingEstimator(ABC, Generic[BoosterT]):
-    """Estimator that trains with a boosting library on all nodes of a pool.
+    """Base class of estimators that train with XGBoost or LightGBM on all nodes of a pool.
 
     Args:
         n_estimators: Number of boosting rounds.
@@ -131,7 +131,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             )
             self._result = run(self._request, self.user_code)
         finally:
-            # DataFrames were staged, that is, copied to files for this training only, so the copies are removed.
+            # DataFrames were copied to files for this training only, so the copies are removed.
             for connector in own:
                 connector.discard_staging()
         return self.get_booster()
@@ -148,7 +148,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         return self._booster
 
     def get_eval_results(self) -> dict[str, dict[str, list[float]]]:
-        """Return the metrics of the last call of `fit`: one value per round, by eval set and by metric."""
+        """Return the metrics of the last call of `fit`, as a dict: eval set -> metric -> one value per round."""
         return self.get_result().eval_results
 
     def get_result(self) -> TrainResult:
@@ -224,18 +224,18 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
 
 def checked_rounds(n_estimators: int) -> int:
-    """Return the number of boosting rounds after checking it.
+    """Check that the number of boosting rounds is a positive whole number, and return it.
 
     Raises:
         InvalidArgumentError: The number is not a positive whole number.
     """
     if isinstance(n_estimators, bool) or not isinstance(n_estimators, int) or n_estimators < 1:
-        raise InvalidArgumentError(f"n_estimators must be a positive number, not {n_estimators!r}")
+        raise InvalidArgumentError(f"n_estimators must be a positive whole number, not {n_estimators!r}")
     return n_estimators
 
 
 def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> DataConnector:
-    """Return a dataset as a connector; a DataFrame is first staged, that is, copied to files.
+    """Return a `DataConnector` for a dataset; a DataFrame is copied to files (staged) first.
 
     Args:
         argument: Name of the argument, for error messages.
@@ -250,16 +250,16 @@ def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> Dat
     if isinstance(dataset, str) or not hasattr(dataset, "__arrow_c_stream__"):
         raise InvalidArgumentError(
             f"{argument} must be a DataConnector, a ShardedDataConnector or a DataFrame, not {type(dataset).__name__}: "
-            "DataConnector.from_parquet(path) makes one"
+            "DataConnector.from_parquet(path) creates a connector"
         )
     own.append(DataConnector.from_dataframe(dataset))
     return own[-1]
 
 
 def _kept(connector: DataConnector) -> DatasetSpec:
-    """Return a dataset's spec without its `staging`, so that the job does not remove the staged copy of a DataFrame.
+    """Return a dataset's spec without the field `staging`, so that the job does not remove the copy of a DataFrame.
 
-    The copy is removed only when this process ends, because predictions may use it after `fit`.
+    This process removes the copy when it ends, because predictions may use the copy after `fit`.
     """
     if connector.staging:
         atexit.register(connector.discard_staging)

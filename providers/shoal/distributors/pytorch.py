@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Response:
-    """Result of a `PyTorchDistributor.run`: the model's location, the metrics and the return values.
+    """Result of `PyTorchDistributor.run`: the model's location, the metrics and the return values.
 
     Args:
         result: The training engine's result, from which the methods read.
@@ -51,7 +51,7 @@ class Response:
         return dict(self.result.metrics)
 
     def get_results(self) -> list[Any]:
-        """Return what the function has returned on each rank, in the order of the ranks."""
+        """Return the return values of the function on all ranks, in the order of the ranks."""
         return list(self.result.results)
 
 
@@ -99,7 +99,7 @@ class PyTorchDistributor:
         artifact_stage_location: str | None = None,
         **kwargs: Any,
     ) -> Response:
-        """Run the function or script on all ranks, and wait until all have ended.
+        """Run the function or script on all ranks, and wait until all ranks have ended.
 
         Args:
             args: Positional arguments of the function, or command-line arguments of the script.
@@ -120,7 +120,7 @@ class PyTorchDistributor:
             WorkerLostError: Workers or their nodes were lost more often than `max_restarts` allows.
         """
         if artifact_location and artifact_stage_location:
-            raise InvalidArgumentError("artifact_location and artifact_stage_location mean the same: give only one")
+            raise InvalidArgumentError("artifact_stage_location is another name of artifact_location: give only one")
         program = Program.of(self.train_func, args, kwargs)
         location = artifact_location or artifact_stage_location
         request = self._request(name_of(program.target), dataset_map or {}, hyper_params or {}, location)

@@ -1,4 +1,4 @@
-"""Provide `TorchDistributor`, with the interface of PySpark's class of that name and the engine of shoal."""
+"""Provide `TorchDistributor`, which has the interface of PySpark's `TorchDistributor`, but trains with shoal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shoal.training.run_config import RunConfig
 
 
 class TorchDistributor:
-    """Object that runs a function or a script in several processes, and returns what rank 0 has returned.
+    """Object that runs a function or a script in several processes, and returns the return value of rank 0.
 
     Args:
         num_processes: Number of processes. If `local_mode` and `use_gpu` are both True and the node has fewer GPUs than
-            that, the number is reduced to the number of GPUs, with a warning.
+            processes, the number is reduced to the number of GPUs, with a warning.
         local_mode: Whether to run all processes on one node instead of spreading them over the pool.
         use_gpu: Whether each process gets a GPU; pass False on nodes without GPUs.
         run_config: Pool and limits of the run.
@@ -57,7 +57,7 @@ class TorchDistributor:
         self.run_config = run_config or RunConfig()
 
     def run(self, main: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Run a function or a script in all processes, and wait until all have ended.
+        """Run a function or a script in all processes, and wait until all processes have ended.
 
         Args:
             main: The function, or the path of a script.
@@ -88,6 +88,6 @@ class TorchDistributor:
         if not self.local_mode:
             each = WorkerResourceConfig(num_cpus=1, num_gpus=gpus)
             return SpreadScalingConfig(num_workers=self.num_processes, resource_requirements_per_worker=each)
-        # The processes reserve no CPUs, because in PySpark's local mode, too, all processes share the machine's CPUs.
+        # The processes reserve no CPUs, so that all processes share the machine's CPUs, as in PySpark's local mode.
         each = WorkerResourceConfig(num_cpus=0, num_gpus=gpus)
         return PyTorchScalingConfig(num_workers_per_node=self.num_processes, resource_requirements_per_worker=each)

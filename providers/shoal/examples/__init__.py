@@ -1,1 +1,1 @@
-"""Provide the examples of `make run`, the DAGs and the flows: a retraining on flights, and two PyTorch networks."""
+"""Provide the code of `make run` and of the example DAGs and flows: flight delay models, and two PyTorch networks."""

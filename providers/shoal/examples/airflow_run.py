@@ -1,4 +1,4 @@
-"""Run the retraining as an Airflow DAG: ``python -m shoal.examples.airflow_run``, called by `make run`.
+"""Run the flight retraining example as an Airflow DAG: ``python -m shoal.examples.airflow_run`` (`make run`).
 
 The program starts an Airflow on loopback, triggers ``dags/scheduled_retraining.py`` for a month, and prints the
 progress. At the end the program stops everything that it has started, even after an error. With ``--up`` (`make up`),
@@ -42,7 +42,7 @@ _LOG_TAIL = 15
 
 
 def run(month: int, rounds: int) -> JobResult:
-    """Run the DAG for one month, and print a summary.
+    """Run the retraining DAG for one month, and print a summary.
 
     Args:
         month: Month to evaluate on, from 2 to 12.
@@ -61,8 +61,8 @@ def run(month: int, rounds: int) -> JobResult:
     timeline.say("starting a pool and Airflow")
     try:
         with ThreadPoolExecutor(1) as threads:
-            # This process is the pool's owner, so that the pool goes down by itself if this process is killed. The
-            # run's jobs and its lease of nodes then end with the pool.
+            # This process is the pool's owner, so that the pool goes down by itself if this process is killed. The jobs
+            # and the lease of the DAG run then end with the pool.
             pool_up = threads.submit(pool.up, owner=ProcessId.mine())
             with _airflow(RUN_POOL) as airflow:
                 pool_up.result()
@@ -84,12 +84,12 @@ def _run_dag(airflow: LocalAirflow, month: int, rounds: int, pool: ComputePool, 
     state = _follow(airflow, run_id, pool, timeline)
     if state != "success":
         _explain(airflow, run_id)
-        raise ShoalError(f"run {run_id} of {DAG_ID} ended as {state}: see the log above for the cause")
+        raise ShoalError(f"run {run_id} of {DAG_ID} ended in state {state}: see the log above for the cause")
     return JobResult.model_validate(airflow.returned(DAG_ID, run_id, "train"))
 
 
 def up() -> None:
-    """Run Airflow with its UI, and a pool to train on, until Ctrl-C.
+    """Run Airflow with its UI until Ctrl-C, and then take down the pool that the DAG trains on.
 
     Raises:
         ShoalError: Airflow did not start, or ended before Ctrl-C.
@@ -167,7 +167,7 @@ def _add_connection(airflow: LocalAirflow) -> None:
 
 
 def main() -> int:
-    """Run the example, and return the exit code: 0 only if the run succeeded and the model loads."""
+    """Run the example, and return the exit code: 0 only if the run succeeded and the model can be loaded."""
     parser = command_line("Retrain the flight delay model with a real Airflow DAG.")
     parser.add_argument("--up", action="store_true", help="run Airflow with its UI until Ctrl-C")
     arguments = parser.parse_args()

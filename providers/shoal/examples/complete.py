@@ -1,4 +1,4 @@
-"""Provide `complete`, which creates a folder atomically, so that it never exists with only some of its files."""
+"""Provide `complete`, which creates a folder atomically, so that the folder never exists with incomplete content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def complete(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            # If the folder exists, another process has created it first with the same files, so nothing is missing.
+            # If the folder exists, another process has already created it with the same files, so the error is ignored.
             if not folder.exists():
                 raise
     finally:

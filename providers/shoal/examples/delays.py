@@ -53,7 +53,7 @@ def training_spec(month: int = 12, epochs: int = 3, workers: int = 2) -> Functio
 
 
 def train() -> dict[str, float]:
-    """Train the network on this rank, and return its metrics."""
+    """Train the network on this rank (worker), and return the metrics of the training."""
     import torch
 
     from shoal.examples.networks import DelayNet, fit, keep
@@ -68,7 +68,7 @@ def train() -> dict[str, float]:
 
 
 def _squared_hours(predicted: Any, minutes: Any) -> Any:
-    """Return the mean squared error of delays, converted from minutes to hours.
+    """Return the mean squared error of predicted delays in square hours; the delays are given in minutes.
 
     The scale of hours suits Adam's usual learning rates.
     """

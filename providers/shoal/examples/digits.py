@@ -25,7 +25,7 @@ _EVERY = 5
 
 
 def digit_files(folder: Path | None = None) -> tuple[str, str]:
-    """Return the paths of the training file and the holdout file; write both first if the folder does not exist.
+    """Return the paths of the training file and the holdout file; first write both files if the folder does not exist.
 
     Args:
         folder: Folder of the files; by default a folder in ``$SHOAL_HOME``.
@@ -84,7 +84,7 @@ def training_spec(epochs: int = 15, workers: int = 2) -> FunctionJobSpec:
 
 
 def train() -> dict[str, float]:
-    """Train the network on this rank, and return its metrics."""
+    """Train the network on this rank (worker), and return the metrics of the training."""
     import torch
 
     from shoal.examples.networks import DigitNet, fit, keep

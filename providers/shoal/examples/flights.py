@@ -1,4 +1,4 @@
-"""Run the retraining from plain Python: ``python -m shoal.examples.flights``, called by `make run-python`.
+"""Run the flight retraining example from plain Python: ``python -m shoal.examples.flights`` (`make run-python`).
 
 The program grows a pool from 1 to 3 nodes, and trains a model on the flights of all months before the given month. The
 model is then compared with the champion (the registered version in use) on the given month, and becomes the champion if
@@ -98,7 +98,7 @@ def _spec(model: str, train: list[str], holdout: list[str], run_name: str, n_est
 
 
 def check_month(month: int) -> None:
-    """Raise an error if there are no months of 2013 before a month to train on, or the month does not exist.
+    """Raise an error if `month` is not from 2 to 12: the model is trained on the months of 2013 before `month`.
 
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12.
@@ -123,7 +123,7 @@ class Timeline:
         return time.monotonic() - self._began
 
     def say(self, text: str) -> None:
-        """Print a text after the seconds since this object was created."""
+        """Print `text`, preceded by the seconds since this object was created."""
         console.print(f"[dim]{self.seconds():6.1f} s[/]  {text}")
 
     def look(self, status: PoolStatus) -> None:
@@ -135,7 +135,7 @@ class Timeline:
 
 
 def retrain(month: int, rounds: int) -> JobResult:
-    """Run the retraining on a pool, and print a summary.
+    """Retrain the flight delay model on a pool, and print a summary.
 
     Args:
         month: Month to evaluate on, from 2 to 12.
@@ -229,7 +229,7 @@ def _champion(result: JobResult) -> str:
 
 
 def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights") -> int:
-    """Run an example, unless another process runs it; print errors, and return the exit code.
+    """Run an example, unless another process is already running it; print errors, and return the exit code.
 
     Args:
         work: Function that runs the example.
@@ -274,7 +274,7 @@ def command_line(description: str) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run the example, and return the exit code: 0 only if the model exists and loads."""
+    """Run the example, and return the exit code: 0 only if the new model exists and can be loaded."""
     arguments = command_line("Retrain the flight delay model on a local pool.").parse_args()
     return run_alone(
         lambda: retrain(arguments.month, arguments.rounds), farewell="the job was cancelled and the pool is down"

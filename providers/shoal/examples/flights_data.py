@@ -1,4 +1,4 @@
-"""Write a year of real flights from New York, with the weather at their origin, as one Parquet file per month.
+"""Write a year of real flights from New York, with the weather at the departure airport, as one Parquet file per month.
 
 ``python -m shoal.examples.flights_data [FOLDER]`` writes the files to ./flights or FOLDER, for the examples in the
 guides. With ``--before 2026-11-23`` it writes the twelve complete months before this date instead.
@@ -36,11 +36,12 @@ FEATURES = (
 """Feature columns: all numeric, and known when the plane leaves the gate."""
 
 _WEATHER = ["temp", "humid", "wind_speed", "precip", "pressure", "visib"]
-_ROWS_PER_GROUP = 8192  # A month then has three to four row groups, which can be divided evenly among a few workers.
+# With this size, a month has three to four row groups, which can be divided evenly among a few workers.
+_ROWS_PER_GROUP = 8192
 
 
 def month_files(months: range | list[int], folder: Path | None = None) -> list[str]:
-    """Return the paths of the months' files; write all files first if the folder does not exist.
+    """Return the paths of the files of the given months; if the folder does not exist, first write it with all months.
 
     Args:
         months: Months of 2013, from 1 to 12.
@@ -57,23 +58,25 @@ def month_files(months: range | list[int], folder: Path | None = None) -> list[s
         _prepare(folder)
     files = [folder / f"2013-{month:02}.parquet" for month in months]
     if missing := [file.name for file in files if not file.exists()]:
-        raise InvalidArgumentError(f"{folder} exists but has no {missing[0]}: remove the folder, or name another one")
+        raise InvalidArgumentError(
+            f"{folder} exists but does not contain {missing[0]}: remove the folder, or use another one"
+        )
     return [str(file) for file in files]
 
 
 def months_before(day: date, count: int) -> list[str]:
-    """Return the last complete months before a day, the oldest first: ``["2026-09", "2026-10"]``.
+    """Return the last complete months before a day, the oldest first, such as ``["2026-09", "2026-10"]``.
 
     Args:
         day: The day. Its own month is not complete.
         count: Number of months.
     """
-    newest = day.year * 12 + day.month - 2  # number of months since January of the year 0
+    newest = day.year * 12 + day.month - 2  # The last complete month, in months since January of the year 0.
     return [f"{number // 12:04}-{number % 12 + 1:02}" for number in range(newest - count + 1, newest + 1)]
 
 
 def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]:
-    """Return the paths of files with flights of any months; write those that do not exist.
+    """Return the paths of files with flights, one for each of the given months; write the files that do not exist.
 
     The flights of a month are those of the same month of 2013, so that they repeat every year.
 
@@ -92,7 +95,8 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
             [source] = month_files([int(file.stem[-2:])])
             partial = folder / f".{file.stem}-{uuid.uuid4().hex[:8]}"
             shutil.copyfile(source, partial)
-            # The copy is renamed in one step, because another process may write the same file at the same time.
+            # The file is copied under a temporary name and then renamed, because another process may do the same at the
+            # same time, and no process may read an incomplete file.
             partial.rename(file)
     return [str(file) for file in files]
 

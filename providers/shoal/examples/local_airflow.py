@@ -1,4 +1,4 @@
-"""Provide `LocalAirflow`, which runs an Airflow on loopback that ends with the process that started it.
+"""Provide `LocalAirflow`, which runs Airflow on loopback until the process that started Airflow stops it or ends.
 
 ``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that started it. The
 keeper starts scheduler, DAG processor and API server in a session of its own. When the keeper's standard input closes,
@@ -32,7 +32,7 @@ from shoal.examples.ports import free_port
 USER = "admin"
 _COMPONENTS = (
     ("api-server", "--workers", "1"),
-    ("scheduler", "--skip-serve-logs"),  # The API server reads the log files, so the scheduler needs no port for them.
+    ("scheduler", "--skip-serve-logs"),  # The API server reads the log files, so the scheduler need not serve them.
     ("dag-processor",),
 )
 _READY_S = 180.0
@@ -45,7 +45,7 @@ _GRACE_S = 12.0
 
 
 class LocalAirflow:
-    """Context manager that starts an Airflow, calls its REST API, and stops it at the end.
+    """Context manager that starts Airflow, calls Airflow's REST API, and stops Airflow at the end.
 
     Args:
         home: ``AIRFLOW_HOME`` with database, logs and password. It is kept, so that the next start is faster.
@@ -111,8 +111,8 @@ class LocalAirflow:
         return answer.json() if answer.content else None
 
     def _send(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
-        # A GET request that gets no answer in time is repeated, which does no harm. On 2 busy cores that Airflow shared
-        # with a training, one answer took more than the limit of 30 s.
+        # A GET request that gets no answer within 30 s is repeated, which is safe, because GET changes nothing. On 2
+        # busy cores that Airflow shared with a training, one answer took more than 30 s.
         attempts = stop_after_attempt(4 if method == "GET" else 1)
         retrying = Retrying(retry=retry_if_exception_type(httpx.ReadTimeout), stop=attempts, reraise=True)
         return retrying(self._http.request, method, path, json=body or None)
@@ -128,7 +128,7 @@ class LocalAirflow:
         self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
 
     def unpause(self, dag_id: str) -> None:
-        """Wait until Airflow has loaded the DAG, and unpause it. A new DAG is paused, and so are its backfills."""
+        """Wait until Airflow has loaded the DAG, and unpause it. At first, a new DAG and its backfills are paused."""
         self.wait_for_dag(dag_id)
         self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
 
@@ -137,12 +137,12 @@ class LocalAirflow:
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Return the state of each task of a run, by the task's id; None for a task that has no state yet."""
+        """Return a dict of the ids and states of a run's tasks; the state is None for a task that has none yet."""
         found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {one["task_id"]: one["state"] for one in found}
 
     def returned(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """Return the value that a task of a run returned, which Airflow keeps as an XCom."""
+        """Return the return value of a task in a run; Airflow stores this value as an XCom."""
         entry = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         return self.call("GET", f"{entry}?deserialize=true")["value"]
 
@@ -157,11 +157,11 @@ class LocalAirflow:
         return [line for line in lines if line and not line.startswith("::")]
 
     def alive(self) -> bool:
-        """Return whether Airflow is running, that is, whether its keeper process has not ended."""
+        """Return whether Airflow is running, that is, whether its keeper process (see this module) has not ended."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def stop(self) -> None:
-        """End all processes of Airflow; safe to call twice and at any time."""
+        """End all processes of Airflow; this method may be called at any time, also twice."""
         self._http.close()
         if self._keeper is None:
             return
@@ -265,7 +265,7 @@ class LocalAirflow:
             "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             "workers": {"min_heartbeat_interval": 2},
-            "usage_data_collection": {"enabled": False},  # Airflow 3.0 and 3.1 would send usage data.
+            "usage_data_collection": {"enabled": False},  # By default, Airflow 3.0 and 3.1 send usage data.
         }
         named = {
             f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
@@ -285,7 +285,7 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _end_session(session: int, *signals: signal.Signals) -> None:
-    """Send each signal to all remaining processes of the session, and wait for their end after each signal."""
+    """Send the signals one by one to all remaining processes of the session; after each signal, wait for their end."""
     for number in signals:
         remaining = _in_session(session)
         for process in remaining:

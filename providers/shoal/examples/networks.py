@@ -50,8 +50,8 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.numbers = list(numbers)
         self.codes = list(codes)
-        # With momentum=None, mean and variance are averages over all batches so far. Averages over the last batches
-        # would depend on a few flights with a very large delay.
+        # With momentum=None, mean and variance are averages over all batches so far. Averages over only the last
+        # batches would depend on a few flights with a very large delay.
         self.scale = nn.BatchNorm1d(len(self.numbers), momentum=None, affine=False)
         self.embeddings = nn.ModuleList(nn.Embedding(values, 4) for values in codes.values())
         self.layers = nn.Sequential(
@@ -64,7 +64,8 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         parts = [self.scale(features[:, self.numbers])]
         for index, embedding in zip(self.codes, self.embeddings, strict=True):
             parts.append(embedding(features[:, index].long()))
-        # The layers predict hours, because their initial outputs are of the same scale as delays in hours.
+        # The layers predict hours and not minutes, because the outputs of untrained layers are about as large as delays
+        # in hours.
         return self.layers(torch.cat(parts, dim=1))[:, 0] * 60
 
 
@@ -112,7 +113,7 @@ def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> d
 
 
 def keep(net: nn.Module, num_features: int) -> None:
-    """Save a network on rank 0: its state in the model folder, and the whole network in the job's MLflow run.
+    """Save rank 0's network: its weights in the model folder, and the whole network in the job's MLflow run.
 
     Args:
         net: Network to serve, with input ``[rows, num_features]``.
@@ -128,7 +129,7 @@ def keep(net: nn.Module, num_features: int) -> None:
 def _log(net: nn.Module, num_features: int) -> None:
     import os
 
-    if "MLFLOW_RUN_ID" not in os.environ:  # The job has no MLflow run to which the network could be logged.
+    if "MLFLOW_RUN_ID" not in os.environ:  # Without this variable, the job has no MLflow run to log the network to.
         return
     import mlflow
     from mlflow.models import ModelSignature

@@ -15,7 +15,7 @@ _TRIES = 100
 
 
 def free_port() -> int:
-    """Return a free loopback port, if possible outside the kernel's range of ephemeral ports.
+    """Return a free loopback port, if possible outside the ephemeral range, from which the kernel assigns ports.
 
     A port in the ephemeral range may not stay free: the server binds it seconds later, and in the meantime the kernel
     may assign it to one of hundreds of connections of other processes.

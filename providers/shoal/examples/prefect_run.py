@@ -1,4 +1,4 @@
-"""Run the retraining as a Prefect flow: ``python -m shoal.examples.prefect_run``, called by `make run-prefect`.
+"""Run the flight retraining example as a Prefect flow: ``python -m shoal.examples.prefect_run``, `make run-prefect`.
 
 The program starts a Prefect server on loopback, runs ``flows/scheduled_retraining_flow.py`` against this server in
 another process, and prints the number of nodes while the flow runs. At the end the program stops everything that it has
@@ -59,7 +59,7 @@ with open(sys.argv[4], "w") as file:
 
 
 def run(month: int, rounds: int) -> JobResult:
-    """Run the flow against a new Prefect server, and print a summary.
+    """Start a Prefect server, run the flow against this server, and print a summary.
 
     Args:
         month: Month to evaluate on, from 2 to 12.
@@ -92,7 +92,7 @@ def run(month: int, rounds: int) -> JobResult:
             _down()
     _look(timeline)
     if flow.returncode != 0 or not outcome.exists():
-        raise ShoalError("the flow failed: see the end of its log above for the cause")
+        raise ShoalError("the flow failed: see the end of the flow's log above for the cause")
     result = JobResult.model_validate(json.loads(outcome.read_text()))
     check_it_loads(result)
     summary(timeline, month, result, "shoal.examples.prefect_run")
@@ -125,7 +125,7 @@ def _server(folder: Path) -> Iterator[dict[str, str]]:
                 )
             if time.monotonic() > until:
                 raise ShoalError(
-                    f"the Prefect server does not answer after {_SERVER_PATIENCE_S:.0f} s: see its log, {log}"
+                    f"the Prefect server did not answer within {_SERVER_PATIENCE_S:.0f} s: see its log, {log}"
                 )
             time.sleep(_LOOK_S)
         yield environment
@@ -153,7 +153,7 @@ def _process(
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
-        finally:  # The process is killed even if a second Ctrl-C interrupts the wait.
+        finally:  # Kill the process even if a second Ctrl-C interrupts the wait.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -167,18 +167,18 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # There is no pool until the flow has brought it up.
+    with suppress(PoolNotFoundError):  # The pool does not exist until the flow has brought it up.
         timeline.look(ComputePool(POOL).describe())
 
 
 def _down() -> None:
-    """Take the pool down, in case the flow was killed before it could do so."""
+    """Take the pool down, because the flow may have been killed before it took the pool down itself."""
     with suppress(PoolNotFoundError):
         ComputePool(POOL).down()
 
 
 def main() -> int:
-    """Run the example, and return the exit code: 0 only if the flow succeeded and the model loads."""
+    """Run the example, and return the exit code: 0 only if the flow succeeded and the model can be loaded."""
     arguments = command_line("Retrain the flight delay model as a Prefect flow.").parse_args()
     return run_alone(
         lambda: run(arguments.month, arguments.rounds),

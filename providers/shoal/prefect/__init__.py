@@ -1,4 +1,4 @@
-"""The Prefect collection: the block `ComputePool`, tasks, the context manager `pool_lease`, and clean-up hooks.
+"""Provide the Prefect collection: the block `ComputePool`, tasks, the context manager `pool_lease`, clean-up hooks.
 
 Each of these names is a thin wrapper around a function of shoal, such as `shoal.scale_cluster`, `shoal.jobs.submit` and
 `shoal.jobs.clean_up`.

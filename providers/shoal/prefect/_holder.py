@@ -1,4 +1,4 @@
-"""Build the name of the holder to which leases and jobs belong, from the current flow run or task run."""
+"""Build the name of the holder (the owner of leases and jobs) from the current flow run or task run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ENGINE = "prefect"
 
 
 def holder_of(flow_run_id: object) -> str:
-    """Return the name of the holder to which a flow run's leases and jobs belong: ``prefect:<flow_run_id>``.
+    """Return the name under which a flow run holds its leases and jobs: ``prefect:<flow_run_id>``.
 
     Args:
         flow_run_id: Id of the flow run, or of a task run that has no flow run.
@@ -17,7 +17,7 @@ def holder_of(flow_run_id: object) -> str:
 
 
 def current_holder() -> str | None:
-    """Return the holder's name for the current flow run, or for the current task run if the task has no flow run.
+    """Return the holder name of the current flow run, or of the current task run if the task has no flow run.
 
     The result is None if the calling code runs neither in a flow nor in a task.
     """

@@ -1,4 +1,4 @@
-"""`NodeLog` and `TrainingProgress`: show how far a pool or a training is while a task waits for it."""
+"""Provide `NodeLog` and `TrainingProgress`, which show the progress of a pool or training that a task waits for."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 PROGRESS_KEY = "shoal-progress"
 
-# These functions are called in a thread. If the task is async, Prefect would call the async version of the function,
-# and `_sync=True` selects the sync one. The type is Any because Prefect's type hints do not contain the argument
-# `_sync`.
+# `TrainingProgress` calls these functions in a thread. In an async task, Prefect would use their async versions;
+# `_sync=True` makes Prefect use the sync versions. The type is Any because Prefect's type hints do not contain the
+# argument `_sync`.
 _create: Any = create_progress_artifact
 _update: Any = update_progress_artifact
 
 
 class NodeLog:
-    """An `on_progress` callback that logs the number of active nodes, and can interrupt the call that waits for them.
+    """An `on_progress` callback that logs the number of active nodes, and can interrupt the call that waits for nodes.
 
     Args:
         holder: Name of the holder whose lease the run waits for. If this lease is in the pool's queue, its place is
@@ -38,20 +38,20 @@ class NodeLog:
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """Set a flag, so that the next call of this object raises an error. The waiting call then rolls back and ends.
+        """Make the next call of this object raise ScaleError, so that the wait for nodes is rolled back and ends.
 
         This method may be called from any thread.
         """
         self._interrupted = True
 
     def __call__(self, status: PoolStatus) -> None:
-        """Log how many nodes are active, if this has changed.
+        """Log the number of active nodes, and the lease's place in the queue, if either has changed.
 
         Raises:
             ScaleError: `interrupt` was called.
         """
         if self._interrupted:
-            raise ScaleError(f'waiting for pool "{status.name}" was cancelled')
+            raise ScaleError(f'the wait for nodes of pool "{status.name}" was cancelled')
         line = f"{status.name}: {len(status.active)} of {status.target} nodes active"
         if note := status.queue_note(self._holder):
             line += f"; the lease is {note}"
@@ -72,7 +72,7 @@ class TrainingProgress:
         self._failed = False
 
     def __call__(self, progress: Progress) -> None:
-        """Create or update the artifact. After an error, log a warning once, and do not try to update it again."""
+        """Create or update the progress artifact; after an error, log a warning, and do not update it again."""
         if progress.total is None or self._failed:
             return
         percent, text = 100.0 * progress.done / progress.total, str(progress)

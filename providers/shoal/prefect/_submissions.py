@@ -1,4 +1,4 @@
-"""`Submissions`: record the task runs that a block of code submits, and wait for their end."""
+"""Provide `Submissions`, which records the task runs that a block of code submits, and waits for their end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ that concurrent coroutines do not record each other's task runs."""
 
 
 class Submissions:
-    """The task runs that ``.submit`` and ``.map`` start between `begin` and `end`, in a flow or in its tasks."""
+    """Record of the task runs that a flow or its tasks start with ``.submit`` or ``.map`` between `begin` and `end`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -27,7 +27,7 @@ class Submissions:
         self._interrupted = False
 
     def begin(self) -> None:
-        """Record all task runs that the current code submits from now on."""
+        """Start to record the task runs that the current code submits."""
         flow = FlowRunContext.get()
         if flow is not None:  # Without a flow run, code cannot submit tasks, so there is nothing to record.
             _record_submissions_of(flow.task_runner)
@@ -57,7 +57,7 @@ class Submissions:
             self._changed.wait_for(lambda: self._interrupted or not self._running)
 
     def interrupt(self) -> None:
-        """Let `wait` return, although task runs still run. This method may be called from any thread."""
+        """Make `wait` return even if task runs have not ended. This method may be called from any thread."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()

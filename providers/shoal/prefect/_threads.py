@@ -1,4 +1,4 @@
-"""Run shoal's synchronous functions in a thread, for async tasks."""
+"""Run shoal's synchronous functions in a thread, so that async tasks can await them."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
                 await asyncio.to_thread(interrupt)
             await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # If nobody reads the exception of a future, asyncio logs a warning.
+            running.exception()  # Without this call, asyncio logs a warning that the exception was never read.
         raise

@@ -1,4 +1,4 @@
-"""`Training`: submit a job from a task, copy its log to the run's log, and cancel it when the run is cancelled."""
+"""Provide `Training`, which submits a job from a task, copies its log to the run's log, and cancels it with the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CANCELLED = "its Prefect run was cancelled"
 
 
 class Training:
-    """One job of a Prefect task, from its submission to its result.
+    """The job of one Prefect task, with methods to run and cancel the job.
 
     Args:
         spec: Spec of the job.
@@ -50,13 +50,16 @@ class Training:
                 self._handle.cancel(_CANCELLED)
             return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
-            raise  # After an error, such as a timeout of the task, the job runs on, because a retry attaches to it.
-        except BaseException:  # The run was cancelled: both Prefect and Ctrl-C raise a BaseException for this.
+            raise  # After an error, such as a timeout of the task, the job continues, so that a retry can attach to it.
+        except BaseException:  # Prefect and Ctrl-C cancel a run by a BaseException, so the job is cancelled, too.
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        """Cancel the job, also if it is not submitted yet. This method may be called from any thread."""
+        """Cancel the job, or if the job is not submitted yet, cancel it right after its submission.
+
+        This method may be called from any thread.
+        """
         self._cancelled.set()
         if self._handle is not None:
             self._handle.cancel(_CANCELLED)

@@ -1,4 +1,4 @@
-"""The block `ComputePool`: the definition of a pool, stored on the Prefect server."""
+"""Provide the Prefect block `ComputePool`, which stores the definition of a pool on the Prefect server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ComputePool(Block):
         ```
     """
 
-    # By default, pydantic's errors show the input. The input may contain credentials, for example in `address`.
+    # By default, pydantic's errors show the input, which may contain credentials, for example in `address`.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Compute Pool"
@@ -63,7 +63,8 @@ class ComputePool(Block):
     def _parse_as_pool_spec(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        # Prefect adds `block_type_slug` to the stored fields of a block. `PoolSpec` would reject this unknown field.
+        # Prefect adds `block_type_slug` to the stored fields of a block. It is left out, because `PoolSpec` rejects
+        # unknown fields.
         fields = {name: value for name, value in values.items() if name != "block_type_slug"}
         return PoolSpec.parse(fields).model_dump()
 
@@ -93,7 +94,7 @@ set, the only pool."""
 
 
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:
-    """Return a client of the pool that a name, URI or block selects.
+    """Return a client for the pool that is given by its name, its URI or a `ComputePool` block.
 
     Args:
         source: Name, URI or block. With None, the pool is ``$SHOAL_POOL`` or, if this is not set, the only pool.
@@ -109,22 +110,22 @@ def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool
 
 
 def database_url(name: str) -> str | None:
-    """Return the SQLAlchemy URL of a database, which is stored in a Secret block; None if there is no such block.
+    """Return the database URL (for SQLAlchemy) from a Prefect Secret block, or None if the block does not exist.
 
     Args:
         name: Name of the Secret block.
     """
     try:
-        # `load` returns a coroutine if the task is async, even in a thread without an event loop. The argument `_sync`
-        # of Prefect's decorator turns this off.
+        # In an async task, `load` would return a coroutine, even in a thread without an event loop. With `_sync`, an
+        # argument of Prefect's decorator, `load` returns the block.
         block = cast("Secret[Any]", Secret.load(name, _sync=True))  # type: ignore[call-arg]
-    except ValueError:  # no such block
+    except ValueError:  # The block does not exist.
         return None
     return str(block.get())
 
 
 def defines(source: PoolSource) -> bool:
-    """Return whether `source` contains the pool's settings, as a URI and a block do.
+    """Return whether `source` contains the pool's settings: a URI or a block does, a name does not.
 
     A pool that is down can be brought up only with these settings, not with its name alone.
     """

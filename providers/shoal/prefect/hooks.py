@@ -52,7 +52,8 @@ def clean_up_ended_runs() -> list[str]:
         def why_ended(run_id: str) -> str | None:
             try:
                 state = client.read_flow_run(UUID(run_id)).state
-            # `run_id` is not a UUID if a user has chosen the holder's name, or the run belongs to another server.
+            # ValueError: a user has chosen the holder's name, so `run_id` is not a UUID. ObjectNotFound: the run
+            # belongs to another server.
             except (ValueError, ObjectNotFound):
                 return None
             return _ended_as(state) if state and state.is_final() else None

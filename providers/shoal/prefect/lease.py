@@ -1,4 +1,4 @@
-"""`pool_lease`: a context manager that leases nodes of a pool for a block of code."""
+"""Provide `pool_lease`, a context manager that leases nodes of a pool for a block of code."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def pool_lease(
 
     At the end of the block, the context manager waits for the task runs that the block started with ``.submit`` or
     ``.map``. Then it cancels the jobs of the flow run that still run, releases the lease, and ends nodes on this host
-    that no demand needs. After an exception in the block, it does the same, but does not wait for the task runs. A pool
-    that was brought up for a lease goes down when its last lease is released.
+    that no lease and no base demand needs. After an exception in the block, it does the same, but does not wait for the
+    task runs. A pool that was brought up for a lease goes down when its last lease is released.
 
     A task run that fails does not end the others. Call ``.result()`` only after the block. It raises the error of a
     failed task run, and inside the block this error would end the block and so cancel the jobs of the other task runs.
@@ -72,7 +72,7 @@ def pool_lease(
 
 
 class PoolForTheDuration:
-    """Context manager that `pool_lease` returns: leases nodes for a ``with`` or ``async with`` block."""
+    """Context manager that `pool_lease` returns: it leases nodes for a ``with`` or ``async with`` block."""
 
     def __init__(
         self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None, *, exclusive: bool
@@ -91,7 +91,7 @@ class PoolForTheDuration:
         try:
             pool = self._enter(holder, NodeLog(holder))
             self._submissions.begin()
-        except BaseException:  # __exit__ is not called
+        except BaseException:  # Python does not call __exit__ after an error in __enter__.
             self._release()
             raise
         return pool
@@ -108,7 +108,9 @@ class PoolForTheDuration:
         try:
             pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
             self._submissions.begin()
-        except BaseException:  # __aexit__ is not called; the cancellation may have come after the lease was granted
+        except BaseException:
+            # Python does not call __aexit__ after an error in __aenter__, so the lease is released here: the lease may
+            # have been granted before the task was cancelled.
             with anyio.CancelScope(shield=True):
                 await in_thread(self._release)
             raise
@@ -125,7 +127,7 @@ class PoolForTheDuration:
         holder = current_holder()
         if holder is None:
             raise MissingContextError(
-                "pool_lease was called outside of a flow and a task: call it in a flow or task, or use "
+                "pool_lease was called neither in a flow nor in a task: call it in a flow or task, or use "
                 "shoal.ComputePool.lease instead"
             )
         return holder

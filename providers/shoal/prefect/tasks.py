@@ -69,7 +69,7 @@ async def ascale_cluster(
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Set a pool's base demand and wait for the nodes: `scale_cluster` for async flows."""
+    """Set the number of nodes that a pool keeps, and wait for the nodes: the async version of `scale_cluster`."""
     holder, log = current_holder(), NodeLog()
     return await in_thread(
         lambda: pool_of(pool_name, holder=holder).scale(
@@ -100,7 +100,7 @@ def get_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
 
 @task(cache_policy=NO_CACHE)
 async def aget_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
-    """Return the active nodes of a pool: `get_nodes` for async flows."""
+    """Return the active nodes of a pool: the async version of `get_nodes`."""
     return await in_thread(lambda: pool_of(pool_name).get_nodes())
 
 
@@ -108,7 +108,7 @@ async def aget_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
 def wait_for_nodes(
     expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
 ) -> list[NodeInfo]:
-    """Wait until a number of nodes is active, without scaling the pool.
+    """Wait until a pool has the expected number of active nodes; this task does not scale the pool.
 
     Args:
         expected_cluster_size: Number of nodes, including the head node.
@@ -134,7 +134,7 @@ def wait_for_nodes(
 async def await_for_nodes(
     expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
 ) -> list[NodeInfo]:
-    """Wait until a number of nodes is active: `wait_for_nodes` for async flows."""
+    """Wait until a pool has the expected number of active nodes: the async version of `wait_for_nodes`."""
     holder, log = current_holder(), NodeLog()
     return await in_thread(
         lambda: pool_of(pool_name, holder=holder).wait_for_nodes(
@@ -154,7 +154,7 @@ def distributed_train(
     kwargs: Mapping[str, Any] | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
-    """Train on a pool, and copy the job's log to the run's log.
+    """Run a training as a job on a pool, and copy the job's log to the log of the Prefect run.
 
     The job does not end with this task. A retry of the task attaches to the job if it still runs, and starts a new
     attempt if it failed. Cancelling the run cancels the job.
@@ -201,7 +201,7 @@ async def adistributed_train(
     kwargs: Mapping[str, Any] | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
-    """Train on a pool, and copy the job's log to the run's log: `distributed_train` for async flows."""
+    """Run a training as a job on a pool: the async version of `distributed_train`."""
     job = await in_thread(lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs))
     training = Training(job, pool_name)
     result = await in_thread(training.run, training.cancel)
@@ -257,7 +257,7 @@ async def abatch_predict(
     spec: Mapping[str, Any] | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
-    """Predict the rows of a dataset on a pool: `batch_predict` for async flows."""
+    """Predict the rows of a dataset on a pool: the async version of `batch_predict`."""
     training = Training(_prediction(model, dataset, output_path, spec), pool_name)
     return (await in_thread(training.run, training.cancel)).model_dump(mode="json")
 
@@ -268,10 +268,11 @@ def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, A
 
 @task(cache_policy=NO_CACHE)
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release the run's lease, and sweep this host.
+    """Cancel this flow run's jobs on a pool, release the run's lease, and clean up this host.
 
-    The sweep ends nodes that no demand needs, and records the end of lost jobs. A flow that uses `pool_lease` does not
-    need this task, because `pool_lease` cleans up at the end of its block. Running the task twice does no harm.
+    The clean-up of the host (sweep) ends nodes that no lease and no base demand needs, and records the end of lost
+    jobs. A flow that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block.
+    Running the task twice does no harm.
 
     Args:
         pool_name: Name, URI or block of the pool.
@@ -289,6 +290,6 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
 
 @task(cache_policy=NO_CACHE)
 async def acleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Clean up after this flow run on a pool: `cleanup_pool` for async flows."""
+    """Cancel this flow run's jobs on a pool and release the run's lease: the async version of `cleanup_pool`."""
     holder = str(current_holder())
     return await in_thread(lambda: clean_up(pool_of(pool_name).name, holder, reason=_CLEANED).to_dict())

@@ -26,7 +26,7 @@ def dumps(document: Any) -> str:
 
 
 def loads(written: str | bytes) -> Any:
-    """Decode a document that `dumps` has written, or shoal 0.1, which wrote plain NaN and Infinity to SQLite."""
+    """Decode a document that `dumps` has written, or that shoal 0.1 wrote to SQLite with plain NaN and Infinity."""
     return json.loads(written, object_hook=_untagged)
 
 

@@ -47,8 +47,8 @@ _BEGIN_WRITING = (
 _CONNECT = {
     "application_name": "shoal",
     "connect_timeout": "10",
-    # With these settings, a connection to a lost host, or over a broken network link, fails after about 20 s. Without
-    # them it would fail after 15 minutes.
+    # With these settings, a connection to a lost host, or over a broken network link, fails after about 20 s. By
+    # default it would fail only after 15 minutes.
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "2",
@@ -65,7 +65,7 @@ _pooled: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def parsed(url: str) -> URL:
-    """Parse and check a store URL, and set the driver for PostgreSQL.
+    """Parse and check the URL of the state store. In a PostgreSQL URL, set the driver psycopg.
 
     Raises:
         StoreError: The text is not a URL, or names a database that shoal does not support.
@@ -78,10 +78,10 @@ def parsed(url: str) -> URL:
             "SHOAL_STATE_URL is not a valid URL (is the port a number, and the password percent-encoded?): write "
             "postgresql+psycopg://USER@HOST:5432/DATABASE or sqlite:////FOLDER/state.db"
         ) from None
-    # If the password contains an "@", the part after it is parsed as host. The driver's error would show this part of
-    # the password as an unknown host.
+    # If the password contains an "@", the URL parser takes the rest of the password for the host. The driver's error
+    # message would then show this rest as an unknown host. So such a URL is refused.
     if "@" in (found.host or ""):
-        raise StoreError('SHOAL_STATE_URL has an "@" in its password: write it as %40')
+        raise StoreError('the password in SHOAL_STATE_URL contains an "@": write %40 for the "@"')
     if backend == "postgresql":
         return found.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
@@ -95,14 +95,14 @@ def parsed(url: str) -> URL:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file of a SQLite URL, or None for another database."""
+    """Return the path of the file that a SQLite URL names; None if the URL names another kind of database."""
     found = parsed(url)
     return Path(found.database or "") if found.get_backend_name() == "sqlite" else None
 
 
 @lru_cache(maxsize=8)
 def engine(url: str) -> Engine:
-    """Return the engine for write transactions on a URL.
+    """Return the SQLAlchemy engine for write transactions on the database with the given URL.
 
     Raises:
         StoreError: The URL is invalid (see `parsed`), or the driver is not installed.
@@ -112,7 +112,7 @@ def engine(url: str) -> Engine:
 
 
 def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
-    """Return a copy of an engine, whose transactions only read. Both engines use the same connections.
+    """Return a copy of a SQLAlchemy engine for read transactions. The copy uses the same connections as the original.
 
     A read transaction sees the database at one instant, and does not wait for writers. On PostgreSQL it cannot write.
 
@@ -151,8 +151,9 @@ def _postgresql(url: URL) -> Engine:
     try:
         made = create_engine(
             url,
-            # This is set here because the server may have another default. With REPEATABLE READ, the transaction would
-            # see the database as it was before the advisory lock was granted, without the previous writer's changes.
+            # The isolation level is set because the server may have another default. With REPEATABLE READ, a write
+            # transaction would see the database as it was before the advisory lock was granted, without the previous
+            # writer's changes.
             isolation_level="READ COMMITTED",
             # Each process keeps one connection open, because a node's supervisor reads every second. Further
             # connections, which other threads need, are closed after use. Before each use, `pool_pre_ping` tests the

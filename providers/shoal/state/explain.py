@@ -101,7 +101,7 @@ def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreErr
 
 
 def too_new(url: str, version: str, known: str) -> StoreError:
-    """Build the error for a store whose tables a newer version of shoal has changed.
+    """Return the error for a store whose tables were changed by a newer version of shoal.
 
     Args:
         url: URL of the store.
@@ -109,6 +109,6 @@ def too_new(url: str, version: str, known: str) -> StoreError:
         known: Newest version that this shoal can read.
     """
     return StoreError(
-        f"{shown(url)} was written by a newer shoal (its schema is {version}, this version knows {known}): upgrade "
+        f"{shown(url)} was written by a newer shoal (its schema is {version}, this version supports {known}): upgrade "
         "shoal, or set SHOAL_HOME or SHOAL_STATE_URL to another store"
     )

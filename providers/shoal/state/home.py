@@ -41,7 +41,7 @@ def _keep_private(path: Path) -> None:
         if found.st_uid != os.geteuid() and not (stat.S_ISLNK(found.st_mode) and found.st_uid == 0):
             raise StoreError(
                 f"SHOAL_HOME {path} belongs to user {found.st_uid}, who can read and change files in it. "
-                "Set SHOAL_HOME to a folder of your own"
+                "Set SHOAL_HOME to a folder that belongs to you"
             )
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o002:
@@ -54,9 +54,10 @@ def _keep_private(path: Path) -> None:
             path.chmod(0o700)
         except OSError as error:
             raise StoreError(
-                f"SHOAL_HOME {path} has mode {mode:04o}, and changing it to 0700 failed: {error}"
+                f"SHOAL_HOME {path} has mode {mode:04o}, and changing it to 0700 failed: {error}. Set SHOAL_HOME to "
+                "another folder"
             ) from error
-        log.warning("SHOAL_HOME %s had mode %04o, which let other users in: its mode is now 0700", path, mode)
+        log.warning("SHOAL_HOME %s had mode %04o, so other users could enter it: its mode is now 0700", path, mode)
 
 
 def subfolder(*parts: str) -> Path:

@@ -1,4 +1,4 @@
-"""Identify this host: its name for messages, and an id that stays the same when the name changes."""
+"""Identify this host: by its name in messages, and by an id that stays the same when the host is renamed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hostname() -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return the id of the host's current boot. A process that was started under another boot id has ended."""
+    """Return the id of the host's current boot. A process from an earlier boot has another boot id, and has ended."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -23,7 +23,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Try to lock a file, and yield whether this process now holds the lock.
+    """Try to lock a file, and yield True if this process now holds the lock, else False.
 
     Programs that this process starts do not inherit the file descriptor. So the lock ends with this process at the
     latest.

@@ -45,7 +45,7 @@ def why_not_private(folder: Path) -> str | None:
 
 
 def why_replaceable(folder: Path) -> str | None:
-    """Return the reason why another user could rename or remove files that this user creates in a folder, or None.
+    """Return the reason why another user could rename or remove this user's files in a folder; None if no user can.
 
     Args:
         folder: An absolute path.

@@ -40,11 +40,11 @@ class ProcessId:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ProcessId:
-        """Build an identity from the result of :meth:`to_json`."""
+        """Create a process identity from the dict that :meth:`to_json` returned."""
         return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]), str(fields.get("host", "")))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the identity as a dict for the store."""
+        """Return this process identity as a dict that the store can save as JSON."""
         return asdict(self)
 
     def alive(self) -> bool:
@@ -67,7 +67,7 @@ class ProcessId:
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """Fields of ``/proc/<pid>/stat`` of a running process."""
+    """Session id and start time of a running process, as read from ``/proc/<pid>/stat``."""
 
     session: int
     """Id of the process's session."""

@@ -42,7 +42,7 @@ log = logging.getLogger("shoal.runtime")
 
 
 def runtime_root() -> Path:
-    """Return the runtime root for new nodes. Create it in the temp folder if needed.
+    """Return the runtime root (the folder for the folders of new nodes). Create it in the temp folder if needed.
 
     There is one root for each combination of home folder, store, host and temp folder. A file in the home folder lists
     all roots. If the calling process belongs to a node, the result is the root that contains this node's folder.
@@ -68,7 +68,7 @@ def runtime_root() -> Path:
 
 
 def node_folders(node_id: str) -> list[Path]:
-    """Return all paths at which a node's folder may be: one in each root.
+    """Return all paths at which a node's folder may be: one path in each runtime root.
 
     A node's folder may be in an older root, because nodes keep their folder when a new root is created.
     """
@@ -76,7 +76,7 @@ def node_folders(node_id: str) -> list[Path]:
 
 
 def node_ids() -> list[str]:
-    """Return the ids of all nodes that have a folder in a root of this home folder and store.
+    """Return the ids of all nodes that have a folder in a runtime root of this home folder and store.
 
     Files that are no folders of nodes are ignored, with a warning in the log.
     """
@@ -97,15 +97,15 @@ def node_ids() -> list[str]:
 
 
 def remove_node_folders(node_id: str) -> str | None:
-    """Remove a node's folder from all roots, and remove roots that are no longer used.
+    """Remove a node's folder from all runtime roots, and remove the roots that are no longer used.
 
     Returns:
         A message about a folder that could not be removed; None if nothing of the node is left.
     """
     for root in _all_roots():
         folder = root / node_id
-        # Roots of another user or of another home folder are skipped: they contain no folder of this node. If they led
-        # to an error instead, the node could never be recorded as ended.
+        # Roots of another user or of another home folder are skipped, because they contain no folder of this node. With
+        # an error instead of skipping, the node could never be recorded as ended.
         if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
             continue
         if folder.is_symlink() or not folder.is_dir():
@@ -117,7 +117,7 @@ def remove_node_folders(node_id: str) -> str | None:
 
 
 def remove_own_folder(folder: Path) -> None:
-    """Remove the folder of the node whose supervisor calls this function.
+    """Remove the folder of the node whose supervisor process calls this function.
 
     If ``SHOAL_HOME`` was removed, also remove the root if it is empty, because no other process would find it.
 
@@ -132,7 +132,7 @@ def remove_own_folder(folder: Path) -> None:
 
 
 def turn_lock(turn: int) -> Path:
-    """Return the path of a lock file that limits how many nodes start at the same time.
+    """Return the path of one of the few lock files that limit how many nodes start at the same time.
 
     A supervisor has to lock one of a few such files (a turn) while it starts its node. All home folders of a user on
     this host share the files, because the nodes share the host's CPUs.
@@ -151,7 +151,7 @@ def turn_lock(turn: int) -> Path:
 
 
 def _root_of_this_node() -> Path | None:
-    """Return the root that contains the folder of the calling process's node.
+    """Return the runtime root that contains the folder of the node to which the calling process belongs.
 
     The result is None if the process belongs to no node, or to a node of another home folder or store.
     """
@@ -160,13 +160,13 @@ def _root_of_this_node() -> Path | None:
 
 
 def temp_folder() -> Path:
-    """Return the host's temp folder, in which roots are created.
+    """Return the host's temp folder, in which the runtime roots (folders for the folders of nodes) are created.
 
     In a node's processes, the result is not TMPDIR, because their TMPDIR is the node's folder.
     """
     if root := os.environ.get(ROOT_VARIABLE):
         folder = Path(root).parent
-        # Old versions of shoal, which kept no list of roots, created roots one level deeper.
+        # Old versions of shoal, which kept no list of roots, created a root one level deeper below the temp folder.
         if folder.name == f"shoal-{os.getuid()}":
             folder = folder.parent
         if folder.is_dir():
@@ -206,7 +206,7 @@ def _mark() -> dict[str, str]:
 
 
 def _marker_of(root: Path) -> object:
-    """Return the content of a root's marker file (`_MARKER`). None if the file is missing or not valid JSON."""
+    """Return the content of a runtime root's marker file (`_MARKER`); None if the file is missing or not valid JSON."""
     try:
         return json.loads((root / _MARKER).read_text())
     except (OSError, ValueError):
@@ -222,7 +222,7 @@ def _record_file() -> Path:
 
 
 def _recorded() -> list[Path]:
-    """Return the roots that were created for this home folder, store and host, the newest last. Some may be removed."""
+    """Return the runtime roots created for this home folder, store and host, the newest last. Some may be deleted."""
     try:
         return [Path(root) for root in json.loads(_record_file().read_text())]
     except (FileNotFoundError, ValueError):
@@ -246,15 +246,16 @@ def _write(path: Path, content: object) -> None:
 
 
 def _earlier_root() -> Path:
-    """Return the path of the root that old versions of shoal used, which kept no list of roots in the home folder."""
+    """Return the path of the runtime root of old shoal versions, which kept no list of roots in the home folder."""
     digest = sha256(os.fsencode(home()) + store_tag().encode()).hexdigest()[:6]
     return temp_folder() / f"shoal-{os.getuid()}" / digest
 
 
 def _close_earlier_root() -> None:
-    """Set the mode of the old versions' root (`_earlier_root`) to 0700, so that other users cannot enter it.
+    """Set the mode of the runtime root of old shoal versions to 0700, so that other users cannot enter it.
 
-    The old versions left its mode to the umask. The root is not removed, because nodes may still run in it.
+    The old versions left the mode to the umask. The root (see `_earlier_root`) is not removed, because nodes may still
+    use it.
     """
     root = _earlier_root()
     for folder in (root.parent, root):
@@ -283,7 +284,7 @@ def _all_roots() -> list[Path]:
 
 
 def _drop_unused() -> None:
-    """Remove the empty roots that no new node will use, and remove deleted roots from the list in the home folder."""
+    """Delete the empty runtime roots that no new node will use, and remove deleted roots from the recorded list."""
     earlier = _earlier_root()
     if why_not_mine(earlier) is None:
         _remove_empty(earlier)

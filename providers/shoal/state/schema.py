@@ -17,7 +17,7 @@ from shoal.state.codec import storable
 
 
 class PoolState(StrEnum):
-    """State of a whole pool."""
+    """State of a pool of nodes as a whole."""
 
     UP = "up"
     """The pool runs. The reconciler starts and ends nodes so that their number matches the demand."""
@@ -45,7 +45,7 @@ class NodeState(StrEnum):
 
 
 class OperationKind(StrEnum):
-    """Kind of change that an operation makes: start the pool, set its base demand, or request a lease."""
+    """Kind of change that an operation makes: start the pool, set its number of nodes, or request a lease on nodes."""
 
     UP = "up"
     SCALE = "scale"
@@ -87,7 +87,7 @@ JOB_ACTIVE = frozenset(JobState) - JOB_ENDED
 
 
 class PromotionState(StrEnum):
-    """State of a promotion."""
+    """State of a promotion, which sets an alias of a registered model to a version."""
 
     INTENDED = "intended"
     """The alias in the model registry is about to be set. If the process crashes in this state, the next process looks
@@ -99,7 +99,7 @@ class PromotionState(StrEnum):
 
 
 def _state(enum: type[StrEnum]) -> Enum:
-    """Return the column type for an enum: a string column with the member's value.
+    """Return the column type for an enum: a string column that stores the values of the enum's members.
 
     The database does not know the list of members, so a new member needs no migration.
     """
@@ -136,7 +136,7 @@ class Base(DeclarativeBase):
 
 
 class Pool(Base):
-    """A pool: its name, settings and state."""
+    """A pool of nodes: its name, settings and state."""
 
     __tablename__ = "pools"
 
@@ -171,7 +171,7 @@ class Pool(Base):
 
 
 class Demand(Base):
-    """A pool's base demand: the number of nodes of the last `scale_cluster` or `up`.
+    """A pool's base demand: the number of nodes that the last call of `scale_cluster` or `up` requested.
 
     A pool that is up without a base demand was started by a lease, and goes down after its last lease and job.
     """
@@ -186,7 +186,7 @@ class Demand(Base):
 
 
 class Lease(Base):
-    """A holder's request for a number of nodes. It is valid until it is released, or no longer renewed."""
+    """Request for a number of nodes, valid until its holder (such as a workflow) releases it or stops renewing it."""
 
     __tablename__ = "leases"
 
@@ -261,8 +261,8 @@ class Node(Base):
     """Addresses of the node. None until the node is ready."""
     busy: Mapped[bool]
     """Whether work was running on the node, as last reported by the supervisor."""
-    # After a jump of the wall clock, the jump is added to all times of a node (`shoal.pool.journal.clock`). So the
-    # difference of two of these times is always the real duration.
+    # When the wall clock jumps, the size of the jump is added to all stored times of a node
+    # (`shoal.pool.journal.clock`). So the difference of two of these times is always the real duration.
     spawned_at: Mapped[float | None]
     """Time at which a supervisor was last spawned."""
     start_deadline: Mapped[float]
@@ -324,7 +324,7 @@ class Job(Base):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the attempt waits in its pool's queue. It then has no driver, and was not yet sent to the head."""
+        """Return whether the attempt waits in its pool's queue, and was not yet sent to the pool's head node."""
         return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
 
 
@@ -339,7 +339,7 @@ class Lock(Base):
 
 
 class Promotion(Base):
-    """One promotion: the alias of a registered model, such as ``champion``, is set to a model version.
+    """One promotion: setting an alias of a registered model, such as ``champion``, to a version of the model.
 
     A process writes the row while it holds the lock for promotions (table `locks`): with the state `intended` before it
     sets the alias, and with the state `confirmed` afterwards.

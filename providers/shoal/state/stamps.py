@@ -1,4 +1,4 @@
-"""Clock stamps: measure the age of stored values, and jumps of the wall clock, with the monotonic clock.
+"""Measure how old stored values are, and by how much the wall clock has jumped, with the monotonic clock.
 
 Stored times are wall-clock times. When they were compared with the current wall clock, jobs were ended wrongly after
 the host was suspended, or after its clock was changed. So each stored time that can end a job or a lease has a stamp in
@@ -26,7 +26,7 @@ longer if the process was paused between the readings."""
 
 
 def monotonic() -> float:
-    """Return the seconds since this host's boot, without the time that it was suspended."""
+    """Return the seconds since this host's boot, without the time during which the host was suspended."""
     return time.monotonic()
 
 
@@ -39,7 +39,7 @@ def wall() -> float:
 
 
 def stamp(value: float) -> dict[str, Any]:
-    """Return a stamp for a value that is being written now.
+    """Return a stamp (a reading of the monotonic clock) to store beside a value that is being written now.
 
     Args:
         value: The value, such as ``last_polled_at``. The stamp contains the value, because shoal 0.1 may later change
@@ -52,7 +52,7 @@ def stamp(value: float) -> dict[str, Any]:
 
 
 def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
-    """Return the seconds since a value was written.
+    """Return the seconds since a stored value was written, computed from the value's stamp.
 
     Args:
         value: The value.
@@ -68,15 +68,15 @@ def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
 
 
 def present() -> dict[str, Any]:
-    """Return a stamp that contains the present time by both clocks. :func:`jump` compares two such stamps."""
+    """Return a stamp with the present time by the monotonic clock and by the wall clock, for :func:`jump`."""
     while True:
         at, now = monotonic(), wall()
-        if monotonic() - at < _ONE_INSTANT_S:  # otherwise this process was paused between the two readings
+        if monotonic() - at < _ONE_INSTANT_S:  # else the process was paused between the readings
             return {"clock": _clock_id(), "at": at, "of": now}
 
 
 def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | None:
-    """Compute by how many seconds the wall clock jumped between two stamps of the present time.
+    """Compute by how many seconds the wall clock jumped between two calls of :func:`present`.
 
     If the host was suspended between the stamps, this counts as a jump ahead.
 
@@ -103,7 +103,8 @@ def shared_now(session: Session, now: float) -> float:
     """
     if session.get_bind().dialect.name != "postgresql":
         return now
-    # Without `no_autoflush`, the query would first write rows that the caller has added but not yet filled.
+    # Without `no_autoflush`, SQLAlchemy would first write the rows that the caller has added to the session but not yet
+    # filled in.
     with session.no_autoflush:
         return float(session.scalars(select(func.extract("epoch", func.clock_timestamp()))).one())
 
@@ -117,6 +118,6 @@ def _clock_id() -> str:
     """
     try:
         namespace = os.readlink("/proc/self/ns/time")
-    except OSError:  # Linux before 5.6 has no time namespaces, so all processes of a boot have the same clock
+    except OSError:  # Linux before 5.6 has no time namespaces: all processes of a boot have the same clock
         namespace = ""
     return f"{boot_id()}/{namespace}"

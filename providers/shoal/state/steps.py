@@ -1,8 +1,9 @@
-"""Give every transaction, and every action on files or processes, a name: a step.
+"""Give a name to each transaction and each action on files or processes, so that crash tests can kill a process there.
 
-A process may be killed before, during or after each step, and the next process has to continue from there. The crash
-tests check this: they replace the function `passing` by one that kills the process at a chosen point of a step. The
-names of the steps of pools are in `shoal.pool.journal.steps`, those of the steps of jobs in `shoal.jobs.journal.steps`.
+Such a named transaction or action is called a step. A process may be killed before, during or after each step, and the
+next process has to continue from there. The crash tests check that it can: they replace the function `passing` by one
+that kills the process at a chosen point of a step. The names of the steps of pools are in `shoal.pool.journal.steps`,
+those of the steps of jobs in `shoal.jobs.journal.steps`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shoal.state.store import Store
 
 
 class At(StrEnum):
-    """The points of a step at which the crash tests may kill the process."""
+    """Points of a step (a transaction or action with a name) at which the crash tests may kill the process."""
 
     BEFORE = "before"
     WRITTEN = "written"
@@ -26,7 +27,7 @@ class At(StrEnum):
 
 
 def _go_on(step: StrEnum, at: At) -> None:
-    """Do nothing, so that the process goes on. This is the value of `passing` outside of the crash tests."""
+    """Do nothing. This is the default of `passing`, which crash tests replace by a function that kills the process."""
 
 
 passing: Callable[[StrEnum, At], None] = _go_on
@@ -35,7 +36,7 @@ passing: Callable[[StrEnum, At], None] = _go_on
 
 @contextmanager
 def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
-    """Run a ``with`` block as one step, inside one write transaction.
+    """Run a ``with`` block in a write transaction; crash tests can kill the process before, during and after it.
 
     Args:
         store: The state store.
@@ -53,7 +54,7 @@ def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
 
 @contextmanager
 def act(step: StrEnum) -> Iterator[None]:
-    """Run a ``with`` block as one step that changes files, processes or other systems, but not the store.
+    """Run a ``with`` block that acts on files or processes; crash tests can kill the process before and after it.
 
     Args:
         step: Name of the step.

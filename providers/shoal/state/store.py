@@ -90,9 +90,10 @@ class Store:
             with engines.reading(self._engine).connect() as connection:
                 if _version(connection) == SCHEMA_VERSION:
                     return
-            # If two processes migrate at the same time, the second one waits for the first, because this is a write
-            # transaction. For SQLite, a file lock is needed, too: while one process changes a new database file to WAL
-            # (write-ahead log), SQLite returns an error to all others at once, regardless of the busy timeout.
+            # If two processes upgrade the tables at the same time, the second one waits for the first, because this is
+            # a write transaction. For SQLite, a file lock is needed, too: while one process changes a new database file
+            # to WAL (write-ahead log), SQLite returns an error to all other processes at once, regardless of the busy
+            # timeout.
             with (
                 file_lock(home() / "migrate.lock") if self._file else nullcontext(),
                 self._engine.begin() as connection,

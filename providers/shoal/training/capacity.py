@@ -1,4 +1,4 @@
-"""Check whether workers fit on the active nodes; boosting and functions use the same checks and messages.
+"""Check whether workers fit on the active nodes, for trainings of boosting models and of the user's own functions.
 
 The functions in this module are pure: they use only their arguments, and not Ray.
 """
@@ -17,7 +17,7 @@ is in effect no limit."""
 
 
 class Node(TypedDict):
-    """Name, CPUs and GPUs of an active node. `gpu_type` is known only in a process that is connected to Ray."""
+    """Name, CPUs and GPUs of an active node. `gpu_type` is set only if this process is connected to Ray."""
 
     name: str
     cpus: int
@@ -40,7 +40,7 @@ def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) ->
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
-    """Return `wanted` if there is room for it; otherwise raise CapacityError or, with `clamp`, warn and return `room`.
+    """Return `wanted` if it is at most `room`; otherwise raise CapacityError or, with `clamp`, warn and return `room`.
 
     Args:
         wanted: Requested number.
@@ -57,7 +57,8 @@ def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clam
     problem = f"{request} is more than there is room for, {room} ({listed(nodes)})"
     if not clamp or not room:
         raise CapacityError(
-            f"{problem}: add nodes with shoal.scale_cluster, ask for less, or set RunConfig(clamp=True)"
+            f"{problem}: add nodes with shoal.scale_cluster, request less, or set RunConfig(clamp=True) "
+            "to use what fits"
         )
     warnings.warn(f"{problem}: reduced to {room}", stacklevel=3)
     return room

@@ -1,4 +1,4 @@
-"""Mark artifact folders with the job and attempt that created them, so that shoal never replaces a foreign folder."""
+"""Mark artifact folders with the job and attempt that created them, so that no other job replaces these folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_MARKER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Identity of one attempt of a job, which decides the artifact folders that the attempt may create and replace.
+    """Identity of one attempt of a job, which a marker file stores in each artifact folder that the attempt creates.
 
     Args:
         job_id: Id of the job.
@@ -36,7 +36,7 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Return whether an artifact folder exists, and raise an error if this attempt must not replace it.
+        """Return whether an artifact folder exists, and raise an error if this attempt must not replace the folder.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
@@ -58,7 +58,7 @@ class Claim:
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:  # a folder with an incomplete marker counts as empty
+        if found is None and names <= {MARKER}:  # an incomplete marker file alone counts as empty
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
@@ -73,12 +73,12 @@ class Claim:
         return True
 
     def has_marked(self, folder: str) -> bool:
-        """Return whether the folder exists and contains the marker of exactly this attempt."""
+        """Return whether an artifact folder exists and its marker file names exactly this attempt of the job."""
         fs, root = _filesystem(folder)
         return not _is_link(folder) and _read(fs, root) == self
 
     def take(self, folder: str) -> None:
-        """Replace a folder by an empty one with the marker of this attempt.
+        """Replace an artifact folder by a folder that contains only the marker file of this attempt.
 
         Args:
             folder: Absolute path or URI.
@@ -90,7 +90,7 @@ class Claim:
         self.mark(folder)
 
     def mark(self, folder: str) -> None:
-        """Create the folder if it does not exist, and write the marker of this attempt into it."""
+        """Create an artifact folder if it does not exist, and write this attempt's marker file into it."""
         fs, root = _filesystem(folder)
         fs.makedirs(root, exist_ok=True)
         fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
@@ -106,8 +106,8 @@ class Claim:
         """
         if not self.check(folder):
             return
-        # The marker file is removed last. If this process is killed earlier, the marker still shows that the folder
-        # belongs to this job, so the next attempt can remove the rest.
+        # The marker file is removed last. If this process is killed before that, the marker file still shows that the
+        # folder belongs to this job, so the next attempt can remove the rest.
         if "://" not in folder:
             for path in Path(folder).iterdir():
                 if path.is_dir() and not path.is_symlink():
@@ -131,8 +131,8 @@ def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:
 
 
 def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
-    # Each file is removed by itself, because `fs.rm` treats a name with "*", "?" or "[" as a pattern and removes all
-    # files that match.
+    # The files are removed one by one with `rm_file`, because `fs.rm` treats a name with "*", "?" or "[" as a pattern
+    # and removes all files that match the pattern.
     found: dict[str, Any] = fs.find(root, withdirs=True, detail=True)
     marker = f"{root}/{MARKER}"
     for path, info in found.items():
@@ -143,7 +143,7 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
     folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
     for path in sorted(folders, reverse=True):
         # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. The
-        # folder then stays as it is.
+        # error is ignored, and a folder that is not empty stays.
         with contextlib.suppress(OSError):
             fs.rmdir(path)
 

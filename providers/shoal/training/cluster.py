@@ -20,7 +20,7 @@ def is_connected() -> bool:
 
 
 def active_nodes() -> list[Node]:
-    """Return the nodes that are alive: the head first, then the others by name."""
+    """Return the nodes that are alive: first the head node, then the others, sorted by name."""
     return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
 
 
@@ -32,12 +32,12 @@ def _node(name: str, resources: dict[str, float]) -> Node:
 
 
 def node_order() -> dict[str, int]:
-    """Return the position of each node that is alive, by Ray's node id: the head first, then the others by name."""
+    """Return the index of each node that is alive, by Ray's node id: 0 for the head node, then the others by name."""
     return {node["NodeID"]: place for place, node in enumerate(_alive())}
 
 
 def total_resources() -> list[dict[str, float]]:
-    """Return the resources (name -> amount) of each node that is alive, including those that are in use."""
+    """Return all resources (name -> amount) of each node that is alive, including the resources that are in use."""
     return [dict(node["Resources"]) for node in _alive()]
 
 

@@ -1,4 +1,4 @@
-"""Store the gang context of this process: its rank, and functions to send log lines and notes to the driver.
+"""Store this process's rank in its gang (group of workers), and functions to send log lines and notes to the driver.
 
 A gang is the group of workers of one training.
 """
@@ -48,18 +48,18 @@ class GangContext:
         return self.position.world_size
 
 
-# The context is a global variable and not a context variable, so that threads that the user starts in a worker have the
-# worker's rank.
+# The context is stored in a global variable and not in a `contextvars.ContextVar`, so that threads that the user starts
+# in a worker get the worker's rank, too.
 _context = GangContext()
 
 
 def gang_context() -> GangContext:
-    """Return the gang context of this process; a process outside a gang is rank 0 of 1 worker."""
+    """Return this process's rank and connection to the driver; a process outside a gang is rank 0 of 1 worker."""
     return _context
 
 
 def set_gang_context(context: GangContext) -> None:
-    """Set the gang context of this process; its rank also decides which shard of a dataset this process reads."""
+    """Set this process's rank and connection to the driver; the rank also decides which rows the process reads."""
     global _context
     set_current_position(context.position)
     _context = context

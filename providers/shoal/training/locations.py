@@ -36,7 +36,7 @@ def resolved(location: str) -> str:
         host = urlsplit(location).netloc
         if host not in ("", "localhost"):
             raise InvalidArgumentError(
-                f'artifact_location "{location}" names the host "{host}": write file:///absolute/path, or a plain path'
+                f'artifact_location "{location}" names the host "{host}": write file:///absolute/path, or a path'
             )
         return location
     if "://" in location or os.path.isabs(location):
@@ -50,7 +50,7 @@ def local_path(location: str) -> str:
 
 
 def try_out(location: str, option: str = "artifact_location") -> None:
-    """Create the folder if it does not exist, then write a small file into it and remove the file.
+    """Test whether a location can be written to: create the folder, write a small file into it, and remove the file.
 
     Args:
         location: Absolute path or URI.
@@ -67,10 +67,10 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             Path(location).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
-    except Exception as error:  # each fsspec filesystem raises exceptions of its own types
+    except Exception as error:  # fsspec's filesystems raise exceptions of many types
         raise InvalidArgumentError(
             f'{option} "{location}" cannot be written to: {type(error).__name__}: {error}. '
-            "Choose a directory or URI that this host can write"
+            "Choose a directory or URI to which this host can write"
         ) from None
 
 

@@ -27,7 +27,7 @@ _SAY_EVERY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Number of finished rounds or steps of a training, and its latest metrics.
+    """Progress of a training or prediction: number of finished rounds, steps or rows, and the latest metrics.
 
     Attributes:
         done: Number of finished rounds of boosting, or of predicted rows; for functions, the step that rank 0 reported
@@ -48,17 +48,17 @@ class Progress:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Progress:
-        """Create the progress from the dict in a job's database row, the result of :meth:`document`."""
+        """Create a progress object from the result of :meth:`document`, which the job's database row contains."""
         return cls(document["done"], document["total"], document["unit"], document["metrics"])
 
     @property
     def brief(self) -> str:
-        """The progress as a text without metrics, such as ``round 12 of 100``."""
+        """Progress as a text without metrics, such as ``round 12 of 100``."""
         return f"{self.unit[:-1]} {self.done}" + ("" if self.total is None else f" of {self.total}")
 
     @property
     def latest(self) -> str:
-        """The latest metrics as a text, such as ``eval-rmse: 2.5, eval-mae: 1.25``."""
+        """Latest metrics as a text, such as ``eval-rmse: 2.5, eval-mae: 1.25``."""
         return ", ".join(f"{name}: {value:.5g}" for name, value in self.metrics.items())
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ OnProgress = Callable[[Progress], None]
 
 
 def bounded(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the first 20 metrics, with names of at most 100 characters."""
+    """Return the first 20 metrics of a dict, with their names cut to at most 100 characters."""
     first = islice(metrics.items(), _MOST_METRICS)
     # Lone surrogates (invalid characters) can be neither printed nor written as JSON, so they are replaced by escape
     # sequences.
@@ -79,7 +79,7 @@ def bounded(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 class ProgressDisplay:
-    """Display a training's progress as a bar in a terminal, or as lines in a log; a context manager.
+    """Context manager that displays a training's progress: as a bar in a terminal, otherwise as log lines.
 
     The bar is removed when the context ends.
 
@@ -120,7 +120,7 @@ class ProgressDisplay:
                 TextColumn("{task.description}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # rich must not redirect a file or a pipe to stderr
+                redirect_stdout=sys.stdout.isatty(),  # keep stdout if it is a file or a pipe
             )
             self._bar.add_task("", total=progress.total)
             self._bar.start()

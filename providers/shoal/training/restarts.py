@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Restarts:
-    """Run a training, restart it after each lost worker, and keep its time limit.
+    """Runner of a training: restarts the training with new workers after it lost a worker, within the run's limits.
 
     Args:
         run_config: Contains the maximum number of restarts and the time limit.
@@ -46,7 +46,7 @@ class Restarts:
         return None if self._deadline is None else self.left(0.0)
 
     def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
-        """Call `attempt`, and call it again after each lost worker while restarts are left.
+        """Call `attempt`, and call it again each time a worker was lost, until no restarts are left.
 
         Args:
             attempt: Function that trains from the last checkpoint to the end.

@@ -89,7 +89,7 @@ class RunConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _without_default_priority(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the default priority out of the stored data.
+        """Return the options as a dict to store, without `priority` if it has its default value.
 
         Jobs without a priority then have the same stored document and fingerprint as before the option existed.
         """

@@ -42,7 +42,7 @@ class ScalingConfig(Settings):
     @classmethod
     def _positive_or_all(cls, value: int) -> int:
         if value != -1 and value < 1:
-            raise ValueError("must be a positive number, or -1 for all there is")
+            raise ValueError("must be a positive number, or -1 to use all that the active nodes have")
         return value
 
 
@@ -123,7 +123,7 @@ def resolve_size(
     cpus = 1 if cpus == -1 else limited(cpus, largest, f"num_cpu_per_worker={cpus}", nodes, clamp=clamp)
     each_node = [node["gpus"] if use_gpu else 1 for node in usable]
     wanted = sum(each_node) if config.num_workers == -1 else config.num_workers
-    request = f"num_workers={config.num_workers}" + (f" (here {wanted})" if config.num_workers == -1 else "")
+    request = f"num_workers={config.num_workers}" + (f" (which means {wanted})" if config.num_workers == -1 else "")
     room = sum(workers_on(node, cpus, gpus) for node in usable)
     workers = limited(wanted, room, f"{request} of {resources(cpus, gpus)} for each worker", nodes, clamp=clamp)
     if config.num_cpu_per_worker == -1:
@@ -135,7 +135,7 @@ def resolve_size(
 
 
 def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
-    """Return whether the config or the library's device parameter asks for GPUs; None if neither is set.
+    """Return whether the user requests GPUs, by `use_gpu` or the parameter `device`; None if the user set neither.
 
     Raises:
         InvalidArgumentError: The config and the device parameter contradict each other.
@@ -151,7 +151,7 @@ def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
 
 
 def _assign(nodes: Sequence[Node], workers: int, gpus: int) -> list[int]:
-    """Assign workers to nodes, each to the node where it gets the most CPUs, and return the number for each node."""
+    """Assign each worker to the node where it gets the most CPUs; return the number of workers of each node."""
     assigned = [0] * len(nodes)
     for _ in range(workers):
         _, best = max(

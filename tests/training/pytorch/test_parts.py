@@ -325,7 +325,7 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
 def test_a_model_that_did_not_arrive_is_not_there(tmp_path: Path) -> None:
     destination = Destination(str(tmp_path), Claim("job", "me"), lambda: True)
     destination.prepare()
-    with pytest.raises(TrainingError, match=r"1 files of the model, weights among them, did not arrive .* all nodes"):
+    with pytest.raises(TrainingError, match=r"1 model files, such as weights, are missing .* all nodes"):
         destination.commit(["weights"])
     destination.discard()
     assert list((tmp_path / "model").iterdir()) == []

@@ -14,14 +14,14 @@ from shoal.redaction import has_credentials, redact_value
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 # URI schemes that Arrow opens itself. All other schemes are opened with fsspec.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
-# Python decodes bytes of a file name that are not valid UTF-8 to surrogate characters. Arrow cannot open such a path,
-# so it is refused.
+# If bytes of a file name are not valid UTF-8, Python decodes them to surrogate characters. Arrow cannot open a path
+# with such characters, so the path is refused.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _OPTION = re.compile(r"\w+=")
 
 
 def normalise(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute, so that another process reads the same file.
+    """Make a path absolute, so that a process in another folder reads the same file.
 
     Args:
         path: Local path (absolute, relative, with ``~``, or ``file://``) or URI.
@@ -51,8 +51,8 @@ def normalise(path: str | os.PathLike[str]) -> str:
         # The path is refused, because paths are written to job specs, logs and MLflow, where others could read the
         # credentials.
         raise InvalidArgumentError(
-            f"the path {redact_value(text)} contained credentials: remove them from the path and set them in "
-            "environment variables or in the usual credentials file, on this machine and on the nodes"
+            f"the path {redact_value(text)} contains credentials (hidden here): remove them from the path and set "
+            "them in environment variables or in the usual credentials file, on this machine and on the nodes"
         )
     if text.startswith("file://"):
         from urllib.request import url2pathname
@@ -64,12 +64,12 @@ def normalise(path: str | os.PathLike[str]) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a normalised path is a path on this machine's filesystem (including mounts) and not a URI."""
+    """Return whether a path or URI is a path on this machine's filesystem (including mounts) and not a URI."""
     return not _SCHEME.match(path)
 
 
 def join(base: str, name: str) -> str:
-    """Append a file name to a normalised directory path or URI."""
+    """Append a file name to the path or URI of a directory, before the URI's ``?`` options."""
     head, mark, query = split_query(base)
     return f"{head.rstrip('/')}/{name}{mark}{query}"
 
@@ -81,7 +81,7 @@ def split_query(path: str) -> tuple[str, str, str]:
 
 
 def resolve(path: str) -> tuple[Any, str]:
-    """Find the filesystem of a normalised path.
+    """Return the filesystem, such as S3, for an absolute path or URI, and the path within this filesystem.
 
     Args:
         path: Result of :func:`normalise`.

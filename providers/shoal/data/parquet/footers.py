@@ -1,4 +1,4 @@
-"""Read Parquet footers, which are enough to plan shards and to check columns without reading rows."""
+"""Read Parquet footers. They contain enough to assign rows to workers and to check columns without reading rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A footer on an object store takes a round trip of 20 to 100 ms. 16 threads therefore read a thousand footers in a few
-# seconds.
+# Reading a footer from an object store takes 20 to 100 ms. So 16 threads read a thousand footers in a few seconds.
 THREADS = 16
 """Number of files that are read at the same time."""
 
@@ -47,7 +46,7 @@ class Footer:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
-    """Convert an exception that Arrow raises while reading a file to a DataError that names the file.
+    """If Arrow raises an exception while it reads a file, raise a DataError that names the file instead.
 
     Args:
         path: Path of the file, for the message.
@@ -63,7 +62,7 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     except (MemoryError, DataError):
         raise
     except FileNotFoundError:
-        raise DataError(f"{path} is gone: it existed when the dataset was listed") from None
+        raise DataError(f"{path} is gone: the file existed when the files of the dataset were listed") from None
     except PermissionError as exc:
         raise DataError(f"{path} cannot be read: {exc.strerror or exc}") from None
     except (OSError, pa.ArrowException) as exc:
@@ -101,7 +100,7 @@ def open_parquet(path: str) -> Iterator[Any]:
 
 
 def read_metadata(path: str) -> Any:
-    """Read the footer of a Parquet file and return it as a ``pyarrow.parquet.FileMetaData``, with all statistics."""
+    """Read a Parquet file's footer, and return it with all statistics as a ``pyarrow.parquet.FileMetaData``."""
     with open_parquet(path) as file:
         return file.metadata
 
@@ -128,8 +127,8 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
             metadata = parquet.metadata
             schema = parquet.schema_arrow.remove_metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        # The files of a dataset usually have the same schema. All their footers share one schema object, so that a
-        # pickled source is small.
+        # The files of a dataset usually have the same schema. All footers share one schema object, so that a pickled
+        # `ParquetSource` is small.
         schema = schemas.setdefault(schema, schema)
         sizes = tuple((group.num_rows, group.total_byte_size) for group in groups)
         return Footer(file.path, file.size, sizes, schema, tuple(partition_values(file.path).items())), metadata

@@ -1,4 +1,4 @@
-"""Find the groups of rows in Parquet files; a group, such as the documents of one query, must stay on one worker."""
+"""Find the groups of rows in Parquet files. A group, such as the documents of one query, must stay on one worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
-    """Read the group column and mark the rows at which a group begins.
+    """Read the group column and return for each row whether a group of rows begins at this row.
 
     Args:
         source: The dataset.
@@ -38,8 +38,8 @@ def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
         values = table.column(column).combine_chunks()
         if values.null_count:
             raise DataError(
-                f'{rows.path}, row group {rows.row_group}: the group "{column}" is null in {values.null_count} of '
-                f"{len(values)} rows: leave these rows out, or fill in the group"
+                f'{rows.path}, row group {rows.row_group}: the group column "{column}" is null in '
+                f"{values.null_count} of {len(values)} rows: leave these rows out, or fill in the group"
             )
         begins = group_starts(values, before)
         found.append(begins)

@@ -83,8 +83,8 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
     from pyarrow.fs import FileType
 
     head, mark, query = split_query(path)
-    # The filesystem returns paths without the scheme and the account (such as "s3://"). The function `canonical` puts
-    # the prefix that the user wrote in front of them again.
+    # The filesystem returns paths without their prefix (scheme and account, such as "s3://"). The function `canonical`
+    # puts the prefix that the user wrote in front of these paths again.
     parts = inner.split("/")
     static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
 
@@ -132,7 +132,7 @@ def _walk(filesystem: Any, base: str) -> list[Any]:
 
 
 def _glob(filesystem: Any, pattern: str) -> list[Any]:
-    """Match a pattern one path component at a time, so that only matching directories are listed."""
+    """Find the paths that match a glob, one path component at a time, so that only matching directories are listed."""
     from pyarrow.fs import FileSelector, FileType
 
     parts = pattern.split("/")

@@ -1,4 +1,4 @@
-"""Match rows with filters: by partition values, by the statistics of row groups, and exactly by their values.
+"""Find the rows that match filters, from partition values, the statistics of row groups, and the rows' own values.
 
 If the data is sorted, the statistics (smallest and largest value) show for most row groups that none or all of their
 rows match. The filter columns of all other row groups are read once to count the rows that match, so that plans, splits
@@ -81,7 +81,7 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a row group's statistics which of its rows match.
+        """Decide from a row group's statistics whether all or none of its rows match.
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -92,8 +92,8 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # Every row matches only if there are no nulls, and no NaN. The statistics do not show whether there is a NaN,
-        # so for floats the values must be read.
+        # `full` is the result if both bounds match. Every row then matches if there are no nulls and no NaN. For
+        # floats, the statistics do not show whether there is a NaN, so the values must be read.
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]
@@ -118,13 +118,13 @@ class Comparison:
         if self.operator in _ORDER:
             return pc.call_function(_COMPUTE[self.operator], [column, self.arrow[0]]).fill_null(False)
         if self.floating:
-            column = pc.add(column, 0.0)  # turns -0.0 into 0.0, because `is_in` compares bits
+            column = pc.add(column, 0.0)  # turns -0.0 into 0.0, because `is_in` compares bits and so finds only 0.0
         found = pc.is_in(column, value_set=self.arrow)
         return found if self.operator == "in" else pc.and_(pc.is_valid(column), pc.invert(found))
 
 
 class Matcher:
-    """Apply filters to the rows of one file; the filters' values are converted to the types of the file's columns.
+    """Filters that are prepared for one file: their values are converted to the types of the file's columns.
 
     Args:
         filters: The filters.
@@ -156,7 +156,7 @@ class Matcher:
         self._types = {name: footer.schema.field(name).type for name in self.columns}
 
     def decide(self, metadata: Any, row_group: int) -> bool | None:
-        """Decide from the statistics of a row group which of its rows match.
+        """Decide from the statistics of a row group whether all or none of its rows match the filters.
 
         Args:
             metadata: ``pyarrow.parquet.FileMetaData`` of the file.
@@ -243,7 +243,7 @@ def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: in
 
 
 def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
-    """Convert one comparison of a filter to the type of a column.
+    """Convert the value in one comparison of a filter, such as ``month >= 3``, to the type of the column.
 
     Whole numbers, dates, timestamps and decimals are compared exactly, even if the value has more digits than the type
     of the column.
@@ -280,7 +280,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     if types.is_boolean(type_):
         _check(path, term, type_, given, bool, "true or false")
         if operator_ in _ORDER:
-            raise DataError(f'{_cannot(path, term, type_)}: use "=" or "!="')
+            raise DataError(f'{_cannot(path, term, type_)} by size: use "=" or "!="')
         return _in_order(operator_, given, pa.bool_())
     if types.is_integer(type_):
         _check(path, term, type_, given, (int, float), "a number")
@@ -344,10 +344,10 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
 def _in_steps(
     operator_: str, values: Sequence[Fraction], low: int, high: int, scalar: Callable[[int], pa.Scalar]
 ) -> Comparison:
-    """Build the comparison for a column of integers, decimals, dates or timestamps, which count steps of a fixed size.
+    """Build the comparison for a column whose values are multiples of a smallest unit, such as 1 day or 0.01.
 
-    A step is the smallest difference between two values of the column's type, such as 1 day or 0.01. For "<", "<=", ">"
-    and ">=" the filter's value is rounded to the whole step that matches the same rows.
+    These columns have integers, decimals, dates or timestamps. A step is the smallest unit of the column's type. For
+    "<", "<=", ">" and ">=" the filter's value is rounded to the whole step that matches the same rows.
 
     Args:
         operator_: Operator of the term.
@@ -397,8 +397,8 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
     if types.is_dictionary(type_):
         type_ = type_.value_type
     if types.is_timestamp(type_):
-        # The raw integers are used, because `stats.min` raises an exception outside the years 1 to 9999. They can be
-        # used only if the file and the column have the same unit.
+        # The raw integers are used, because `stats.min` raises an exception for times outside the years 1 to 9999. The
+        # raw integers have the file's time unit, so they can be used only if the column has the same unit.
         unit = re.search(r"timeUnit=(\w+)", str(stats.logical_type))
         same = unit is not None and _TIME_UNITS.get(unit[1]) == type_.unit
         return (stats.min_raw, stats.max_raw) if same else None
@@ -419,7 +419,7 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
 
 def _check(path: str, term: Term, type_: pa.DataType, given: Sequence[Scalar], kind: Any, what: str) -> None:
     for item in given:
-        # A bool is also an int in Python, so it is refused explicitly if a number is required.
+        # A bool is also an int in Python, so a bool is refused explicitly if a number is required.
         if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):
             raise DataError(f"{_cannot(path, term, type_)} with {shown(item)}: give {what}")
 
@@ -447,7 +447,7 @@ def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fracti
         moment = datetime.fromisoformat(given)
     except ValueError:
         raise DataError(
-            f"{problem}: give a date or a timestamp such as 2024-03-31T12:00:00, with at most microseconds"
+            f"{problem}: give a date or a timestamp such as 2024-03-31T12:00:00, with at most 6 decimals of a second"
         ) from None
     if moment.tzinfo is None:
         # A time without an offset is treated as UTC if the column has a time zone.

@@ -1,4 +1,4 @@
-"""Record which rows a dataset contains, and find rows that another dataset shares with it.
+"""Record which rows a dataset contains, and find the rows that another dataset has in common with the recorded one.
 
 Only footers are read, except for row groups of which filters may select a part: the filter columns of these are read. A
 file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic link are therefore the
@@ -65,12 +65,11 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file that belongs to two datasets, and the number of its rows that are in both.
+    """A file that belongs to two datasets, and the number of its rows that both datasets contain.
 
     Args:
-        path: Path of the file in the dataset that was checked.
-        recorded: Path of the file in the recorded dataset.
-        rows: Number of rows that both have.
+        path: Path of the file in the dataset that was checked. recorded: Path of the file in the recorded dataset.
+        rows: Number of rows that both datasets contain.
     """
 
     path: str
@@ -79,7 +78,7 @@ class SharedFile:
 
 
 def record(source: ParquetSource) -> list[RecordedFile]:
-    """Record for each file of a source which of its rows belong to the source.
+    """Return a record for each file of a source: it tells which rows of the file belong to the source.
 
     Args:
         source: The source.
@@ -102,7 +101,7 @@ def record(source: ParquetSource) -> list[RecordedFile]:
 
 
 def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
-    """Find the files of a source that contain rows which other sources have recorded.
+    """Find the files of a source that contain rows of other datasets, from the records that :func:`record` returned.
 
     Args:
         recorded: Records of other sources.
@@ -124,7 +123,7 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
 
 
 def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
-    """Return the number of rows of a row group that are in the record `mine` and in at least one record of `theirs`."""
+    """Return how many rows of a row group are in the record `mine` and in at least one of the records `theirs`."""
     import numpy as np
 
     theirs = [file for file in theirs if file.groups[index].selected]
@@ -139,10 +138,10 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of a record's rows in a row group; with filters, the source's copy of the file is read.
+    """Return the positions of a record's rows in a row group. The record's filters are applied to the source's file.
 
-    If the filters cannot be applied here, for example because this source has another type of the partition column, all
-    rows are returned: a shared row too many is better than one that is not noticed.
+    If the record's filters cannot be applied to the source's file, for example because the source has another type of
+    the partition column, all rows are returned: reporting a shared row too many is better than missing one.
     """
     import numpy as np
 

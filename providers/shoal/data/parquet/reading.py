@@ -70,7 +70,8 @@ def read_ranges(
                 else:
                     table = _read_part(file, footer, part, stored)
                 table = table.replace_schema_metadata(None)
-                # The number of rows is passed, because a table without stored columns does not contain this number.
+                # `_append` gets the number of rows as an argument, because a table without columns does not contain
+                # this number.
                 for name, value in partitions.items():
                     if name in columns:
                         table = _append(table, name, value, part.rows)
@@ -81,7 +82,7 @@ def read_ranges(
 
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
-    """Join tables in their order until they have enough rows, and read no further tables.
+    """Join tables in their order until the result has `limit` rows, and read no further tables.
 
     Args:
         tables: Tables with the same columns; at least one.
@@ -112,7 +113,7 @@ def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table
 def _read_part(
     file: Any, footer: Footer, part: RowRange, columns: list[str], matcher: Matcher | None = None
 ) -> pa.Table:
-    """Decode a row group in small batches and keep only the rows of a range, so that only these rows take memory.
+    """Decode a row group in small batches and keep only the rows of one range, so that the other rows take no memory.
 
     With a matcher, the range counts only the rows that match the filters.
     """
@@ -137,7 +138,7 @@ def _read_part(
 
 
 def _check_unchanged(metadata: Any, footer: Footer) -> None:
-    """Raise DataError if the file was rewritten after the rows were planned: rows could be lost or read twice."""
+    """Raise DataError if a file was rewritten after its rows were planned, because rows could be lost or read twice."""
     now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if now != tuple(rows for rows, _ in footer.groups):
         raise _changed(footer, f"{footer.rows} rows then, {sum(now)} now")
@@ -145,6 +146,6 @@ def _check_unchanged(metadata: Any, footer: Footer) -> None:
 
 def _changed(footer: Footer, how: str) -> DataError:
     return DataError(
-        f"{footer.path} was changed after the dataset was planned ({how}): start again with a new connector, and write "
-        "new data to new files"
+        f"{footer.path} was changed after shoal had read its footer ({how}): create a new connector, run the program "
+        "again, and write new data only to new files"
     )

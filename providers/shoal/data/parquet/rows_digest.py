@@ -1,4 +1,4 @@
-"""Compute a fingerprint of rows from their values, so that equal rows in other files or databases have the same one."""
+"""Compute a fingerprint of rows from their values, so that equal rows in other files have the same fingerprint."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """Return the kind of a type; equal values have the same fingerprint in all types of a kind."""
+    """Return the kind of an Arrow type; equal values have the same fingerprint in all types of one kind."""
     return _kind_of(type_)[0]
 
 
 class _Column:
-    """Compute hashes of a column's values and of its nulls, chunk by chunk.
+    """Hashes of a column's values and of the positions of its nulls, which are computed chunk by chunk.
 
     The hashes do not depend on how the column is divided into chunks.
     """
@@ -109,7 +109,7 @@ def _floats(values: pa.Array) -> tuple[bytes]:
     import pyarrow as pa
 
     found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    # NaN has many bit patterns. All of them are replaced by one, so that they give the same hash.
+    # NaN has many bit patterns. All of them are replaced by one pattern, so that every NaN gives the same hash.
     return (np.where(np.isnan(found), np.nan, found).tobytes(),)
 
 

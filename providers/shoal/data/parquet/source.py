@@ -71,8 +71,8 @@ class ParquetSource:
         return redact(f"ParquetSource({shown}{rows})")
 
     def __getstate__(self) -> dict[str, Any]:
-        # The metadata with the column statistics is not pickled. It may be a hundred times larger than the rest, and
-        # only the driver uses it, for checks and fingerprints.
+        # The metadata with the column statistics is not pickled. It may be a hundred times larger than the rest of the
+        # source, and only the driver process uses it, for checks and fingerprints.
         return {**self.__dict__, "_metadata": {}, "_by_path": {}}
 
     def footers(self) -> tuple[Footer, ...]:
@@ -103,7 +103,7 @@ class ParquetSource:
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
-        """Return the footer of the file with the given canonical path.
+        """Return the footer of the file with the given path or URI.
 
         Raises:
             DataError: If the file does not belong to the dataset.
@@ -194,7 +194,7 @@ class ParquetSource:
         return parts
 
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row ranges; a file is opened only once for consecutive ranges.
+        """Read row ranges and yield one table per range. Consecutive ranges of the same file open the file only once.
 
         Args:
             ranges: Row ranges to read, in any order.
@@ -248,7 +248,8 @@ class ParquetSource:
         if column not in footer.schema.names:
             values = dict(footer.partitions)
             return footer.groups[row_group][0] if values.get(column, "") is None else 0
-        if str(footer.schema.field(column).type) == "null":  # All values are null; Arrow writes no statistics for them.
+        # A column of type null contains only nulls, and Arrow writes no statistics for such a column.
+        if str(footer.schema.field(column).type) == "null":
             return footer.groups[row_group][0]
         group = self.metadata(path).row_group(row_group)
         for i in range(group.num_columns):
@@ -300,7 +301,7 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group belong to this part of a random split; None if all rows belong to it.
+        """Return which rows of a row group the random splits select; None if the source has neither splits nor filters.
 
         Args:
             path: Canonical path of one of the files.
@@ -324,7 +325,7 @@ class ParquetSource:
         return matching_rows(footer, self.metadata(path), matcher, row_group)
 
     def _common_schema(self) -> pa.Schema:
-        """Return the columns that all files with rows of this dataset have, each with one kind of type."""
+        """Return the columns that every file with rows contains with the same kind of type, such as integer or text."""
         import pyarrow as pa
 
         schema, partitions = self.schema(), self.partition_fields()
@@ -378,7 +379,8 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Return the number of rows that match the filters in each row group, by path; they are counted only once."""
+        """Return how many rows of each row group match the filters, by path of the file. Only the first call counts the
+        rows."""
         if self._matching is None:
             fields = self.partition_fields()
 

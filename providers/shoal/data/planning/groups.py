@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
-    """Mark the rows at which a group begins.
+    """Return a bool array that is True for each row at which a group of rows begins.
 
     Args:
         values: Group of each row.
@@ -73,7 +73,7 @@ def plan_groups(
         ideal = total * rank / num_workers
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
-        # The position is limited so that at least one group is left for this shard and for each shard that follows.
+        # The position of the cut is limited so that each shard before and after the cut gets at least one group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -82,7 +82,7 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop``, counted over all row groups in the order of `line`."""
+    """Return row ranges for the rows ``start <= i < stop``. Rows are numbered through all row groups in `line`."""
     found = []
     offset = 0
     for index in line:

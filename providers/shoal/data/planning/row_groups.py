@@ -19,9 +19,10 @@ from typing import TypeVar
 
 from shoal.errors import DataError, InvalidArgumentError
 
-# Allowed difference between the size of a shard and the mean, as a fraction of the mean, if no row group is divided
-# between two shards. Workers wait for the slowest worker in every round, so 1 % more rows costs at most 1 % more time.
-# Dividing a row group costs more, because a second worker has to decode the whole row group.
+# Largest allowed difference between the number of rows of a shard and the mean of all shards, as a fraction of the
+# mean. If whole row groups cannot be assigned within this difference, some row groups are divided between shards.
+# Workers wait for the slowest worker in every round, so 1 % more rows costs at most 1 % more time. Dividing a row group
+# costs more, because a second worker has to decode the whole row group.
 TOLERANCE = 0.01
 
 _T = TypeVar("_T")
@@ -46,7 +47,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowRange:
-    """The rows ``start <= i < stop`` of one row group.
+    """Consecutive rows of one row group: the rows ``start <= i < stop``.
 
     In a part of a random split, only the rows of this part are counted.
     """
@@ -103,7 +104,10 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
     total = sum(group.rows for group in groups)
     if total < num_workers:
         what = "no rows" if total == 0 else f"{total} row{'s' if total > 1 else ''}"
-        raise DataError(f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}")
+        raise DataError(
+            f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}: each worker "
+            "needs at least one row"
+        )
 
     groups = shuffled(groups, seed)
     parts = _deal_whole(groups, num_workers)
@@ -113,7 +117,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 
 
 def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
-    """Return the items in a random order that depends only on the seed, with any version of Python.
+    """Return the items in a random order that depends only on the seed and is the same in every version of Python.
 
     The function implements a Fisher-Yates shuffle with ``random()``, because Python guarantees that the numbers from
     ``random()`` never change, but gives no such guarantee for ``shuffle()``.
@@ -150,8 +154,9 @@ def _is_even(loads: Sequence[int]) -> bool:
 def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
     """Assign whole row groups that fit into a shard's equal share, and divide the others to fill all shares exactly."""
     share, extra = divmod(sum(group.rows for group in groups), num_workers)
-    # The heap contains (-room, rank), so that the shard with the most room comes first. A row group that does not fit
-    # into this shard fits into no shard and is divided later.
+    # Room is the number of rows that a shard can still get. The heap contains (-room, rank) of each shard, so the shard
+    # with the most room comes first. A row group that does not fit into this shard fits into no shard and is divided
+    # later.
     heap = [(-(share + (rank < extra)), rank) for rank in range(num_workers)]
     heapq.heapify(heap)
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]

@@ -44,7 +44,7 @@ class Split:
             )
 
     def counts(self, before: int, rows: int) -> list[int]:
-        """Compute how many rows of one row group each part gets.
+        """Compute how many rows of one row group each part of the random split gets.
 
         Args:
             before: Number of rows in all previous row groups.
@@ -84,7 +84,7 @@ class GroupSelection:
 
     @property
     def selected(self) -> int:
-        """Return the number of selected rows."""
+        """Return the number of rows of the row group that the splits select."""
         rows = self.rows
         for split, before in self.steps:
             rows = split.counts(before, rows)[split.index]
@@ -97,8 +97,8 @@ class GroupSelection:
         indices = np.arange(self.rows)
         for level, (split, before) in enumerate(self.steps):
             digest = hashlib.sha256(f"{split.seed}/{level}/{self.key}".encode()).digest()
-            # RandomState is used, because NumPy guarantees that its random numbers never change. Those of the newer
-            # class Generator may change with a release.
+            # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The
+            # random numbers of the newer class Generator may change with a NumPy release.
             order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(len(indices))
             counts = split.counts(before, len(indices))
             start = sum(counts[: split.index])
@@ -107,7 +107,7 @@ class GroupSelection:
 
 
 def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) -> list[GroupSelection]:
-    """Apply several splits to all row groups, one after the other.
+    """Apply several random splits one after the other, and return the rows that they select in each row group.
 
     Args:
         rows: Number of rows of each row group, in an order that does not depend on how the files were listed.

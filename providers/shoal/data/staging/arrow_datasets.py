@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
-    """Return a source that reads a dataset's files directly, if they have the dataset's rows and columns.
+    """Return a source that reads an Arrow dataset's files directly; None if the dataset cannot be read in this way.
 
     Args:
         dataset: Any Arrow dataset.
@@ -35,8 +35,8 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
         return None
-    # A dataset with a filter is staged. The only way to recognise it is the private attribute `_scan_options`, in which
-    # `Dataset.filter()` stores its expression.
+    # A dataset with a filter cannot be read directly. It can be recognised only by the private attribute
+    # `_scan_options`, in which `Dataset.filter()` stores the filter's expression.
     if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     if not dataset.files:

@@ -109,8 +109,9 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
 
     engine = _engine(url, poolclass=NullPool)
     database = engine.url.database
+    # SQLite would create a missing database file, so the file is checked first.
     if engine.dialect.name == "sqlite" and database and database != ":memory:" and not os.path.exists(database):
-        raise DataError(f"the SQLite database {database} does not exist")  # otherwise SQLite would create it
+        raise DataError(f"the SQLite database {database} does not exist: check the path in the URL")
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "postgresql":
@@ -119,9 +120,10 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
                 connection.exec_driver_sql("PRAGMA query_only = ON")
             elif engine.dialect.name in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
-                connection.rollback()  # the setting applies from the next transaction on
-            # The parameters have no type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to the
-            # statement, and PostgreSQL cannot compare the result with a date.
+                # The setting applies only to later transactions, so the open transaction is ended.
+                connection.rollback()
+            # The parameters are bound without a type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to
+            # the statement, and PostgreSQL cannot compare the result of this cast with a date.
             bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
             statement = sa.text(sql.rstrip().removesuffix(";")).bindparams(*bound)
             paths = _write(statement, connection, directory)
@@ -147,17 +149,17 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
     if not isinstance(statement, sa.Executable):
         raise InvalidArgumentError(f"query must be SQL text or a SQLAlchemy selectable, not {type(query).__name__}")
     options = {
-        # With this option SQLAlchemy uses a server-side cursor if the database supports it, so that not all rows are in
-        # memory at once.
+        # With `stream_results`, SQLAlchemy uses a server-side cursor if the database supports such cursors, so that not
+        # all rows are in memory at once.
         "stream_results": True,
         "max_row_buffer": CHUNK_ROWS,
-        # Without this option, SQLAlchemy shortens the name of SQLite's column "a.b" to "b".
+        # Without `sqlite_raw_colnames`, SQLAlchemy shortens the name "a.b" of a SQLite column to "b".
         "sqlite_raw_colnames": True,
     }
     result = connection.execute(statement, execution_options=options)
     stack.callback(result.close)
     if not result.returns_rows:
-        raise InvalidArgumentError("the query returns no rows: pass a SELECT statement")
+        raise InvalidArgumentError("the query is not a statement that returns rows: pass a SELECT statement")
     names = [str(name) for name in result.keys()]  # noqa: SIM118 - not a dict
     for name in names:
         if names.count(name) > 1:
@@ -178,7 +180,7 @@ def _engine(url: Any, **options: Any) -> Any:
 
     try:
         found = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # The text of these exceptions may contain a password.
+    except (sa.exc.ArgumentError, ValueError):  # Their text may contain a password, so it is hidden.
         raise InvalidArgumentError(
             "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
             "number as the port and a percent-encoded password"
@@ -186,7 +188,7 @@ def _engine(url: Any, **options: Any) -> Any:
     # If the password contains an "@" that is not encoded, the rest of the password is parsed as the host. The URL is
     # refused, because a database driver would show the host, and so a part of the password, in its error message.
     if "@" in (found.host or ""):
-        raise InvalidArgumentError('connection has an "@" in its password: write it as %40')
+        raise InvalidArgumentError('the password in connection contains an "@": write %40 for the "@"')
     try:
         return sa.create_engine(found, **options)
     except sa.exc.NoSuchModuleError:
@@ -195,7 +197,9 @@ def _engine(url: Any, **options: Any) -> Any:
             "URL, or install the package with this dialect"
         ) from None
     except ModuleNotFoundError as exc:
-        raise InvalidArgumentError(f"connection {redact_value(str(url))} needs a driver: {exc}") from exc
+        raise InvalidArgumentError(
+            f"connection {redact_value(str(url))} needs a database driver that is not installed: {exc}"
+        ) from exc
 
 
 def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
@@ -235,10 +239,10 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _rewrite(path: str, schema: pa.Schema) -> None:
-    """Rewrite a staged Parquet file with wider column types, such as float instead of integer, per row group."""
+    """Rewrite a staged Parquet file with wider column types, such as float instead of integer."""
     filesystem, inner = resolve(path)
-    # The name of the new file begins with a dot, because readers skip such names. If the process dies before the new
-    # file replaces the old one, the new file is therefore not read.
+    # The name of the new file begins with a dot, because readers of the directory skip such names. So if the process
+    # dies before the new file replaces the old one, the new file is not read.
     head, _, name = path.rpartition("/")
     wider = join(head, f".{name}")
     with open_parquet(path) as file, TableWriter(wider, schema) as writer:

@@ -31,14 +31,14 @@ _GLOB = "*?[]"
 
 
 def default_location() -> str:
-    """Return the default staging location: ``$SHOAL_HOME/staging``, or ``~/.shoal/staging`` if it is not set."""
+    """Return the default staging location: ``$SHOAL_HOME/staging``, or ``~/.shoal/staging`` without ``SHOAL_HOME``."""
     home = os.environ.get("SHOAL_HOME") or "~/.shoal"
     return str(Path(home).expanduser().absolute() / "staging")
 
 
 @contextlib.contextmanager
 def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
-    """Create a directory for one staged dataset, and remove it if the body of the ``with`` statement raises.
+    """Create a directory for one staged dataset. If the ``with`` block raises an exception, remove the directory.
 
     Args:
         staging_location: Directory or URI in which to create the directory; :func:`default_location` if None.
@@ -62,7 +62,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
     directory = join(base, name or uuid.uuid4().hex)
     try:
         if is_local(directory):
-            # The mode 700 prevents that other users of this host read the staged rows.
+            # With mode 700, other users of this host cannot read the staged rows.
             Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
@@ -84,7 +84,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
 
 
 def discard(location: str) -> bool:
-    """Remove a directory with staged data.
+    """Remove a directory that shoal created for staged data.
 
     Args:
         location: Directory or URI that :func:`staged` created.
@@ -105,7 +105,8 @@ def discard(location: str) -> bool:
         raise InvalidArgumentError(
             f"{location} was not staged by shoal: it is not removed, because it has no file {MARKER}"
         )
-    # The marker is removed last, so that a second call can remove the rest if this process is killed.
+    # The marker is removed last. So if this process is killed before, a second call still finds the marker and removes
+    # the rest.
     for found in filesystem.get_file_info(FileSelector(inner)):
         if found.type == FileType.Directory:
             filesystem.delete_dir(found.path)
@@ -116,7 +117,7 @@ def discard(location: str) -> bool:
 
 
 def group_rows(rows: int, bytes_per_row: float) -> int:
-    """Compute the number of rows per row group, from the number of rows and the size of a row.
+    """Compute the number of rows per row group, from the dataset's number of rows and the size of a row.
 
     Args:
         rows: Number of rows in the dataset.
@@ -131,7 +132,7 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 
 class TableWriter:
-    """Write tables with the same schema into one Parquet file; a context manager that closes the file.
+    """Writer that appends tables with the same schema to one Parquet file. As a context manager, it closes the file.
 
     Args:
         path: File to write.
@@ -147,7 +148,7 @@ class TableWriter:
         names = schema.names
         for name in names:
             if names.count(name) > 1:
-                raise DataError(f'there are several columns named "{name}": rename all but one')
+                raise DataError(f'the data has several columns named "{name}": rename all but one')
         filesystem, inner = resolve(path)
         self._stack = contextlib.ExitStack()
         stream = self._stack.enter_context(filesystem.open_output_stream(inner))
@@ -158,7 +159,7 @@ class TableWriter:
         self._writer.write_table(table, row_group_size=row_group_rows)
 
     def close(self) -> None:
-        """Write the footer and close the file."""
+        """Write the Parquet footer and close the file."""
         self._stack.close()
 
     def __enter__(self) -> TableWriter:
@@ -169,7 +170,7 @@ class TableWriter:
 
 
 def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Write a DataFrame or table as Parquet, one row group at a time.
+    """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time.
 
     Args:
         frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with ``__arrow_c_stream__``.
@@ -202,8 +203,8 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
 
 
 def _is_pandas(frame: Any) -> bool:
-    # The name of the class is compared. isinstance() would need an import of pandas, which is slow and unnecessary if
-    # the frame is not a pandas DataFrame.
+    # The class is recognised by its name, because isinstance() would need an import of pandas, which is slow and
+    # unnecessary if the frame is not a pandas DataFrame.
     return any(
         base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
     )
@@ -219,7 +220,7 @@ def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
     columns = [str(name) for name in frame.columns]
     for name in columns:
         if columns.count(name) > 1:
-            raise DataError(f'there are several columns named "{name}": rename all but one')
+            raise DataError(f'the data has several columns named "{name}": rename all but one')
     frame = frame.set_axis(columns, axis=1)
 
     def convert(start: int, stop: int) -> Any:
@@ -243,13 +244,13 @@ def _converting(column: str | None = None) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
         what = f'column "{column}" of the DataFrame' if column else "the DataFrame"
-        # All arguments of the exception are shown, because pandas adds the column as a second argument: "Conversion
-        # failed for column x with type object".
+        # All arguments of the exception are shown, because pandas adds a text with the column's name as the second
+        # argument: "Conversion failed for column x with type object".
         raise DataError(f"{what} cannot be written as Parquet: {'; '.join(map(str, exc.args))}") from exc
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
-    """Write record batches of one schema as a Parquet file, with one row group in memory at a time.
+    """Write record batches with the same schema to a Parquet file. Only one row group is in memory at a time.
 
     Args:
         batches: Record batches to write.
@@ -264,7 +265,7 @@ def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: st
         for batch in batches:
             kept.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
-            # The total number of rows is not known yet, so group_rows() cannot be used. The size of a row group is one
+            # The total number of rows is not known yet, so group_rows() cannot be used. Instead, row groups get a size
             # that suits a medium-sized dataset.
             if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
                 writer.write(pa.Table.from_batches(kept, schema), rows)

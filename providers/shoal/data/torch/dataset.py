@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 Window = dict[str, Column]
 Item = dict[str, Any]
 
-# Assumed size of a text value in bytes. The memory for shuffled rows is estimated with it, before any row is read.
+# Assumed size of a text value in bytes. The memory for shuffled rows is estimated with this size, before any row is
+# read.
 _TEXT_BYTES = 64
 
-# Number of rows that are converted to Python objects at a time if the user sets no batch size. It limits the memory.
+# Number of rows that are converted to Python objects at a time if the user sets no batch size, to limit the memory.
 _ROWS_AT_ONCE = 1_024
 
 
@@ -113,8 +114,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._epochs = EpochCounter()
         self._progress = _Progress()
         self._resumed: tuple[int, dict[str, Any]] | None = None
-        # A saved position contains these values, so that it is used only with the same rows and the same order. They
-        # contain the numbers of row groups but no paths, so that a position stays valid after the files were moved.
+        # A saved position contains these values, so that the position is used only with the same rows and the same
+        # order. The values contain the numbers of row groups but no paths, so that a position stays valid after the
+        # files were moved.
         plan = [(part.row_group, part.start, part.stop) for part in self._ranges]
         self._identity = {
             "rank": position.rank,
@@ -152,7 +154,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     # Epochs and positions
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``, for example to continue an earlier run.
+        """Set the number of the epoch that the next ``iter()`` begins, for example to continue an earlier run.
 
         Without this call, each ``iter()`` is the epoch after the previous one.
 
@@ -165,7 +167,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress, self._resumed = _Progress(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the newest iterator of this process, from which an equal dataset can continue.
+        """Return the position that this process has reached in the epoch, from which an equal dataset can continue.
 
         The other dataset continues after a call of :meth:`load_state_dict` with this position.
 
@@ -182,9 +184,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         worker = get_worker_info()
         if worker is None and self._epochs.begun_by_workers():
             raise InvalidArgumentError(
-                "the last epoch was read by DataLoader's workers, which have read more items than were used: take the "
-                "position from torchdata's StatefulDataLoader, use num_workers=0, or save the number of the epoch at "
-                "its end and continue with set_epoch()"
+                "the position is not known, because DataLoader's workers read the last epoch and read more items than "
+                "were used: take the position from torchdata's StatefulDataLoader, use num_workers=0, or save the "
+                "number of the epoch at its end and continue with set_epoch()"
             )
         if self._progress.epoch is not None:
             epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
@@ -195,7 +197,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         return {"epoch": epoch, "items": items, "ended": ended, **_worker_identity(), **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` continue at a saved position.
+        """Make the next ``iter()`` of this dataset continue at a position that :meth:`state_dict` returned.
 
         If the position is the end of an epoch, the next ``iter()`` begins the next epoch. In a worker of a DataLoader,
         the next ``iter()`` returns no items in this case, because other workers may not have ended the epoch.
@@ -228,7 +230,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch, and return its number and the number of its items that an earlier run already returned.
+        """Begin an epoch. Return its number, and how many of its items an earlier run has already returned.
 
         The second number is None if the earlier run returned all items.
         """
@@ -269,16 +271,16 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         progress.ended = True
 
     def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
-        """Return an iterator over a DataLoader worker's items, without those that `progress` counts as returned.
+        """Return an iterator over a DataLoader worker's items, without the items that `progress` counts as returned.
 
         At the end the iterator may return one item too many, which the caller must drop.
         """
         key = (self._position.seed, progress.epoch or 0, self._position.rank)
         first = 0
         if self.shuffle:
-            # If rows are repeated so that all ranks have the same number, the first repeated row range is random. It
-            # differs between epochs, but is the same for all workers of a DataLoader, because they divide the same
-            # rows.
+            # If rows are repeated so that all ranks have the same number of rows, the first repeated row range is
+            # chosen at random. The choice differs between epochs, but is the same for all workers of a DataLoader,
+            # because they divide the same rows.
             first = int.from_bytes(sampler.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
         if self.shuffle:
@@ -306,7 +308,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             # decimals, which are copied in the conversion, would be in memory in addition to the arrays.
             parts = [self._convert(tables, part) for part in window]
             permutation = next(permutations)
-            # Each column is removed from `parts` before it is joined, so that only one column is in memory twice.
+            # Each column is removed from `parts` before its arrays are joined, so that at most one column is in memory
+            # twice.
             yield {name: rearranged([part.pop(name) for part in parts], permutation) for name in self.columns}
 
     def _convert(self, tables: Iterator[pa.Table], part: RowRange) -> Window:
@@ -321,7 +324,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         size = self.batch_size or 1
-        # Rows that were read for a batch that is not full yet.
+        # Rows of a batch that is not full yet: the rest of the batch comes from the next windows.
         held: list[Item] = []
         missing = size
         for window in windows:
@@ -375,8 +378,8 @@ def _listed(values: np.ndarray | list[Any]) -> list[Any]:
 
 
 def _generator(*key: int | str) -> np.random.RandomState:
-    # RandomState is used, because NumPy guarantees that its random numbers never change. Those of the newer class
-    # Generator may change with a release.
+    # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The random
+    # numbers of the newer class Generator may change with a NumPy release.
     return np.random.RandomState(np.frombuffer(sampler.random_bytes(*key), dtype="<u4"))
 
 

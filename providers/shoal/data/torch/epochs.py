@@ -1,4 +1,4 @@
-"""Count the epochs of a dataset, together with its copies in the worker processes of a DataLoader.
+"""Count the epochs of a torch dataset. Its copies in a DataLoader's worker processes share the same count.
 
 A DataLoader with workers calls ``iter()`` on the copies of the dataset in its workers, never on the user's dataset. For
 every epoch it either forks new copies or keeps the old ones. The counter is therefore in memory that all copies share.
@@ -16,28 +16,28 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-# Number of slots: one for the main process and one for each worker. 1,023 workers are more than a machine has cores,
-# and the slots take only 8 KiB.
+# Number of slots (64-bit numbers in shared memory): one for the main process and one for each DataLoader worker. 1,023
+# workers are more than a machine has cores, and the slots take only 8 KiB.
 _SLOTS = 1 + 1_023
 _COUNT_BITS = 32
 _COUNT = (1 << _COUNT_BITS) - 1
 
 
 class EpochCounter:
-    """Count epochs from 0; the count is shared with the copies of this object in a DataLoader's worker processes."""
+    """Counter of epochs, from 0. Copies of this object in a DataLoader's worker processes share the same count."""
 
     def __init__(self) -> None:
         self._slots = torch.zeros(_SLOTS, dtype=torch.int64).share_memory_()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # In a DataLoader worker that was started by "spawn", the unpickled memory is already shared. Any other copy of
-        # the counter gets memory of its own, and so counts separately.
+        # In a DataLoader worker that was started by "spawn", the unpickled memory is already shared with the main
+        # process. Any other unpickled copy of the counter gets new memory, and so counts separately.
         if not self._slots.is_shared():
             self._slots.share_memory_()
 
     def next(self) -> int:
-        """Return the epoch that the next iterator of this process begins."""
+        """Return the number of the epoch that the next iterator of this process will begin."""
         slot, round_ = _slot_and_round()
         slots = self._slots.numpy().copy()
         begun, rounds = slots & _COUNT, slots >> _COUNT_BITS
@@ -48,12 +48,12 @@ class EpochCounter:
         return int(joined.max()) - 1 if len(joined) else int(begun.max())
 
     def begin(self, epoch: int) -> None:
-        """Record in this process's slot that the process has begun an epoch."""
+        """Record in the shared memory that this process has begun an epoch."""
         slot, round_ = _slot_and_round()
         self._slots.numpy()[slot] = round_ << _COUNT_BITS | (epoch + 1)
 
     def set(self, epoch: int) -> None:
-        """Set the epoch that this process begins next.
+        """Set the number of the epoch that this process begins next.
 
         The other workers of the DataLoader begin the same epoch, unless one of them has already begun an epoch.
         """
@@ -63,19 +63,19 @@ class EpochCounter:
         slots[slot] = round_ << _COUNT_BITS | epoch
 
     def begun_by_workers(self) -> bool:
-        """Return whether workers of a DataLoader, and not the main process, began the last epoch."""
+        """Return whether workers of a DataLoader, and not the main process, began the most recent epoch."""
         begun = self._slots.numpy() & _COUNT
         return bool(begun[1:].max() > begun[0])
 
 
 def _slot_and_round() -> tuple[int, int]:
-    """Return the index of this process's slot, and the number (below 2**31) of its round, which is its set of workers.
+    """Return the index of this process's slot in shared memory, and a number (below 2**31) for its set of workers.
 
     Both are 0 in the main process.
     """
     worker = get_worker_info()
     if worker is None:
         return 0, 0
-    # DataLoader seeds each worker with a random number, which is the same for the whole round, plus the worker's index.
-    # The difference of seed and index therefore identifies the round.
+    # A worker's seed is a random number, which is the same for all workers of the round, plus the worker's index. So
+    # the seed minus the index identifies the round.
     return 1 + worker.id, (worker.seed - worker.id) % (2**31 - 2) + 1

@@ -1,4 +1,4 @@
-"""Compute which rows of a shard each DataLoader worker returns, and in which order, without I/O.
+"""Compute, without I/O, which rows of a shard each DataLoader worker returns, and in which order.
 
 The row ranges of a shard, one after the other, are called the line here. The line is divided among the workers of a
 DataLoader at multiples of the batch size, so that the number of batches does not depend on the number of workers. The
@@ -24,11 +24,11 @@ BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
 
 # If the dataset has no batch size, each DataLoader worker gets a multiple of this number of rows, if there are enough
-# rows. DataLoader then builds batches separately in each worker. If its batch size divides this number, only one worker
-# has a smaller last batch, so the number of batches that len() returns is correct.
+# rows. DataLoader then builds batches separately in each worker. If this number is a multiple of DataLoader's batch
+# size, only one worker has a smaller last batch. So ``len()`` of the DataLoader returns the right number of batches.
 _ROWS_TOGETHER = 1_024
-# Each worker gets at least this many multiples, so that the numbers of rows of two workers differ by at most one
-# sixteenth.
+# Rows are given to DataLoader workers in blocks of equal size. If there are enough rows, each worker gets at least this
+# number of blocks, so that the numbers of rows of two workers differ by at most one sixteenth.
 _MULTIPLES_PER_WORKER = 16
 
 
@@ -96,7 +96,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop``, counted over all row ranges in `line`."""
+    """Return row ranges for the rows ``start <= i < stop``. Rows are numbered through all row ranges in `line`."""
     found = []
     offset = 0
     for part in line:
@@ -108,7 +108,7 @@ def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
 
 
 def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
-    """Divide row ranges into windows: consecutive ranges that are in memory together and are shuffled together.
+    """Divide row ranges into windows. The rows of a window are in memory together, and are shuffled together.
 
     Args:
         line: Row ranges, shuffled.
@@ -132,12 +132,12 @@ def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ..
 
 
 def rows_of(window: Sequence[RowRange]) -> int:
-    """Return the number of rows in a window."""
+    """Return the number of rows in a window (row ranges whose rows are shuffled together)."""
     return sum(part.rows for part in window)
 
 
 def random_bytes(*key: int | str) -> bytes:
-    """Return 32 bytes with which a random generator is seeded; the same key gives the same bytes on any machine."""
+    """Return 32 bytes to seed a random generator with. The same key gives the same bytes on any machine."""
     return hashlib.sha256("/".join(map(str, key)).encode()).digest()
 
 

@@ -57,7 +57,7 @@ the function to call and one argument per rank."""
 
 
 class Library(Protocol):
-    """Interface that the driver uses for a boosting library; `worker` names the module that the workers use."""
+    """Interface between the driver (the process that controls a training) and a boosting library such as XGBoost."""
 
     package: str
     """Name of the Python package to import."""
@@ -77,7 +77,7 @@ class Library(Protocol):
         """Return the settings, by rank, with which the library's workers connect to each other."""
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Make the workers read their rows and convert them to the library's matrices, on all ranks at once."""
+        """Make all workers, at the same time, read their rows and convert the rows to the library's matrices."""
 
 
 def train(
@@ -141,7 +141,7 @@ def segment_length(rounds: int, wish: int | None) -> int:
 
 @dataclass(slots=True)
 class _Worker:
-    """Sum up the training time of one rank over all segments (groups of rounds), and keep its peak memory."""
+    """Statistics of one worker: training time of all segments (groups of rounds) together, and highest memory use."""
 
     prepared: Prepared
     train_seconds: float = 0.0
@@ -172,21 +172,22 @@ class _Training:
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size, user_code)
-        # The driver reads the categories once here. All workers, also those after a restart, then use the same codes.
+        # The driver reads the categories once, before the first attempt. All workers, including those that start after
+        # a restart, therefore convert each category to the same code.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
         self._columns = replace(request.columns, categories=categories)
         self._checkpoint = Checkpoint()
 
     def run(self) -> TrainResult:
-        """Train to the end, and continue from the last checkpoint after each lost worker."""
+        """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
         return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to the number that fits on the active nodes, if `min_workers` allows this.
+        """Reduce the number of workers to as many as fit on the active nodes, unless fewer than `min_workers` fit.
 
         Returns:
             A text with the new number, or None if the number was not changed.
@@ -225,8 +226,8 @@ class _Training:
                     params=self._params,
                     seed=self._seed,
                     early_stopping_rounds=request.early_stopping_rounds,
-                    # verbose_eval is a bool, None or a number: False, None and 0 print nothing, and True prints after
-                    # every round.
+                    # verbose_eval is a bool, None or a number. int() converts True to 1, which prints after every
+                    # round; False, None and 0 become 0, which prints nothing.
                     print_every=int(request.verbose_eval or 0),
                     user_code=self._user_code,
                     external_memory=request.external_memory,
@@ -269,7 +270,7 @@ class _Training:
         )
 
     def _boost(self, gang: Gang, workers: Sequence[_Worker]) -> Boosted:
-        """Train from the checkpoint to the end, segment by segment; return rank 0's result of the last segment."""
+        """Train the rounds after the last checkpoint, in segments (groups of rounds); return rank 0's last result."""
         rounds = self._request.n_estimators
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
@@ -289,7 +290,7 @@ class _Training:
                     worker.add(answer)
                 first = answers[0]
                 if first.checkpoint is None:
-                    raise TrainingError("rank 0 returned no model")
+                    raise TrainingError("rank 0 (the first worker) returned no model: report this as an error in shoal")
                 self._checkpoint, resume = first.checkpoint, None
                 self._report(display, self._checkpoint.rounds, latest(self._checkpoint.history))
                 if segment.last or first.stopped:

@@ -1,4 +1,4 @@
-"""Check the datasets of a training by their Parquet footers, and divide them among the workers."""
+"""Check the datasets of a training, using only their Parquet footers, and divide the rows among the workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ keeps these copies small.
 
 
 def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
-    """Open the training set and the eval sets, and check them by their footers.
+    """Open the training set and the eval sets, and check their columns, using only the Parquet files' footers.
 
     Returns:
         The training set, and the eval sets by name. An eval set with the same spec as the training set is the same
@@ -102,15 +102,15 @@ def shard_datasets(
             for rank in range(num_workers):
                 evals[rank][name] = mine[rank]
             continue
-        # An eval set may have fewer rows than there are workers. The plan then has fewer shards than workers, and each
-        # of the last workers gets an empty shard.
+        # An eval set may have fewer rows than there are workers. `_plan` then returns fewer shards than workers, and
+        # each worker without a shard gets an empty one.
         shards = _plan(connector, num_workers, seed, group_col)
         if none_empty and len(shards) < num_workers:
             what = "row" if group_col is None else "group"
             raise DataError(
                 f'eval_set "{name}" has {len(shards)} {what}{"s" * (len(shards) > 1)}, too few for {num_workers} '
-                f"workers, each of which evaluates custom_metric on a part of its own: add {what}s to the eval set, or "
-                "use fewer workers"
+                f"workers, each of which needs a part of the eval set for custom_metric: add {what}s to the eval set, "
+                "or use fewer workers"
             )
         for rank in range(num_workers):
             evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
@@ -118,6 +118,6 @@ def shard_datasets(
 
 
 def _plan(connector: DataConnector, num_workers: int, seed: int, group_col: str | None) -> tuple[Shard, ...]:
-    """Divide an eval set into one shard per worker, or fewer if it has fewer rows or groups than workers."""
+    """Divide an eval set into one shard per worker, or into fewer shards if there are fewer rows (or groups)."""
     most = connector.num_groups(group_col) if group_col else connector.num_rows()
     return connector.plan(min(num_workers, most), seed, group_col)

@@ -1,4 +1,4 @@
-"""Merge a boosting library's parameters with the estimator's arguments, and refuse contradictions."""
+"""Merge the user's parameters of a boosting library with the estimator's arguments; if they differ, raise an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS = "n_estimators"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Convert the aliases of a library's parameters and objectives to their canonical names.
+    """Aliases of a library's parameters and objectives, and methods that convert an alias to the canonical name.
 
     Args:
         library: Name of the library.
@@ -28,18 +28,18 @@ class Names:
     objectives: Mapping[str, str]
 
     def canonical(self, name: str) -> str:
-        """Return the canonical name of a parameter, which is the same for all aliases of the parameter."""
+        """Return the canonical name of a parameter; `name` is an alias or already the canonical name."""
         return self.aliases.get(name, name)
 
     def objective(self, name: Any) -> Any:
-        """Return the canonical name of an objective, which is the same for all aliases of the objective."""
+        """Return the canonical name of an objective; `name` is an alias or already the canonical name."""
         return self.objectives.get(name, name)
 
 
 def merge(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int, names: Names
 ) -> dict[str, Any]:
-    """Merge the user's params with the estimator's `objective` and `n_estimators`, and refuse contradictions.
+    """Merge `params` with the estimator's `objective` and `n_estimators`; raise an error if they contradict each other.
 
     Args:
         params: The user's parameters.
@@ -93,7 +93,7 @@ def merge(
 
 
 def seed_in(params: Mapping[str, Any], otherwise: int, names: Names) -> int:
-    """Return the seed in the parameters, or `otherwise` if they contain none.
+    """Return the seed that `params` contain, or `otherwise` if they contain no seed.
 
     Raises:
         InvalidArgumentError: The seed is not an integer.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BoosterPredictor:
-    """Predict the rows of tables with one trained model (booster) of any boosting library.
+    """Predictor for the rows of tables and datasets, with one trained model (booster) of any boosting library.
 
     Args:
         predict: Function that predicts a batch. Its arguments are the features (float32 ``[rows, columns]``) and the
@@ -40,7 +40,7 @@ class BoosterPredictor:
         return tuple(dict.fromkeys((*self.input_cols, *margin)))
 
     def check(self, source: ParquetSource) -> None:
-        """Check, by the Parquet footers of a dataset, that it has all columns of the model with suitable types.
+        """Check, using only Parquet footers, that a dataset has all columns of the model, with suitable types.
 
         Raises:
             DataError: A column is missing, or is neither numeric nor categorical.

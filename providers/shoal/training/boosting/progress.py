@@ -14,7 +14,7 @@ reported."""
 
 
 class RoundReporter:
-    """Send the number of finished rounds and the metrics from rank 0 to the driver; other ranks send nothing.
+    """Reporter of a worker's progress to the driver; on rank 0 it sends rounds and metrics, on other ranks nothing.
 
     Args:
         context: Training context of the worker.
@@ -32,7 +32,7 @@ class RoundReporter:
 
 
 def latest(history: History) -> dict[str, float]:
-    """Return the last value of each metric; a key consists of eval set and metric, such as ``eval-rmse``."""
+    """Return the last value of each metric, under a key such as ``eval-rmse`` (eval set "eval", metric "rmse")."""
     return {
         f"{name}-{metric}": float(values[-1])
         for name, metrics in history.items()

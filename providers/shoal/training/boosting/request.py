@@ -92,14 +92,14 @@ class TrainRequest(Settings):
     @classmethod
     def _no_truth_value(cls, value: Any) -> Any:
         if isinstance(value, bool):
-            raise ValueError("a number is needed, not a truth value")
+            raise ValueError("must be a number, not True or False")
         return value
 
     @field_validator("input_cols", "categorical_cols", mode="before")
     @classmethod
     def _several(cls, value: Any) -> Any:
         if isinstance(value, str):
-            raise ValueError(f'a list of column names is needed: ["{value}"]')
+            raise ValueError(f'must be a list of column names, such as ["{value}"], not a str')
         return value
 
     @field_validator("dataset", mode="before")
@@ -122,19 +122,22 @@ class TrainRequest(Settings):
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
         roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
-            raise ValueError(f"a column may have only one role, and {', '.join(twice)} is named for two")
+            raise ValueError(
+                "a column may have only one role (feature, label, weight, margin or group), but these columns have "
+                f"more than one: {', '.join(twice)}"
+            )
         if self.early_stopping_rounds and not self.eval_set:
-            raise ValueError("early_stopping_rounds needs an eval_set to watch")
+            raise ValueError("early_stopping_rounds needs an eval_set: add one, or remove early_stopping_rounds")
         return self
 
     @property
     def columns(self) -> Columns:
-        """The role (feature, label, weight, margin or group) of each column."""
+        """Names of the columns that the training uses, by role: feature, label, weight, margin or group."""
         return Columns(self.input_cols, self.label_col, self.weight_col, self.base_margin_col, self.group_col)
 
     @property
     def extra_cols(self) -> tuple[str, ...]:
-        """The columns of row weights and margins, if there are any; the group column is not included."""
+        """Names of the weight column and the margin column, if the request has them; without the group column."""
         return tuple(column for column in (self.weight_col, self.base_margin_col) if column is not None)
 
 

@@ -1,4 +1,4 @@
-"""Decode and check the rows of a shard, one row range at a time, for the boosting libraries."""
+"""Decode and check the rows of a shard (one worker's part of a dataset) for the boosting libraries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CheckLabel = Callable[["np.ndarray", RowRange], None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A dataset, together with the rows of it that one worker reads.
+    """A dataset, together with the shard (part of its rows) that one worker reads.
 
     Args:
         connector: Dataset.
@@ -63,7 +63,7 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns that are read, in this order and without duplicates."""
+        """Names of all columns to read, without duplicates: features, label, weight, margin, group."""
         return [
             name
             for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin, self.group))
@@ -94,7 +94,7 @@ class Batch:
         return self._each(lambda name: None if (values := getattr(self, name)) is None else values[rows])
 
     def then(self, other: Batch) -> Batch:
-        """Return a batch with the rows of this batch, followed by those of another batch."""
+        """Return a batch with the rows of this batch, followed by the rows of another batch."""
         import numpy as np
 
         def joined(name: str) -> np.ndarray | None:
@@ -107,9 +107,9 @@ class Batch:
         return Batch(**{field.name: of(field.name) for field in fields(self)})
 
 
-# Share of a node's free memory that the decoded rows of its workers may use. The share is low, because the quantised
-# rows (rows converted to histogram bins) need a quarter of the decoded size in addition, and so does the row group that
-# is being decoded.
+# Share of a node's free memory that the decoded rows of all workers on this node may use. The share is low, because
+# other data needs memory at the same time: the quantised rows (rows converted to histogram bins) need a quarter of the
+# decoded size, and the row group that is being decoded needs memory, too.
 _CACHE_FRACTION = 0.3
 # Maximum size of decoded rows that are kept in memory if they come from local files and are not read often. Decoding
 # 100 MB of rows from a local file again takes only 0.1 to 0.2 s, but keeping them takes as much memory as all data that
@@ -119,7 +119,7 @@ _CHANGED = "the file may have changed since the training began, so start the tra
 
 
 def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> int:
-    """Compute how many bytes of decoded rows a worker may keep in memory, so that it does not decode them again.
+    """Compute how many bytes of decoded rows a worker may keep in memory, to avoid decoding the rows again.
 
     Args:
         part: Rows of this worker.
@@ -133,7 +133,7 @@ def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> i
 
 
 class ShardRows:
-    """Iterate over the decoded rows of a worker's shard, batch by batch; a library may do this several times.
+    """Iterable of the decoded rows of a worker's shard, in batches; a library may iterate over them several times.
 
     If the decoded rows fit into the budget, they are kept in memory after the first pass. Otherwise each pass reads
     the rows again, and at most one row group is in memory.
@@ -177,7 +177,8 @@ class ShardRows:
     def _decode(self) -> Iterator[Batch]:
         self.passes += 1
         if self._kept is not None:
-            # An earlier pass that was interrupted may have left some batches, which this pass decodes again.
+            # If an earlier pass was interrupted, `_kept` contains some batches already. They are removed, because this
+            # pass decodes all batches.
             self._kept.clear()
         ranges = self.part.shard.ranges
         if ranges:
@@ -218,7 +219,7 @@ class ShardRows:
 
 
 class _GroupNumbers:
-    """Number the groups of a shard's rows, in the order of the rows; a group may extend over several tables.
+    """Callable that numbers the groups of a shard's rows, table by table; a group may continue in the next table.
 
     Args:
         column: Name of the group column.
@@ -230,7 +231,7 @@ class _GroupNumbers:
         self._before: pa.Scalar | None = None
 
     def __call__(self, table: pa.Table) -> np.ndarray:
-        """Return for each row of the next table the number of its group, as an int64 array ``[rows]``."""
+        """Return the group number of each row of the next table, as an int64 array ``[rows]``."""
         values = table.column(self._column).combine_chunks()
         numbers = self._last + group_starts(values, self._before).cumsum()
         self._last, self._before = int(numbers[-1]), values[-1]
@@ -238,7 +239,7 @@ class _GroupNumbers:
 
 
 def in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Regroup batches so that no group is split between two batches; batches without groups stay unchanged."""
+    """Move rows between batches, so that each group is in only one batch; leave batches without groups unchanged."""
     held: Batch | None = None
     for batch in batches:
         if batch.group is None:

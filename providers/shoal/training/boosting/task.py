@@ -1,4 +1,4 @@
-"""Define the messages between the driver and the workers of a boosting training; all libraries use the same ones."""
+"""Define the messages that the driver and the workers exchange during a training, for all boosting libraries."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Model and metrics after a segment (a group of rounds), from which a training can continue.
+    """Model and metrics at the end of a segment (a group of rounds); a training can continue from a checkpoint.
 
     Args:
         rounds: Number of boosting rounds in the model.

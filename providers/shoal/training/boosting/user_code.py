@@ -1,4 +1,4 @@
-"""Hold the user's callbacks and functions of a training.
+"""Store the functions and objects that the user wrote for a training: callbacks, objective and metrics.
 
 They are pickled and sent separately from the request, because the request contains only JSON data.
 """
@@ -21,7 +21,7 @@ its arguments."""
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """The user's callbacks, objective and metrics; every worker gets a copy. An object without any of them is false.
+    """Callbacks, objective and metrics that the user wrote; every worker gets a copy. An empty object is falsy.
 
     Args:
         callbacks: Callbacks in the library's format.
@@ -57,7 +57,7 @@ class UserCode:
             if not callable(metric):
                 raise InvalidArgumentError(
                     f"custom_metric must be a function or a list of functions, not {metric!r}: "
-                    "name the library's own metrics in params"
+                    "to use a metric of the library itself, add its name to params"
                 )
         return cls(tuple(callbacks or ()), objective if callable(objective) else None, tuple(metrics))
 
@@ -69,7 +69,7 @@ class UserCode:
         return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
 
     def names(self) -> dict[str, str]:
-        """Return the names of the user's functions, by the estimator's argument (`objective` or `custom_metric`)."""
+        """Return the names of the user's functions, by estimator argument: ``objective`` or ``custom_metric``."""
         objective = () if self.objective is None else (self.objective,)
         found = {"objective": objective, "custom_metric": self.metrics}
         return {
@@ -80,7 +80,7 @@ class UserCode:
 
 
 def refuse_namesakes(history: Mapping[str, Mapping[str, Sequence[float]]], rounds: int) -> None:
-    """Raise InvalidArgumentError if two metrics have the same name: their values would be recorded as one metric.
+    """Raise InvalidArgumentError if two metrics have the same name, because shoal would mix their values in one list.
 
     Args:
         history: Eval set -> metric -> value per round.

@@ -1,4 +1,4 @@
-"""Start the workers of one training, run functions on all of them, and raise the cause of a failure.
+"""Start the workers of one training, run functions on all of them, and raise the error that caused a failure.
 
 A gang is the group of workers of one training. Each worker is a Ray actor on its own bundle of one placement group,
 and keeps a socket to the driver open (its lifeline), so that the driver notices at once when the worker dies. A run
@@ -28,9 +28,9 @@ from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
 
 # Seconds to collect further errors after the first failure, so that the real cause is found. When a worker raised or
-# was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once. When a host
-# vanished, the driver notices it only after the 4 s of the TCP keepalive, so an error that only reports an unreachable
-# worker needs the longer wait.
+# was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once, so the first
+# time is enough. When a host vanished, the driver notices it only after the 4 s of the TCP keepalive. The second,
+# longer time is therefore used while all known errors only report an unreachable worker.
 _SETTLE_SECONDS = 0.5
 _EXPLAIN_SECONDS = 4.5
 # Seconds to wait until killed processes have ended. Killed processes ended within 0.1 s in our measurements, so these
@@ -51,7 +51,7 @@ class Sidecar(Protocol):
 
 
 class _Weight(IntEnum):
-    """Rank failures by how likely they caused the others; the failure with the lowest value is reported to the user."""
+    """Kinds of failures, ordered from the most likely to the least likely cause; the first one is reported."""
 
     STARVED = 0
     """A worker was killed because memory ran out. Only Ray reports this reason; the worker's lifeline (its socket to
@@ -96,7 +96,7 @@ OnNote = Callable[[int, dict[str, Any]], None]
 
 
 class Gang:
-    """Manage the running workers of one training; :meth:`start` creates a gang.
+    """The running workers of one training, on which functions can be run; :meth:`start` creates a gang.
 
     Args:
         shape: Number and size of the workers.
@@ -116,7 +116,7 @@ class Gang:
 
     @classmethod
     def start(cls, shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None) -> Gang:
-        """Start all workers of a gang, or none; the process must be a connected Ray driver.
+        """Start all workers of a gang, or none if one cannot start; this process must be connected to Ray as a driver.
 
         Ranks are numbered node by node: first the workers on the head node, then those on the other nodes by name.
 
@@ -152,7 +152,7 @@ class Gang:
         )
 
     def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
-        """Return the sidecar (helper) of a name; the first call creates it, and the end of the gang closes it.
+        """Return the helper (sidecar) with this name; the first call creates it, and :meth:`end` closes it.
 
         Args:
             name: Name of the sidecar within this gang.
@@ -215,7 +215,8 @@ class Gang:
             return
         self.ended = True
         with contextlib.suppress(Exception):
-            # If Ray is shut down already, the kill fails. The error is ignored, because the actors have ended too.
+            # Killing the actors fails if Ray is shut down already. The error is ignored, because the actors then have
+            # ended, too.
             self._kill_actors()
         if self._switchboard is not None:
             self._hang_up(self._switchboard)
@@ -268,10 +269,11 @@ class Gang:
                 ) from exc
         self.workers = tuple(infos)
         # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
-        # that thread has read the message, so the driver waits for all of them.
+        # that thread has read the message, so this code waits until all hellos were read.
         if not board.wait_joined(size, max(0.1, deadline - time.monotonic())):
             raise WorkerLostError(
-                f"a worker of the gang of {self.shape} could not connect to the driver at {board.host}"
+                f"a worker of the gang of {self.shape} could not connect to the driver at {board.host}: check that "
+                "every node can connect to this address"
             )
 
     # Running
@@ -295,7 +297,9 @@ class Gang:
         while talking or len(results) < len(self._actors):
             event = self._next(deadline)
             if event is None:
-                raise TrainingError("the training did not end within its time limit (RunConfig.timeout)")
+                raise TrainingError(
+                    "the training did not end within its time limit (RunConfig.timeout): set a longer limit, or none"
+                )
             if isinstance(event, _Done):
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):
@@ -308,7 +312,7 @@ class Gang:
         return [results[rank] for rank in range(len(self._actors))]
 
     def _first_cause(self, first: _Cause) -> ShoalError:
-        """Wait up to 5 s for further failures and return the error that explains the others.
+        """Wait up to 5 s for further failures and return the error that most likely caused the others.
 
         The wait is only 0.5 s as soon as a failure is known that is more than an unreachable worker.
         """
@@ -333,7 +337,7 @@ class Gang:
         return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error)
 
     def _answered(self, rank: int, future: Any) -> None:
-        """Record the end of a worker's call or the worker's death; Ray calls this method in a thread of its own."""
+        """Record that a worker's call has ended or that the worker died; Ray calls this method in another thread."""
         exc = future.exception()
         if exc is None:
             outcome: Success | Failure = future.result()
@@ -354,7 +358,7 @@ class Gang:
             self._note(_Cause(_Weight.RAISED, TrainingError(f"{self._who(rank)} failed: {raised}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
-        """Handle an event that was received on a worker's socket; the `Switchboard` calls this method in its thread."""
+        """Handle a worker's message or loss; the `Switchboard`, which reads the sockets, calls this in its thread."""
         if kind is EventKind.LINE:
             # Printing fails if the output of this process is closed or accepts only ASCII. Such a failure must not
             # end the training, so it is ignored.
@@ -401,7 +405,7 @@ def _driver_address() -> str:
 
 
 def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
-    """Return the address on which the driver accepts the workers' sockets: loopback if all are on the driver's node.
+    """Return the driver's address for the workers' sockets: loopback if all workers run on the driver's node.
 
     Args:
         address: Address of the driver that the other nodes can reach.

@@ -37,8 +37,8 @@ _HEARTBEAT_SECONDS = 1.0
 # process sends no heartbeats.
 _SILENCE_SECONDS = 20.0
 # TCP settings with which the kernel detects a vanished host: it sends the first probe after 1 s without data, then one
-# every second, and closes the connection after three unanswered probes. It also closes the connection when sent data
-# was not acknowledged for 4 s.
+# every second, and closes the connection after three unanswered probes. The kernel also closes the connection when sent
+# data was not acknowledged for 4 s.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 1),
     (socket.TCP_KEEPINTVL, 1),
@@ -48,21 +48,21 @@ _KEEPALIVE = (
 # Maximum size of a frame (one line of text from a worker). The longest frames are log lines and notes with a few
 # metrics, so a longer frame is an error and ends the connection.
 _MAX_FRAME_BYTES = 2**20
-# Maximum number of characters in the frame of a log line. A character takes at most 12 bytes as JSON, so such a frame
-# stays below the maximum size of a frame.
+# Maximum number of characters of a log line in one frame; a longer line is sent in several frames. A character takes at
+# most 12 bytes as JSON, so such a frame is always smaller than `_MAX_FRAME_BYTES`.
 _MAX_LOG_CHARACTERS = 2**16
 # Maximum size of a hello, the first frame of a connection. A hello contains only a token of 32 characters and a rank.
 _MAX_HELLO_BYTES = 256
 # Seconds after which a connection without a hello (its first frame) is closed. A worker sends the hello directly after
 # connecting, but on a busy machine the worker may have to wait for CPU time.
 _HELLO_SECONDS = 10.0
-# Number of connections that have not identified themselves and are still kept, in addition to one per worker. When
+# Number of connections that may stay open without having identified themselves, in addition to one per worker. When
 # there are more, the oldest one is closed, so that other processes on the host cannot use up all file descriptors.
 _SPARE_CONNECTIONS = 64
 
 
 class EventKind(Enum):
-    """Kinds of the events that the `Switchboard` reports about a worker."""
+    """Kinds of events about a worker that `Switchboard`, the driver's end of the workers' sockets, reports."""
 
     GONE = "gone"
     """The worker's process or host is gone, or does not respond; the text contains the reason."""
@@ -79,7 +79,7 @@ Listener = Callable[[int, EventKind, str], None]
 
 @dataclass
 class _Line:
-    """Store the state of one accepted connection; `rank` is None until the connection has sent a valid first frame."""
+    """State of one accepted connection; `rank` is None until the other side has identified itself as a worker."""
 
     sock: socket.socket
     opened: float
@@ -90,7 +90,7 @@ class _Line:
 
 
 class Switchboard:
-    """Accept the sockets (lifelines) of all workers of a gang in the driver, and report what the workers send.
+    """Driver's end of the sockets (lifelines) of all workers of a gang; calls a function for each event of a worker.
 
     Args:
         host: Address to listen on; the workers must be able to reach it.
@@ -122,7 +122,7 @@ class Switchboard:
             return {line.rank for line in self._lines.values() if line.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Wait until a number of workers have connected; workers that connected and have ended since then count too.
+        """Wait until `number` workers have connected; a worker that connected and has ended since then counts, too.
 
         Args:
             number: Number of workers to wait for.
@@ -159,8 +159,8 @@ class Switchboard:
     def close(self) -> None:
         """Close the sockets of all workers and stop listening for further connections."""
         self._closing = True
-        # Sending fails if the thread has already seen `_closing` and closed the socket. The error is ignored, because
-        # the thread then does not have to be woken up.
+        # This byte wakes up the thread, which then sees `_closing` and ends. Sending fails if the thread has ended
+        # already and closed the socket, so the error is ignored.
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
         self._thread.join(timeout=5)
@@ -229,7 +229,7 @@ class Switchboard:
             self._lost(line, f"it sent a frame of more than {_MAX_FRAME_BYTES} bytes")
 
     def _admit(self, line: _Line, hello: bytes) -> bool:
-        """Check the first frame (hello) of a connection and record the worker's rank.
+        """Check the first message (hello) of a connection, and record the rank that the message contains.
 
         Returns:
             False if the frame does not come from a worker of this gang: the token or the rank is wrong.
@@ -267,7 +267,8 @@ class Switchboard:
                 if now - line.opened > _HELLO_SECONDS:
                     self._drop(line)
             elif now - line.heard > _SILENCE_SECONDS:
-                # The socket is not closed here, so that `wait_all_gone` notices when the worker's process has ended.
+                # The worker is reported as lost, but its socket stays open, so that `wait_all_gone` notices when its
+                # process ends.
                 self._report(
                     line, f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time"
                 )
@@ -290,7 +291,7 @@ class Switchboard:
 
 
 class Lifeline:
-    """Hold a worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
+    """A worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
 
     Args:
         host: Address of the driver's switchboard.
@@ -305,8 +306,8 @@ class Lifeline:
         _watch(self._sock)
         self._sending = threading.Lock()
         # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
-        # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks its parent process every
-        # second.
+        # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks every second whether the
+        # raylet is still the parent process.
         self._raylet = os.getppid()
         self._send(f"{token} {rank}".encode())
         threading.Thread(target=self._live, name="shoal-lifeline", daemon=True).start()
@@ -362,6 +363,6 @@ def _watch(sock: socket.socket) -> None:
 
 
 def _leave() -> None:
-    # os._exit() ends the whole process at once. In the lifeline's thread, sys.exit() would end only this thread, and
-    # the main thread may be inside a library call that never returns.
+    # os._exit() ends the whole process at once. sys.exit() would end only the current thread, which may be a background
+    # thread, and the main thread may be inside a library call that never returns.
     os._exit(1)

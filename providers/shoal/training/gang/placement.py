@@ -21,7 +21,7 @@ WAIT_SECONDS = 600.0
 # a pool whose last gang was just killed needs up to 2 s, so these normal cases print no message.
 _QUIET_SECONDS = 3.0
 _POLL_SECONDS = 2.0
-# Seconds between two messages about the wait, which show the user that the process waits and does not hang.
+# Seconds between two messages about the wait. The messages show the user that the process waits and does not hang.
 _SAY_EVERY_SECONDS = 30.0
 # Amount that is reserved instead of 0, because Ray does not accept a placement group bundle without any resource.
 _LEAST = 0.001
@@ -55,7 +55,7 @@ class GangShape:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """Resources of each placement group bundle: of one worker, or of all workers on one node if `per_node`."""
+        """Resources that each placement group bundle reserves: for one worker or, with `per_node`, for one node."""
         together = self.per_node or 1
         gpus = {"GPU": float(self.gpus_per_worker * together)} if self.gpus_per_worker else {}
         if self.gpu_type:
@@ -68,7 +68,7 @@ class GangShape:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Placement of one rank: the bundle of the placement group, and the node on which the worker runs.
+    """Placement of one worker: its bundle in the placement group, and the node on which it runs.
 
     Args:
         bundle: Index of the placement group's bundle.
@@ -116,7 +116,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
     began = said = time.monotonic()
     pause = _QUIET_SECONDS
     while not group.wait(timeout_seconds=max(0.0, min(pause, deadline - time.monotonic()))):
-        # Nodes may leave the pool during the wait, and the gang may then be too large for the remaining nodes.
+        # Nodes may leave the pool during the wait, so check again whether the gang fits on the remaining nodes.
         refuse_if_impossible(shape)
         now = time.monotonic()
         free = ray.available_resources()
@@ -133,7 +133,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
 
 
 def refuse_if_impossible(shape: GangShape) -> None:
-    """Raise CapacityError if the nodes of this cluster are too few or too small for a gang, even without other work.
+    """Raise CapacityError if a gang needs more or larger nodes than this cluster has, even without other work.
 
     Raises:
         CapacityError: The gang does not fit.
@@ -149,7 +149,7 @@ def refuse_if_impossible(shape: GangShape) -> None:
         cpus = sum(node.get("CPU", 0.0) for node in nodes)
         raise CapacityError(
             f"{shape} do not fit on this pool, which has room for {room} of them ({len(nodes)} nodes, "
-            f"{cpus:g} CPUs): add nodes with shoal.scale_cluster or ask for less"
+            f"{cpus:g} CPUs): add nodes with shoal.scale_cluster, or request fewer or smaller workers"
         )
 
 

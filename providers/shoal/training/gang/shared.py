@@ -1,4 +1,4 @@
-"""Reuse the workers of a finished training for the next one, because starting workers takes seconds.
+"""Reuse the workers of a finished training for the next training, because starting workers takes seconds.
 
 After a run, its gang (the group of workers) stays idle in this process until the next run of the same shape.
 """
@@ -23,7 +23,7 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """Provide a gang for one run and keep it for the next run of the same shape, because a start takes seconds.
+    """Provide a gang (group of workers) for one run, and keep the workers for the next run of the same shape.
 
     An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs another shape.
 
@@ -58,12 +58,12 @@ def shared_gang(
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
         # Another thread of this driver has stored a gang of the same shape in the meantime. Only one gang of each shape
-        # is kept, so this one ends.
+        # is kept, so the gang of this run ends.
         gang.end()
 
 
 def end_gangs() -> None:
-    """End all gangs (groups of workers) of this process that are idle and are kept for another run."""
+    """End the gangs (groups of workers) that this process keeps idle for another run."""
     while True:
         with _idle_lock:
             if not _idle:

@@ -17,7 +17,7 @@ from shoal.training.host.imports import import_lean
 
 
 class PeerError(TrainingError):
-    """Raised in a worker that could not reach another worker, so that the driver looks for the other worker's error."""
+    """Error of a worker that could not reach another worker; the driver then looks for the other worker's error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """Result of a function call in a worker that succeeded: the function's return value."""
+    """Result of a successful function call in a worker: the function's return value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Result of a function call in a worker that failed; the driver can unpickle it without the worker's modules.
+    """Result of a failed function call in a worker; the driver can unpickle it without the worker's modules.
 
     Args:
         summary: Type and message of the exception.
@@ -82,7 +82,7 @@ class Failure:
 
 
 class Worker:
-    """Run functions as one worker of a gang (group of workers); the driver's call of `join` gives the worker its rank.
+    """Ray actor that runs functions as one worker of a gang (group of workers); `join` tells the actor its rank.
 
     The constructor takes no arguments. Ray loads NumPy and Arrow for a call with arguments, and `trim_memory` has to
     run before Arrow is loaded.
@@ -96,7 +96,7 @@ class Worker:
         memory.trim_memory()
 
     def join(self, place: Place, env: Mapping[str, str]) -> int:
-        """Connect this worker to the driver, and store its rank and its connection for the code that runs later.
+        """Connect this worker to the driver, and store the rank and the connection for the functions that run later.
 
         Args:
             place: Position of this worker in the gang, and the driver's address.
@@ -113,11 +113,11 @@ class Worker:
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import modules without optional packages such as scikit-learn; the driver does not wait for the end."""
+        """Import modules without optional packages such as scikit-learn, while the driver continues."""
         import_lean(modules)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
-        """Call a function and return its result or its error.
+        """Call a function and return its result as a `Success`, or its error as a `Failure`.
 
         Args:
             function: Function to call.

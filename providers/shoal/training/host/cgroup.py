@@ -34,13 +34,13 @@ def room_bytes() -> int | None:
 
 
 def limit_bytes() -> int | None:
-    """Return the lowest memory limit of this process's control groups in bytes, or None without a limit."""
+    """Return the lowest memory limit of this process's control groups in bytes, or None if there is no limit."""
     limits = [limit for version, group in _groups() if (limit := _limit(version, group)) is not None]
     return min(limits) if limits else None
 
 
 def _groups() -> Iterator[tuple[_Version, Path]]:
-    """Yield the control groups that count this process's memory, from the innermost to the outermost visible one."""
+    """Yield the control groups that count this process's memory, from the innermost to the outermost visible group."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:

@@ -30,8 +30,8 @@ def tie_to_loopback() -> None:
     """
     for sock in open_listeners():
         if sock.getsockname()[0] in ("0.0.0.0", "::"):
-            # Linux kernels before 5.7 allow this option only to privileged processes. The socket then stays open to
-            # all addresses, and the training continues.
+            # Linux kernels before 5.7 allow SO_BINDTODEVICE only to privileged processes. For other processes the call
+            # fails, the socket stays open on all addresses, and the training continues.
             with contextlib.suppress(PermissionError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 

@@ -1,4 +1,4 @@
-"""Measure and limit the memory of this process."""
+"""Measure the memory of this process, and return freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.training.host import cgroup
 
-# Numbers of the settings that glibc's function mallopt(3) changes.
+# Numbers by which glibc's function mallopt(3) identifies its settings.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 # Values of two glibc settings. With them glibc returns freed memory to the operating system at once: single blocks of
 # at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default glibc
@@ -65,7 +65,7 @@ def available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Return the bytes of memory of this machine, or of the control group that limits this process."""
+    """Return this machine's memory in bytes, or the memory limit of this process's control groups if it is lower."""
     import psutil
 
     total = int(psutil.virtual_memory().total)

@@ -1,4 +1,4 @@
-"""Find the histogram bins of all workers from one sample of all rows.
+"""Find the histogram bins (intervals of feature values) that all workers use, from one sample of all rows.
 
 LightGBM replaces each value of a feature by the number of its bin (interval of values). By default LightGBM finds the
 bins of a feature on one rank and from that rank's rows only. If the data is sorted, these
@@ -21,7 +21,7 @@ from shoal.training.lightgbm.categories import note
 def make_reference(
     rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], categories: Categories
 ) -> lightgbm.Dataset:
-    """Build the reference dataset from the sample; all other datasets of the training use its bins.
+    """Build the reference dataset from the sample; all other datasets of the training use the reference's bins.
 
     Args:
         rows: The whole sample, float32 ``[rows, columns]``.

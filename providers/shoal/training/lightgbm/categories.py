@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
-    """Store the categories in a dataset; datasets that use it as reference, and their models, inherit the categories.
+    """Store the categories in a dataset; datasets that refer to this one, and trained models, inherit the categories.
 
     Args:
         dataset: Dataset to change.
@@ -36,6 +36,6 @@ def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
     lists = booster.pandas_categorical or []
     columns = booster.params.get("categorical_feature")
     if not lists or not isinstance(columns, list) or len(columns) != len(lists):
-        return {}  # the model has no categories, or the user computed the category codes
+        return {}  # the model has no categories, or was trained on codes that the user computed
     names = booster.feature_name()
     return from_lists({names[column]: values for column, values in zip(columns, lists, strict=True)})

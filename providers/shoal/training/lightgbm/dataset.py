@@ -26,8 +26,8 @@ class Binned:
     def __init__(self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True) -> None:
         self._rows = rows
         count, columns = rows.part.shard.rows, rows.columns
-        # These arrays are still empty here: _noted() fills them while LightGBM reads the rows. This works because
-        # LightGBM reads the labels and weights only after the last row.
+        # _noted() fills these arrays later, while LightGBM reads the rows. This is early enough, because LightGBM reads
+        # the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
         self._margin = None if columns.base_margin is None else np.empty(count, np.float32)
@@ -48,7 +48,7 @@ class Binned:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set the score of each row from which boosting starts: the margins, and the predictions of an earlier model.
+        """Set each row's initial score for boosting: the margin (if any) plus the prediction of `model` (if any).
 
         Args:
             model: Model from which boosting continues; None: start a new model.
@@ -81,7 +81,7 @@ class Binned:
 
 
 class _RowRange(lightgbm.Sequence):  # type: ignore[misc]
-    """Provide the features of one row range to LightGBM, in the interface of LightGBM's `Sequence` class.
+    """Features of one row range (consecutive rows of a row group), as a `lightgbm.Sequence` that LightGBM can read.
 
     If the dataset has a reference dataset, LightGBM reads each row range only once and in order.
     """

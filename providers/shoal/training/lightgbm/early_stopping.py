@@ -1,4 +1,4 @@
-"""Decide when a training stops early.
+"""Decide when a LightGBM training stops early, because a metric does not improve any more.
 
 The decision depends only on the metrics. All ranks have the same metrics, so they all stop at the same round.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class Stopping:
-    """Record the values of one metric, find its best round, and decide when the training stops early.
+    """Early stopping by one metric: records the metric's values, finds the best round, and decides when to stop.
 
     Args:
         patience: Number of rounds without improvement after which training stops.
@@ -34,7 +34,7 @@ class Stopping:
         return self._rounds - 1 - best >= self._patience
 
     def see(self, value: float) -> None:
-        """Record the value that the metric has after the next round."""
+        """Record the metric's value after one more round."""
         better = value > self.best_value if self._higher else value < self.best_value
         if better or (self.best_round is None and not math.isnan(value)):
             self.best_round, self.best_value = self._rounds, value

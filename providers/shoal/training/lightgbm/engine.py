@@ -1,4 +1,4 @@
-"""Run the driver's part of a LightGBM training: check the parameters, and tell the workers the sample and addresses."""
+"""Run the driver's part of a LightGBM training: check the parameters, and exchange data between the workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class LightGBM:
-    """Implement the interface `boosting.engine.Library` for LightGBM; all methods run in the driver."""
+    """Implementation of the interface `boosting.engine.Library` for LightGBM; all methods run in the driver."""
 
     package = "lightgbm"
     extra = "lightgbm"
@@ -74,26 +74,26 @@ class LightGBM:
         if request.early_stopping_rounds and params.get("boosting") == "dart":
             raise InvalidArgumentError(
                 'early_stopping_rounds is not possible with boosting="dart": dart changes earlier trees, so the model '
-                "of the best round cannot be restored. Remove one of the two"
+                "of the best round cannot be restored. Remove early_stopping_rounds, or use another boosting"
             )
         if request.early_stopping_rounds and not (user_code.metrics or has_metric(params)):
             raise InvalidArgumentError(
-                "early_stopping_rounds needs a metric: name one in params, or pass a custom_metric"
+                "early_stopping_rounds needs a metric: name one in params (metric=...), or pass a custom_metric"
             )
         if is_forest(params) and (custom or request.base_margin_col is not None):
             raise InvalidArgumentError(
-                'boosting="rf" trains every tree from the same start and does not support an objective function or '
-                'base_margin_col: use boosting="gbdt"'
+                'boosting="rf" (random forest) supports neither an objective function nor base_margin_col: remove '
+                'them, or use boosting="gbdt"'
             )
         check_params(params, request.input_cols, grouped=request.group_col is not None)
         return params, seed_of(merged, request.run_config.seed)
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """Return empty settings for each rank, because the workers choose their ports themselves in `prepare`."""
+        """Return an empty dict for each rank, because the workers exchange their addresses in :meth:`prepare`."""
         return [{}] * gang.shape.num_workers
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Let the workers sample their rows, then build their datasets with bins from the samples of all workers."""
+        """Make the workers sample their rows, then build their datasets with bins from the samples of all workers."""
         import numpy as np
         import ray
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """First message from the driver to a worker: the worker's task, and which rows it has to sample.
+    """First message from the driver to a worker: the worker's task, and which rows the worker has to sample.
 
     Args:
         task: Data and parameters of the worker.
@@ -29,7 +29,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A worker's answer to :class:`Opening`: its part of the sample, and the address at which it will listen.
+    """A worker's answer to :class:`Opening`: the worker's part of the sample, and the worker's address.
 
     Args:
         sample: The worker's part of the sample, float32 ``[rows, columns]``.

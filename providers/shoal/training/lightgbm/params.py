@@ -41,19 +41,20 @@ _NAMES = Names(
     objectives={alias: name for name, aliases in _SAME_OBJECTIVES.items() for alias in aliases},
 )
 # Names of the seeds that LightGBM derives from `seed`. If the user sets one of them, its value is used for the first
-# segment (the rounds up to the first checkpoint), and each further segment that needs a new seed adds its number.
+# segment (the rounds up to the first checkpoint), and each further segment that needs a new seed adds the segment's
+# number (1, 2, ...) to this value.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
 RANKING = ("lambdarank", "rank_xendcg")
 """Names of the objectives that rank rows within groups, and therefore need a group column."""
 _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
-# Parameters that belong to LightGBM's other interfaces and are refused in `params` -> text that tells the user what to
-# do instead.
+# Parameters that shoal refuses in `params`, because they belong to other interfaces of LightGBM. Each value is a text
+# that tells the user what to do instead.
 _GANG = "shoal connects the workers itself: remove this parameter"
 _FILES = "this parameter is only for LightGBM's command line: remove it"
 _ELSEWHERE = {
     "early_stopping_round": "pass early_stopping_rounds to fit()",
-    "early_stopping_min_delta": "fit(early_stopping_rounds=) stops at any improvement, however small",
-    "first_metric_only": "fit(early_stopping_rounds=) watches the last metric of the last eval set",
+    "early_stopping_min_delta": "remove it: fit(early_stopping_rounds=) counts every improvement, however small",
+    "first_metric_only": "remove it: fit(early_stopping_rounds=) uses the last metric of the last eval set",
     "verbose_eval": "pass it to fit()",
     "callbacks": "pass them to the estimator",
     "label_column": "pass label_col to fit()",
@@ -85,7 +86,7 @@ def device_of(params: Mapping[str, Any]) -> str | None:
 
 
 def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
-    """Return the seed in the parameters, or `otherwise` if they contain none."""
+    """Return the seed that `params` contain, or `otherwise` if they contain no seed."""
     return seed_in(params, otherwise, _NAMES)
 
 
@@ -118,17 +119,18 @@ def worker_params(
     if given.get("num_threads") not in (None, 0, threads):
         raise InvalidArgumentError(
             f"params contain num_threads={given['num_threads']!r}, but each worker has {threads} CPUs: "
-            f"remove it and set LightGBMScalingConfig(num_cpu_per_worker={given['num_threads']!r})"
+            f"remove num_threads and set LightGBMScalingConfig(num_cpu_per_worker={given['num_threads']!r})"
         )
     learner = str(given.get("tree_learner", "data"))
     if learner not in _LEARNERS and not (learner == "serial" and workers == 1):
         raise InvalidArgumentError(
-            f'tree_learner="{learner}" cannot train on sharded rows: remove it, or set it to "data" or "voting"'
+            f'tree_learner="{learner}" cannot train on rows that are divided among workers: remove it, or set it to '
+            '"data" or "voting"'
         )
     if given.get("linear_tree"):
         raise InvalidArgumentError(
-            "linear_tree is not possible here, because LightGBM trains linear trees only in one process and with all "
-            "rows in memory: remove it from params"
+            "shoal does not support linear_tree, because LightGBM trains linear trees only in one process and with all "
+            "rows in memory: remove linear_tree from params"
         )
     if custom_objective:
         given["objective"] = "none"
@@ -141,21 +143,21 @@ def worker_params(
     if categorical_cols:
         if "categorical_feature" in rest:
             raise InvalidArgumentError(
-                "params contain categorical_feature, which names columns of category codes, but fit() also got "
-                "categorical_cols, which names columns of any type: name all these columns in fit(categorical_cols=) "
-                "and remove categorical_feature"
+                "params contain categorical_feature, but fit() also got categorical_cols, and both name categorical "
+                "columns: name all these columns in fit(categorical_cols=) and remove categorical_feature from params"
             )
         rest["categorical_feature"] = list(categorical_cols)
     elif "categorical_feature" in rest:
         rest["categorical_feature"] = _categories(rest["categorical_feature"], input_cols)
     if not rest.get("force_row_wise"):
-        # Without this setting LightGBM measures two methods and uses the faster one. The model depends on the method,
-        # so it would not be reproducible. The column-wise method is chosen, because it needs half of the memory.
+        # Without this setting LightGBM measures two methods of building histograms, row-wise and column-wise, and uses
+        # the faster one. The model depends on the method, so the model would not be reproducible. shoal chooses the
+        # column-wise method, because it needs half of the memory.
         rest["force_col_wise"] = True
     return {
         "verbosity": -1,
-        # This filter would remove features by the rows of the sample, as if the sample contained all rows, so it is
-        # switched off.
+        # This filter removes features that LightGBM cannot split with the rows of the sample, as if the sample
+        # contained all rows. It is switched off, because a feature may be usable with all rows.
         "feature_pre_filter": False,
         **rest,
         "deterministic": True,
@@ -173,7 +175,7 @@ def has_metric(params: Mapping[str, Any]) -> bool:
 
 
 def is_forest(params: Mapping[str, Any]) -> bool:
-    """Return whether the model is a random forest: the mean of independent trees instead of a sum."""
+    """Return whether these parameters train a random forest: the mean of independent trees instead of a sum."""
     return params.get("boosting") in ("rf", "random_forest")
 
 
@@ -198,7 +200,7 @@ def begins_anew(params: Mapping[str, Any]) -> bool:
 
 
 def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
-    """Return the parameters of a segment (the rounds between two checkpoints), with seeds that depend on its number.
+    """Return the parameters of a segment (the rounds between two checkpoints), with seeds for this segment.
 
     Args:
         params: Result of `worker_params`.
@@ -268,7 +270,7 @@ def _metrics(asked: Any) -> list[str]:
 
 
 def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters under LightGBM's canonical names, and refuse unknown and contradicting ones.
+    """Return the parameters under LightGBM's canonical names; raise an error if one is unknown or contradicts another.
 
     LightGBM itself silently ignores one of two aliases of a parameter, so shoal refuses them if their values differ.
     """
@@ -280,7 +282,7 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in params.items():
         canonical = names.get(name)
         if (canonical or name) in _ELSEWHERE:
-            raise InvalidArgumentError(f"params contain {name}: {_ELSEWHERE[canonical or name]}")
+            raise InvalidArgumentError(f"params must not contain {name}: {_ELSEWHERE[canonical or name]}")
         if canonical is None:
             near = difflib.get_close_matches(name, sorted(names), n=2)
             hint = "; did you mean " + " or ".join(near) + "?" if near else ""

@@ -19,7 +19,7 @@ _SAMPLE_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Position of a worker's rows among the rows of all workers, from which its part of the sample is computed.
+    """Position of a worker's rows among the rows of all workers; decides how many rows the worker samples.
 
     Args:
         rank: Rank of the worker.
@@ -51,7 +51,7 @@ class Share:
 
 
 def shares(rows: Sequence[int]) -> list[Share]:
-    """Compute the position of each worker's rows among all rows.
+    """Compute for each worker the position of its rows among the rows of all workers.
 
     Args:
         rows: Number of rows of each shard, by rank.
@@ -64,7 +64,7 @@ def shares(rows: Sequence[int]) -> list[Share]:
 
 
 def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> np.ndarray:
-    """Read this worker's part of the sample in one pass over its rows.
+    """Read this worker's part of the sample in one pass over the worker's rows.
 
     Args:
         rows: Rows of the worker's shard.

@@ -1,4 +1,4 @@
-"""Train in segments (groups of rounds that end with a checkpoint).
+"""Train a LightGBM model in segments (groups of rounds that end with a checkpoint).
 
 A training that was interrupted and resumed from a checkpoint gives the same model, byte for byte.
 """
@@ -24,7 +24,7 @@ from shoal.training.lightgbm.params import begins_anew, is_forest, segment_param
 
 
 class Trainer:
-    """Train the model on this rank, one segment (group of rounds that ends with a checkpoint) per call.
+    """Training on this rank; each call of :meth:`boost` trains a segment (group of rounds that ends with a checkpoint).
 
     Args:
         task: Data and parameters of this worker.
@@ -53,8 +53,8 @@ class Trainer:
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
-        # LightGBM's callbacks print a summary in the last round of the training. Only the last segment may therefore
-        # pass its end as the end of the training. All others pass a round that they do not reach.
+        # LightGBM's callbacks print a summary in the round before `end`, which they take for the end of the training.
+        # Only the last segment reaches this round. In other segments `end` is one higher, so no summary is printed.
         end = segment.stop if segment.last else segment.stop + 1
         unsaid = ""
         reporter = RoundReporter(self._context)
@@ -78,8 +78,9 @@ class Trainer:
         if unsaid and (stopped or segment.last):
             self._context.log(unsaid)
         if rounds > self._state.rounds:
-            # A new checkpoint is created only if a round was trained. Otherwise the old one is kept, because the text
-            # of the model would change: it contains the seed of this segment.
+            # A new checkpoint is created only if a round was trained. Otherwise the old checkpoint is kept. A new one
+            # would contain the same trees, but another text, because the model's text contains the seed of this
+            # segment.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
         return Boosted(
@@ -103,27 +104,28 @@ class Trainer:
             return self._booster
         # The old booster is freed before a new one is created, because each booster keeps scores of all rows in memory.
         self._booster = None
-        # This dict is passed to the user's callbacks, which write their changes of the booster's parameters into it.
+        # The dict `_params` is passed to the user's callbacks, which write their changes of the booster's parameters
+        # into it.
         self._params = segment_params(self._task.params, self._task.seed, segment.index)
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None
         threads = self._task.params["num_threads"]
-        # In a random forest, each tree starts from the same scores as the first one. The old model's predictions are
-        # therefore not added to the scores.
+        # In a random forest, every tree starts from the same scores as the first tree, so the old model's predictions
+        # are not added to the scores.
         self._train.start_from(None if is_forest(self._params) else old, threads)
         for binned in self._evals.values():
             binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
-            # This call only inserts the old trees before the new ones. It does not change the scores, which already
-            # contain the predictions of the old trees.
+            # LGBM_BoosterMerge only inserts the old trees before the new ones. It does not change the scores, which
+            # already contain the predictions of the old trees.
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
         return booster
 
     def _stopping(self, booster: lightgbm.Booster, history: History) -> Stopping | None:
-        """Create the early stopping by the last metric of the last eval set, with the metric's values up to now.
+        """Create the early stopping object for the last metric of the last eval set, with the metric's values so far.
 
         Returns:
             None if the training does not stop early.
@@ -140,7 +142,7 @@ class Trainer:
         return results
 
     def _say(self, rounds: int, results: Sequence[Any]) -> str:
-        """Print the metrics of a round if `print_every` selects the round; otherwise only return them as a text."""
+        """Print the metrics in every `print_every`-th round; in other rounds, return the text without printing it."""
         if self._context.rank or not self._task.print_every or not results:
             return ""
         text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))
@@ -150,7 +152,7 @@ class Trainer:
         return ""
 
     def _call_back(self, place: CallbackEnv, *, before: bool) -> EarlyStopException | None:
-        """Call the user's callbacks in their order; return the exception by which a callback stops the training."""
+        """Call the user's callbacks in their order; if one stops the training early, return the exception it raised."""
         callbacks = [
             call for call in self._task.user_code.callbacks if getattr(call, "before_iteration", False) == before
         ]
@@ -163,12 +165,12 @@ class Trainer:
 
 
 def begins_anew_with(task: Task) -> bool:
-    """Return whether each segment begins with a booster loaded from bytes, so that all rows are read once more."""
+    """Return whether each segment (group of rounds) reloads the booster from bytes and so reads all rows again."""
     return begins_anew(task.params) or task.columns.base_margin is not None
 
 
 def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[int | None, float | None]:
-    """Return the best round and its metric, from shoal's early stopping or else from LightGBM's own callback."""
+    """Return the best round and its metric, found by shoal's early stopping or else by LightGBM's own callback."""
     if stopping is not None:
         return stopping.best_round, None if stopping.best_round is None else stopping.best_value
     if asked is None:

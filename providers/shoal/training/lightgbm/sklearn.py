@@ -30,7 +30,7 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
     import lightgbm
     from sklearn.preprocessing import LabelEncoder
 
-    # If the objective is a function, `params` do not contain it. The model's own parameters then contain "none".
+    # If the objective is a function, `params` contain no objective, but `booster.params` contain objective="none".
     objective = "none" if objective_of(booster.params) == "none" else objective_of(params)
     kind = lightgbm.LGBMClassifier if objective in _CLASSIFYING else lightgbm.LGBMRegressor
     if objective in RANKING:
@@ -38,8 +38,8 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
     shown = {name: value for name, value in params.items() if name not in _SHOWN_AS}
     renamed = {ours: params[theirs] for theirs, ours in _SHOWN_AS.items() if theirs in params}
     model = kind(**{**shown, **renamed, "n_estimators": booster.current_iteration(), "objective": objective})
-    # LightGBM has no function that creates an estimator from a booster, so the attributes that `fit` would set are set
-    # here.
+    # LightGBM has no function that creates an estimator from a booster, so this code sets the attributes that `fit`
+    # would set.
     model._Booster = booster
     model._best_iteration = booster.best_iteration
     model._n_features = booster.num_feature()

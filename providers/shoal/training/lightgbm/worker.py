@@ -28,16 +28,16 @@ from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 
-# Maximum number of bins with which LightGBM stores the number of a bin in one byte. With more bins it needs two bytes,
-# and so twice the memory.
+# If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which
+# need twice the memory.
 _ONE_BYTE_BINS = 256
-# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. The first number is
-# needed for each row: the label and the row's position in the tree. The second number is needed for each score of a row
+# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` counts
+# once for each row: the label and the row's position in the tree. `_BYTES_PER_SCORE` counts for each score of a row
 # (one score, or one per class): the score, its gradients, and the gradients again in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24
-# First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so it is
-# reported as PeerError.
+# First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so shoal
+# raises PeerError.
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
@@ -83,7 +83,7 @@ class _Session:
     def boost(self, segment: Segment) -> Boosted:
         """Connect to the other workers at the first call, and train the rounds up to the next checkpoint."""
         assert self._trainer is not None
-        # The workers connect only now and not earlier, because each worker has to find the bins by itself, without
+        # The workers connect only before the first round, because each worker has to find the bins by itself, without
         # LightGBM's network. At this point all ranks have read their rows, so no worker waits long for another one.
         self.port.join(self._machines)
         return self._trainer.boost(segment)
@@ -183,7 +183,7 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
 
 
 def label_check(task: Task) -> CheckLabel | None:
-    """Return a function that refuses all labels except 0 and 1 for a binary objective; None for other objectives.
+    """Return a function that raises DataError for labels other than 0 and 1; None if the objective is not binary.
 
     LightGBM itself would treat every label that is not positive as 0.
     """
@@ -195,7 +195,7 @@ def label_check(task: Task) -> CheckLabel | None:
         if len(bad):
             raise DataError(
                 f'{rows.path}, row group {rows.row_group}: the label "{task.columns.label}" is {label[bad[0]]} at row '
-                f"{rows.start + int(bad[0])}, but the objective binary accepts only the labels 0 and 1"
+                f'{rows.start + int(bad[0])}, but objective="binary" accepts only the labels 0 and 1'
             )
 
     return check

@@ -1,1 +1,1 @@
-"""Train with PyTorch on several workers: run a function or script in each, with torchrun's environment variables."""
+"""Train with PyTorch: run a function or script in several workers, with the environment variables of torchrun."""

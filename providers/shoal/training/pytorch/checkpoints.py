@@ -1,7 +1,7 @@
-"""Save and load the checkpoints of a run: the two newest states of rank 0, each signed with a seal.
+"""Save and load the checkpoints of a run: the two newest states of rank 0, each with a signature (seal).
 
 Other users may be able to write to the artifact location, and loading a pickle runs code. A checkpoint is therefore
-loaded only if its seal (signature) is correct. The seal is an HMAC of the checkpoint's number and content, with a key
+loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key
 that the driver creates for the run and sends to the workers. Rank 0 sends the seals to the driver before a new
 checkpoint gets its final name, so that a resumed run accepts no older checkpoint. A checkpoint is written under a
 temporary name first, so it is either complete or absent.
@@ -32,7 +32,7 @@ Seals = Mapping[int, str]
 
 
 class Checkpoints:
-    """Save and load the checkpoints of one run; only the two newest are kept.
+    """The checkpoints of one run, with methods to save and load them; only the two newest are kept.
 
     Args:
         folder: Directory or URI; does not need to exist.
@@ -91,10 +91,11 @@ class Checkpoints:
             Path(file.name).unlink(missing_ok=True)
         for other, seal in found:
             if self.told.get(other) != seal:
-                fs.rm_file(f"{root}/{_name(other, seal)}")  # `fs.rm` would treat "[1]" in a path as a pattern
+                # `fs.rm` would treat "[1]" in a path as a pattern, so `fs.rm_file` is used.
+                fs.rm_file(f"{root}/{_name(other, seal)}")
 
     def load(self) -> Any:
-        """Return the newest state whose seal is correct, with tensors on the CPU; None if there is no checkpoint.
+        """Return the newest state with a correct signature, with tensors on the CPU, or None if there is no checkpoint.
 
         Raises:
             TrainingError: The run has saved checkpoints, but all of them were changed or replaced.
@@ -102,8 +103,8 @@ class Checkpoints:
         fs, root = self._filesystem()
         refused = []
         for number, seal in sorted(self._found(fs, root), reverse=True):
-            # The file is copied to a temporary file, and only the copy is checked and loaded, because another process
-            # could change the original between the check and the load.
+            # The checkpoint is copied to a temporary file, and only this copy is checked and loaded, because another
+            # process could change the checkpoint itself between the check and the load.
             with tempfile.TemporaryFile() as copy:
                 mac = self._mac(number)
                 with fs.open(f"{root}/{_name(number, seal)}", "rb") as file:
@@ -119,7 +120,8 @@ class Checkpoints:
         if refused and self.told:
             raise TrainingError(
                 f"no checkpoint in {self.folder} is valid ({len(refused)} were changed or belong to another run), so "
-                "the training cannot continue: find out which other program writes there, then start the training again"
+                "the training cannot continue: find out which other program writes to this folder, then start the "
+                "training again"
             )
         return None
 
@@ -128,7 +130,7 @@ class Checkpoints:
         return max((number for number, _ in self._found(*self._filesystem())), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Return the number and seal of each checkpoint in the folder that the run may load.
+        """Return the number and the signature (seal) of each checkpoint that this run may load from the folder.
 
         Checkpoints that are older than the seals in `told`, or that contradict them, are left out.
         """
@@ -150,7 +152,7 @@ class Checkpoints:
 
 
 class _Sealing:
-    """Write to a file and compute the seal (HMAC) of the data at the same time; passed to ``torch.save`` as a file.
+    """File object for ``torch.save`` that also computes the signature (an HMAC) of the data that is written to it.
 
     Args:
         file: File to write to.
@@ -162,7 +164,7 @@ class _Sealing:
         self.mac = mac
 
     def write(self, data: Any) -> int:
-        """Write bytes and update the seal; this is correct, because ``torch.save`` writes in order and never seeks."""
+        """Write bytes and add them to the HMAC; this works because ``torch.save`` writes in order and never seeks."""
         self.mac.update(data)
         return self._file.write(data)
 
@@ -183,7 +185,7 @@ def _unpickle(file: IO[bytes]) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         # The state contains more than tensors and plain values, so PyTorch's safe mode refuses it. Loading it without
-        # the safe mode is no risk, because the seal shows that rank 0 of this run wrote the file.
+        # the safe mode is no risk, because the correct signature shows that rank 0 of this run wrote the file.
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=False)
 

@@ -1,4 +1,4 @@
-"""Send everything that a rank prints to the driver, with the rank in front of each line."""
+"""Send the output of each rank to the driver, with the rank in front of each line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 class Tagged(io.TextIOBase):
-    """A text stream that calls a function for each complete line, with a tag in front of the line.
+    """Text stream that passes each complete line to a function, with a tag such as ``[rank 0]`` in front of the line.
 
     Args:
         tag: Text to put in front of each line, such as ``[rank 0]``.
@@ -46,7 +46,7 @@ class Tagged(io.TextIOBase):
 
 @contextlib.contextmanager
 def tagged_output(rank: int, log: Callable[[str], None]) -> Iterator[None]:
-    """Redirect standard output and standard error of Python code within the ``with`` block to `log`.
+    """Redirect Python's standard output and standard error to the function `log` until the ``with`` block ends.
 
     Args:
         rank: Rank to put in front of each line.

@@ -1,4 +1,4 @@
-"""Give a training function its context: rank, datasets, metrics and checkpoints.
+"""Define the context of a training function, which contains its rank, datasets, metrics and checkpoints.
 
 Outside a gang (the group of workers of one run), a process is rank 0 of 1.
 """
@@ -23,7 +23,7 @@ Report = Callable[[dict[str, float], int | None], None]
 
 
 class MetricsReporter:
-    """Check the metrics that user code logs, and send them to the driver during the training.
+    """Reporter that checks the metrics that user code logs, and sends them to the driver during the training.
 
     Args:
         report: Function to call with metrics and step.
@@ -33,7 +33,7 @@ class MetricsReporter:
         self._report = report
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Report metrics to the driver.
+        """Send metrics to the driver, the process that controls the run.
 
         In MLflow the metrics of rank 0 keep their names. The metrics of other ranks get the rank as a prefix.
 
@@ -54,7 +54,7 @@ class MetricsReporter:
 
 
 class Context:
-    """Provide a training function with its rank, datasets, model folder, checkpoints and metrics.
+    """Object that gives a training function its rank, datasets, model folder, checkpoints and metrics.
 
     :func:`get_context` returns the context of this process.
 
@@ -82,19 +82,19 @@ class Context:
         self._reporter = MetricsReporter(report or _print)
 
     def get_rank(self) -> int:
-        """Return the rank of this worker, from 0."""
+        """Return the rank of this worker; the first worker has rank 0."""
         return _number("RANK", 0)
 
     def get_local_rank(self) -> int:
-        """Return the rank of this worker among the workers of its node, from 0."""
+        """Return the rank of this worker among the workers on its node; the first one has rank 0."""
         return _number("LOCAL_RANK", 0)
 
     def get_node_rank(self) -> int:
-        """Return the number of this node among the nodes of the gang, from 0."""
+        """Return the number of this node among the nodes of the run; the first node has number 0."""
         return _number("GROUP_RANK", 0)
 
     def get_world_size(self) -> int:
-        """Return the number of workers in the gang, or 1 outside a gang."""
+        """Return the number of workers of the run, or 1 if this process is not a worker."""
         return _number("WORLD_SIZE", 1)
 
     def get_local_world_size(self) -> int:
@@ -102,23 +102,23 @@ class Context:
         return _number("LOCAL_WORLD_SIZE", 1)
 
     def get_master_addr(self) -> str:
-        """Return the address of the node on which rank 0 runs; 127.0.0.1 outside a gang."""
+        """Return the address of the node on which rank 0 runs, or 127.0.0.1 if this process is not a worker."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     def get_master_port(self) -> int:
-        """Return the port on rank 0's node at which the ranks find each other; 0 outside a gang."""
+        """Return the port on rank 0's node at which the ranks find each other, or 0 if this process is not a worker."""
         return _number("MASTER_PORT", 0)
 
     def get_dataset_map(self) -> dict[str, DataConnector]:
-        """Return the datasets by name; ``get_shard()`` of a `ShardedDataConnector` returns this rank's part."""
+        """Return the datasets by name; ``get_shard()`` of a `ShardedDataConnector` returns this rank's rows."""
         return dict(self._dataset_map)
 
     def get_hyper_params(self) -> dict[str, Any]:
-        """Return the `hyper_params` that were passed to `run`."""
+        """Return the hyperparameters of the run, which the caller passed as `hyper_params`."""
         return dict(self._hyper_params)
 
     def get_model_dir(self) -> str:
-        """Return this rank's model folder; when all ranks have succeeded, their files become the run's model."""
+        """Return the folder for this rank's model files; if all ranks succeed, their files become the run's model."""
         if self._model_dir is None:
             self._model_dir = tempfile.mkdtemp(prefix="shoal-model-")
         return self._model_dir
@@ -159,18 +159,18 @@ def _outside() -> Context:
     return Context()
 
 
-# The context is a global variable and not a context variable, so that threads that the user starts in a worker have the
-# worker's context.
+# The context is a global variable and not a `ContextVar`, so that threads that user code starts in a worker have the
+# worker's context, too.
 _current: Context | None = None
 
 
 def get_context() -> Context:
-    """Return the context of this process; a process outside a gang has the context of rank 0 of 1."""
+    """Return the context of this process; a process that is not a worker counts as rank 0 of a run with one rank."""
     return _current or _outside()
 
 
 def set_context(context: Context | None) -> None:
-    """Set the context of this process; a worker calls this before the user's function.
+    """Set the context of this process; a worker calls this function before it calls the user's function.
 
     Args:
         context: New context; None resets the process to the context outside a gang.

@@ -1,4 +1,4 @@
-"""Run a function or script in every worker of a gang on the Ray cluster that this process is connected to.
+"""Run a function or script in several workers (a gang), in the Ray cluster that this process is connected to.
 
 A gang is the group of workers of one run. Each attempt starts a new gang, because user code may leave modules, threads
 and GPU memory behind in its process, which must not affect the next run. If a worker or its node is lost, a new gang
@@ -120,7 +120,7 @@ class _Run:
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:
-        """Run the function to its end, continue from the last checkpoint after each lost worker, return the result."""
+        """Run the function to its end, and return its result; if a worker is lost, restart from the last checkpoint."""
         self._claim.take(self._checkpoints.folder)
         try:
             with self._metrics:
@@ -183,14 +183,14 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a note from a worker, which contains either metrics or the seals (signatures) of new checkpoints."""
+        """Handle a message from a worker: it contains either metrics or the signatures (seals) of new checkpoints."""
         if "checkpoints" in note:
             self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         else:
             self._metrics.note(rank, note)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
-        """Make the ranks upload their model files, each file once, and publish the folder.
+        """Let the ranks upload their model files (each file only once), and publish the folder with these files.
 
         On a local disk the old model is kept until the new one is complete.
 
@@ -231,7 +231,7 @@ class _Run:
 
 
 def _check_data(request: FunctionRequest, workers: int) -> None:
-    """Check by the Parquet footers that each dataset can be read and has enough rows for the workers.
+    """Check that each dataset can be read and has enough rows for the workers; only the Parquet footers are read.
 
     Raises:
         DataError: A file is missing or corrupt, or a dataset has too few rows for the workers.

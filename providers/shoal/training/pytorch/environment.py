@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Node, address and GPUs of one worker, from which its environment variables are built.
+    """Node, address and GPUs of one worker, from which the worker's environment variables are built.
 
     Args:
         node: Id of the worker's node.
@@ -59,8 +59,8 @@ def environments(
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
             # By default rank 0 opens the store (PyTorch's key-value server) itself. shoal has opened the store already,
-            # so that no other process can take the port. With this variable rank 0 connects as a client, like all
-            # others.
+            # so that no other process can take the port. With this variable, rank 0 connects to the open store as a
+            # client, like all other ranks.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": str(threads),
             **_visible_gpus(machines, machine.node),
@@ -77,7 +77,7 @@ def _with_local_ranks(machines: Sequence[Machine]) -> Iterator[tuple[int, Machin
 
 
 def _visible_gpus(machines: Sequence[Machine], node: str) -> dict[str, str]:
-    """Return CUDA_VISIBLE_DEVICES with all GPUs of the gang on a node, so that ``cuda:{LOCAL_RANK}`` works as usual.
+    """Return CUDA_VISIBLE_DEVICES with the GPUs of all workers on a node, so that ``cuda:{LOCAL_RANK}`` works as usual.
 
     The GPUs are in the order of the local ranks.
     """

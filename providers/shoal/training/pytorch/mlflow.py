@@ -1,4 +1,4 @@
-"""Assign MLflow models that user code logs in a worker to the job's MLflow run."""
+"""Assign the MLflow model of a worker to the job's MLflow run, if user code logged the model without a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def adopt_model(log: Callable[[str], None]) -> None:
-    """Assign the model that user code logged last to the job's MLflow run.
+    """Assign the worker's last logged model to the job's MLflow run, if user code logged the model without a run.
 
     The id of the job's run is in the environment variable MLFLOW_RUN_ID, but MLflow's `log_model` does not use this
     variable. A model that is logged without an active run therefore belongs to no run.

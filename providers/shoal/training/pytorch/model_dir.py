@@ -18,7 +18,7 @@ _BLOCK_BYTES = 2**20
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 digest of each file under a folder, by the file's relative path."""
+    """Return the SHA-256 digests of all files under a folder, as a dict with the relative paths as keys."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -31,7 +31,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Divide the upload of the model files among the ranks; the lowest rank that has a file uploads the file.
+    """Decide which rank uploads which model files: each file is uploaded once, by the lowest rank that has the file.
 
     Args:
         files: Result of :func:`digests` for each rank.
@@ -68,7 +68,7 @@ def upload(folder: Path, paths: Iterable[str], target: str) -> None:
 
 
 class Destination:
-    """Prepare, publish or discard the merged model folder of a run.
+    """The merged model folder of a run, with methods to prepare, publish and discard the folder.
 
     Args:
         location: Directory or URI for artifacts.
@@ -81,15 +81,15 @@ class Destination:
         self._claim = claim
         self._may_publish = may_publish
         local = "://" not in location
-        # Each attempt uploads to a staging folder of its own. If all attempts used one folder, the ranks of an older
-        # attempt, whose driver was paused, could still upload into it.
+        # Each attempt uploads to its own staging folder. If all attempts shared one folder, the ranks of an older
+        # attempt whose driver was paused could still upload files between those of the newer attempt.
         partial = f"{location.rstrip('/')}/model/.{claim.job_id}.{claim.attempt}.partial"
         self.staging = partial if local else self.path
         """Directory or URI to which the ranks upload their files. A local folder is renamed when it is published. An
         object store cannot rename folders, so the ranks upload directly to the published location."""
 
     def check(self) -> None:
-        """Restore the model folder after an interrupted replacement, and raise if this run must not replace the folder.
+        """Restore the model folder if its replacement was interrupted; raise an error if this run must not replace it.
 
         Raises:
             InvalidArgumentError: The folder does not belong to this job, or belongs to a newer attempt.
@@ -100,7 +100,7 @@ class Destination:
         self._claim.check(self.staging)
 
     def prepare(self) -> None:
-        """Create an empty staging folder, and remove the unfinished folders of earlier attempts.
+        """Create an empty folder for the ranks' uploads, and remove unfinished upload folders of earlier attempts.
 
         On an object store this also removes the model of an earlier attempt.
 
@@ -129,8 +129,8 @@ class Destination:
         missing = [path for path in files if not fs.exists(f"{str(root).rstrip('/')}/{path}")]
         if missing:
             raise TrainingError(
-                f"{len(missing)} files of the model, {missing[0]} among them, did not arrive in {self.staging}: set "
-                "artifact_location to a directory or URI that all nodes can reach"
+                f"{len(missing)} model files, such as {missing[0]}, are missing in {self.staging} after the upload: "
+                "set artifact_location to a directory or URI that all nodes can reach"
             )
         self._require_permission()
         try:
@@ -142,7 +142,7 @@ class Destination:
         return self.path
 
     def discard(self) -> None:
-        """Remove the files that the ranks have uploaded; a folder of a newer attempt is not removed."""
+        """Remove the folder with the files that the ranks have uploaded, unless it belongs to a newer attempt."""
         self._remove(self.staging)
 
     def _require_permission(self) -> None:
@@ -153,7 +153,7 @@ class Destination:
             )
 
     def _swap(self, final: Path, staging: Path) -> None:
-        """Replace the published folder by the staging folder, to which the ranks have uploaded their files.
+        """Replace the published model folder with the staging folder, which contains the files that the ranks uploaded.
 
         The old folder is renamed before it is checked, so that no other process can replace it between the check and
         the replacement.
@@ -173,7 +173,7 @@ class Destination:
         self._remove_leftovers("replaced")
 
     def _restore(self) -> None:
-        """Restore the model of an earlier attempt if a process was killed between the two renames of :meth:`_swap`."""
+        """Rename the old model folder back if a process was killed between the two renames of :meth:`_swap`."""
         final = Path(self.path)
         for aside in self._beside("replaced"):
             if not final.is_symlink() and not final.exists():
@@ -190,10 +190,11 @@ class Destination:
         return sorted(Path(self.path).parent.glob(f".{self._claim.job_id}.*.{kind}"))
 
     def _remove(self, folder: str) -> None:
-        """Remove a folder if it belongs to this job; an error is only printed, because publishing can continue."""
+        """Remove a folder if it belongs to this job. If the removal fails, print the error, and continue."""
         try:
             # The folder may belong to a newer attempt, or to another job, because the pattern for the folders of job
-            # "a" also matches those of job "a.1". remove() refuses such a folder, and the error is ignored.
+            # "a" also matches those of job "a.1". For such a folder remove() raises InvalidArgumentError. The error is
+            # ignored, so the folder is kept.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(folder)
         except OSError as error:

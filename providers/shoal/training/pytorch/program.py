@@ -28,7 +28,7 @@ function is stored with the job and kept in memory."""
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Python script with its command line arguments; its text is sent to the workers.
+    """A Python script with its command line arguments; the text of the script is sent to the workers.
 
     Args:
         name: File name of the script.
@@ -103,7 +103,7 @@ class Program:
         except TypeError as error:
             raise InvalidArgumentError(f"{name_of(target)}: {error}") from None
         except ValueError:
-            pass  # the function is a builtin without a signature, so its arguments cannot be checked
+            pass  # The function is a builtin without a signature, so its arguments cannot be checked.
         return cls(target, tuple(args), dict(kwargs))
 
     def dumps(self) -> bytes:
@@ -137,7 +137,7 @@ class Program:
 
 
 def name_of(target: Any) -> str:
-    """Return the name of a function or script, which messages to the user contain."""
+    """Return the name of a function or script, for messages to the user."""
     while isinstance(target, partial):
         target = target.func
     return str(getattr(target, "__name__", None) or getattr(target, "name", None) or type(target).__name__)

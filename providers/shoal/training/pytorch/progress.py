@@ -1,4 +1,4 @@
-"""Receive the metrics that workers log, pass them on to the caller's functions, and display those of rank 0."""
+"""Receive the metrics that workers log, call the caller's functions with them, and display the metrics of rank 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OnMetrics = Callable[[int, dict[str, float], int], None]
 
 
 class Metrics(ProgressDisplay):
-    """Receive and display the metrics that the ranks of a run log; a context manager that removes the display again.
+    """Context manager that receives and displays the metrics of a run's ranks, and removes the display at the end.
 
     Args:
         on_metrics: Function to call with rank, values and step, or None.
@@ -31,7 +31,7 @@ class Metrics(ProgressDisplay):
         self._steps: Counter[int] = Counter()
 
     def note(self, rank: int, note: dict[str, Any]) -> None:
-        """Record the metrics that a worker sent as a note to the driver, and display them if they come from rank 0."""
+        """Pass the metrics in a worker's message to `on_metrics`; for rank 0, also record and display the metrics."""
         values: dict[str, float] = note["metrics"]
         step = self._steps[rank] if note["step"] is None else int(note["step"])
         self._steps[rank] = step + 1

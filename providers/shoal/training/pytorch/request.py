@@ -1,4 +1,7 @@
-"""Define the request to run a function in a gang, and its result; the request can be stored as JSON with a job."""
+"""Define the request to run a function in a gang (the workers of one run), and the result of the run.
+
+The request can be stored as JSON with a job.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from shoal.training.run_config import RunConfig
 
 
 class FunctionRequest(Settings):
-    """Request to run a user's function in every worker of a gang: datasets, hyperparameters and workers.
+    """Request to run a user's function in several workers, with its datasets, hyperparameters and number of workers.
 
     The distributors create this request. The spec of a job contains the same fields and further ones. The function
     itself is pickled and sent separately.
@@ -48,7 +51,7 @@ class FunctionRequest(Settings):
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """Rank and node of one worker, and the memory that its process used.
+    """Rank and node of one worker, and the peak memory of the worker's process.
 
     Args:
         rank: Rank of the worker.
@@ -63,7 +66,7 @@ class RankStats:
 
 @dataclass(frozen=True, slots=True)
 class FunctionResult:
-    """Result of running a user's function in every worker of a gang.
+    """Result of running a user's function in several workers.
 
     Args:
         results: Return values of the function, by rank.

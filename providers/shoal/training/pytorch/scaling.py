@@ -1,4 +1,4 @@
-"""Compute the number and the nodes of a function's workers from its scaling config and the active nodes.
+"""Compute how many workers run a function, in total and on each node, from the scaling config and the active nodes.
 
 The functions in this module are pure: they use only their arguments, and not Ray.
 """
@@ -39,7 +39,9 @@ class WorkerResourceConfig(Settings):
     @model_validator(mode="after")
     def _of_gpus(self) -> Self:
         if self.gpu_type is not None and not self.num_gpus:
-            raise ValueError(f'gpu_type="{self.gpu_type}" is of GPUs, and num_gpus=0')
+            raise ValueError(
+                f'gpu_type="{self.gpu_type}" requires GPUs, but num_gpus is 0: request GPUs, or remove gpu_type'
+            )
         return self
 
 
@@ -64,7 +66,7 @@ class PyTorchScalingConfig(Settings):
     @classmethod
     def _positive_or_all(cls, value: int) -> int:
         if value != -1 and value < 1:
-            raise ValueError("must be a positive number, or -1 for all there are")
+            raise ValueError("must be a positive number, or -1 for all nodes that have room for the workers")
         return value
 
 
@@ -82,7 +84,7 @@ class SpreadScalingConfig(Settings):
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
-    """Return the scaling config of a decorated function, from the arguments of the decorator.
+    """Convert the arguments of the decorators `@distributed` and `@ray_launch` to a scaling config.
 
     Args:
         gpus: Number of GPUs of all workers together.
@@ -95,7 +97,10 @@ def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | No
     """
     workers = num_workers if num_workers is not None else max(1, gpus)
     if workers < 1 or gpus < 0 or gpus % workers:
-        raise InvalidArgumentError(f"gpus={gpus} cannot be divided among num_workers={workers}")
+        raise InvalidArgumentError(
+            f"gpus={gpus} cannot be divided among num_workers={workers}: gpus must be 0 or a multiple of num_workers, "
+            "and num_workers at least 1"
+        )
     each = WorkerResourceConfig(num_cpus=num_cpus, num_gpus=gpus // workers, gpu_type=gpu_type)
     return SpreadScalingConfig(num_workers=workers, resource_requirements_per_worker=each)
 
@@ -119,7 +124,7 @@ class Layout:
 
 
 def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -> Layout:
-    """Compute how many workers run, in total and per node, and check that the active nodes have room for them.
+    """Compute how many workers run, in total and per node, and check that the active nodes have room for the workers.
 
     Args:
         config: The requested workers.
@@ -145,5 +150,5 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """Return the number of workers of the size `each` for which a node has room."""
+    """Return the number of workers that fit on a node, if each worker reserves the resources `each`."""
     return workers_on(node, each.num_cpus, each.num_gpus, each.gpu_type)

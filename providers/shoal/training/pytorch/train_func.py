@@ -25,7 +25,7 @@ def is_name(train_func: Any) -> bool:
 def check_train_func(
     train_func: Any, args: Any, kwargs: Any, *, framework: str | None = None, fields: Any = None
 ) -> None:
-    """Raise InvalidArgumentError if `train_func` cannot be run with these arguments; no file is read for this check.
+    """Raise InvalidArgumentError if `train_func` cannot be run with the given arguments; this check reads no file.
 
     Args:
         train_func: A function, the name of a function, or the path of a script; None if the job has none.
@@ -41,10 +41,14 @@ def check_train_func(
         raise InvalidArgumentError(f"arguments must be a list, such as [{args!r}], not {args!r}")
     said = fields.get("framework") if isinstance(fields, Mapping) else getattr(fields, "framework", None)
     if framework and said and framework != said:
-        raise InvalidArgumentError(f'framework="{framework}" contradicts framework="{said}" in the spec: remove one')
+        raise InvalidArgumentError(
+            f'framework="{framework}" contradicts framework="{said}" in the spec: remove one of the two'
+        )
     if train_func is None:
         if args or kwargs:
-            raise InvalidArgumentError("arguments were given without a train_func: set train_func, or remove them")
+            raise InvalidArgumentError(
+                "arguments were given without a train_func: set train_func, or remove the arguments"
+            )
         return
     check_runnable(train_func, "train_func", "a function, the name of a function (pkg.module:name)")
     if (framework or said or FRAMEWORK) != FRAMEWORK:
@@ -54,13 +58,15 @@ def check_train_func(
             "if train_func is given, spec must be a dict with the other fields of the job, such as hyper_params"
         )
     if twice := sorted(set(_OF_THE_FUNCTION) & set(fields or ())):
-        raise InvalidArgumentError(f"if train_func is given, spec must not contain {', '.join(twice)}: remove it")
+        raise InvalidArgumentError(
+            f"if train_func is given, spec must not contain {', '.join(twice)}: remove this from the spec"
+        )
     if not callable(train_func) and not is_name(train_func):
         check_script_arguments(kwargs)
 
 
 def check_runnable(target: Any, argument: str, function: str = "a function") -> None:
-    """Raise InvalidArgumentError if `target` is neither a function, nor a text, nor a path.
+    """Raise InvalidArgumentError if `target` is neither a function nor a string nor a path object.
 
     Args:
         target: Value that the user passed.
@@ -75,7 +81,7 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
-    """Raise InvalidArgumentError if keyword arguments were given for a script, which accepts only a list of arguments.
+    """Raise InvalidArgumentError if keyword arguments were given for a script: it accepts only a list of arguments.
 
     Raises:
         InvalidArgumentError: `kwargs` is not empty.

@@ -38,8 +38,8 @@ _JOIN_SECONDS = 300.0
 """Seconds that the store (PyTorch's key-value server, by which the ranks find each other) waits for a key that a rank
 requests. The value is PyTorch's default."""
 
-# Texts in the messages of errors that PyTorch raises if another rank is gone. PyTorch raises a plain RuntimeError, so
-# only the message shows the reason. Such an error is reported as PeerError.
+# If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the
+# message contains one of these texts, the worker raises PeerError, and the driver looks for the other rank's error.
 _PEER_WORDS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -91,14 +91,14 @@ class Outcome:
     peak_rss_bytes: int
 
 
-# The store and the model folder of this process. They are kept until the process ends, because a process serves only
-# one run.
+# The store (PyTorch's key-value server) and the model folder of this process. The variables are never reset, because a
+# process serves only one run.
 _store: TCPStore | None = None
 _folder: Path | None = None
 
 
 def meet() -> Machine:
-    """Return this rank's node, address and GPUs; rank 0 also opens the store by which the ranks find each other.
+    """Return this rank's node, address and GPUs; on rank 0, also open the store by which the ranks find each other.
 
     The store is PyTorch's key-value server. By default it listens on all addresses of the host and requires no token,
     so this function binds its socket to the node's address only.
@@ -126,7 +126,7 @@ def meet() -> Machine:
 
 
 def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str]) -> Outcome:
-    """Set the environment and the context of this rank, and call the user's function.
+    """Set the environment variables and the context of this rank, and call the user's function.
 
     Args:
         assignment: Function, datasets and options of the run.
@@ -179,7 +179,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
 
 def upload(paths: Sequence[str], target: str) -> None:
-    """Upload this rank's part of the model files, remove its folder, and destroy PyTorch's process group if it is open.
+    """Destroy PyTorch's process group, if any; upload this rank's share of the model files; remove the rank's folder.
 
     The driver calls this function only after all ranks have returned from `call`. When a rank destroyed its group
     earlier, its connections were closed while another rank was still creating the group, and the other rank failed.
@@ -194,7 +194,8 @@ def upload(paths: Sequence[str], target: str) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     model_dir.upload(_folder, paths, target)
-    shutil.rmtree(_folder, ignore_errors=True)  # files that cannot be removed are removed with the node's temp folder
+    # Files that cannot be removed now are removed later, together with the node's temporary folder.
+    shutil.rmtree(_folder, ignore_errors=True)
 
 
 def _interface_of(address: str) -> str | None:

@@ -31,7 +31,7 @@ _COLLECTIVE_RETRIES = 3
 
 
 class XGBoost:
-    """Implement the interface `boosting.engine.Library` for XGBoost; all methods run in the driver."""
+    """Implementation of the interface `boosting.engine.Library` for XGBoost; all methods run in the driver."""
 
     package = "xgboost"
     extra = "xgboost"
@@ -60,7 +60,7 @@ class XGBoost:
         return params, seed
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """Start a tracker, and return the arguments with which each rank connects to the other workers."""
+        """Start XGBoost's tracker, and return the arguments with which each worker connects to the others."""
         tracker = gang.sidecar("xgboost", lambda on_death: Tracker(gang.host, gang.shape.num_workers, on_death))
         collective = {**tracker.begin(), "dmlc_timeout": _COLLECTIVE_SECONDS, "dmlc_retry": _COLLECTIVE_RETRIES}
         return [collective] * gang.shape.num_workers

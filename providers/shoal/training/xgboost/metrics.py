@@ -30,7 +30,7 @@ def joined(metrics: Sequence[Metric]) -> Metric | None:
 
 
 def _checked(one: Any) -> tuple[str, float]:
-    """Check the result of a metric and return its name and value.
+    """Check the result of the user's metric function, and return the metric's name and value.
 
     Raises:
         InvalidArgumentError: The result is not a pair (name, value), or the name contains a space or ":". XGBoost

@@ -16,8 +16,8 @@ from shoal.training.xgboost.categories import feature_types
 
 _NAMES = Names(
     "XGBoost",
-    # XGBoost silently ignores one of two names of the same parameter. shoal needs this list of aliases to refuse them
-    # if their values differ.
+    # If `params` contain one parameter under two names, XGBoost silently ignores one of them. With this list of aliases
+    # shoal finds such pairs, and raises an error if their values differ.
     aliases={
         "eta": "learning_rate",
         "gamma": "min_split_loss",
@@ -32,8 +32,8 @@ _NAMES = Names(
 )
 _OURS = ("nthread", "n_jobs", "seed", "random_state")
 _SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
-# Arguments that belong to XGBoost's other interfaces and are refused in `params` -> text that tells the user how to set
-# them in shoal.
+# Arguments that shoal refuses in `params`, because they belong to other interfaces of XGBoost. Each value is a text
+# that tells the user how to set the argument in shoal.
 _ELSEWHERE = {
     "early_stopping_rounds": "pass it to fit()",
     "verbose_eval": "pass it to fit()",
@@ -51,7 +51,7 @@ def merge_params(
 
 
 def device_of(params: Mapping[str, Any]) -> str | None:
-    """Return `device` from the parameters, or None if they contain none.
+    """Return the parameter `device`, or None if `params` do not contain it.
 
     Raises:
         InvalidArgumentError: The device is a GPU with a number, but Ray assigns the GPUs to the workers.
@@ -67,7 +67,7 @@ def device_of(params: Mapping[str, Any]) -> str | None:
 
 
 def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
-    """Return the seed in the parameters, or `otherwise` if they contain none."""
+    """Return the seed that `params` contain, or `otherwise` if they contain no seed."""
     return seed_in(params, otherwise, _NAMES)
 
 
@@ -101,11 +101,13 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
     tree_method = params.get("tree_method", "hist")
     if tree_method not in ("hist", "auto"):
         raise InvalidArgumentError(
-            f'tree_method="{tree_method}" cannot train on streamed, quantised data: remove it, or set it to "hist"'
+            f'tree_method="{tree_method}" cannot train on quantised data (histogram bins), which shoal uses: remove '
+            'it, or set it to "hist"'
         )
     if params.get("booster") == "gblinear":
         raise InvalidArgumentError(
-            'booster="gblinear" cannot train on streamed, quantised data: use "gbtree" or "dart"'
+            'booster="gblinear" cannot train on quantised data (histogram bins), which shoal uses: use "gbtree" or '
+            '"dart"'
         )
     rest = {name: value for name, value in params.items() if name not in _OURS}
     return {**rest, "nthread": threads, "device": "cuda" if gpus else "cpu"}

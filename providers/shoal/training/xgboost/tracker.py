@@ -27,7 +27,7 @@ _START_SECONDS = 60.0
 
 
 class Tracker:
-    """Start a tracker process, request trackers from it, and end it; this object is in the driver.
+    """Driver's handle of a process that runs XGBoost's trackers, by which the workers find each other.
 
     Args:
         host: Address at which the workers can reach the tracker.
@@ -74,8 +74,8 @@ class Tracker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer = ""
-        # An OSError means that the pipe is broken, because the process has ended and will not answer. It is reported
-        # below, together with the process's exit code.
+        # An OSError means that the pipe is broken, because the process has ended and will not answer. The error is
+        # ignored here, because the code below then reports the process's exit code.
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")
             self._process.stdin.flush()
@@ -112,7 +112,7 @@ def _exit(code: int) -> str:
 
 
 def main() -> None:
-    """Answer each line of stdin with the arguments of a new tracker as JSON, until stdin ends.
+    """Run the tracker process: answer each line of stdin with a new tracker's arguments as JSON, until stdin ends.
 
     The command line arguments are the host to listen on and the number of workers.
     """

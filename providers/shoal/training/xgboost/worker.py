@@ -56,7 +56,7 @@ class _Session:
 
     def __init__(self, task: Task, context: GangContext) -> None:
         idle = memory.reset_peak()
-        self.open = contextlib.ExitStack()  # contains the folder for matrices on disk and the connection, for close()
+        self.open = contextlib.ExitStack()  # removes files on disk and disconnects when closed
         self.task = task
         self.context = context
         self.rows: list[ShardRows] = []
@@ -83,7 +83,7 @@ class _Session:
         stopped = False
         reporter = RoundReporter(self.context)
         # This loop does the same as `xgboost.train`. `xgboost.train` itself cannot be called for each segment, because
-        # the user's callbacks would see the beginning and the end of a training each time.
+        # it would tell the user's callbacks each time that a training begins and ends.
         for iteration in range(start, segment.stop):
             if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
                 stopped = True
@@ -148,7 +148,7 @@ class _Session:
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
-        """Create the callbacks, and pass the metrics up to the checkpoint to the early stopping callback."""
+        """Create the callbacks; the early stopping callback gets the metrics of all rounds up to the checkpoint."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
@@ -159,8 +159,9 @@ class _Session:
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
-        # The user's metrics get predictions. If the objective is a function, they get raw scores, because XGBoost then
-        # does not know how to convert scores to predictions. `xgboost.train` does the same.
+        # The user's metric functions get predictions. If the objective is a function, the metric functions get raw
+        # scores, because XGBoost then does not know how to convert scores to predictions. `xgboost.train` does the
+        # same.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
@@ -200,8 +201,8 @@ class _Session:
         rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
-        # max_bin is a parameter of both the matrix and the booster. It is passed to the matrix too, because both must
-        # have the same value.
+        # max_bin is a parameter of both the matrix and the booster, and must have the same value in both. The booster
+        # gets it with `params`, so it is passed to the matrix, too.
         settings = {
             "ref": ref,
             "max_bin": params.get("max_bin", 256),
@@ -270,7 +271,7 @@ def finish() -> None:
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
-    """Pass the rows of a shard to XGBoost, batch by batch; XGBoost reads them four times to build a quantised matrix.
+    """Iterator by which XGBoost reads the rows of a shard in batches, four times to build a quantised matrix.
 
     Args:
         rows: Rows of the shard.
@@ -285,7 +286,8 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Start a new pass over the rows; XGBoost calls this method before each pass."""
-        # XGBoost treats the parts of a group in two batches as different groups, so the batches are regrouped first.
+        # If a group is divided between two batches, XGBoost treats the parts as two groups, so in_whole_groups() first
+        # moves all rows of a group into one batch.
         self._batches = in_whole_groups(self._rows)
         if not self._rows.part.shard.ranges:
             # This shard has no rows. XGBoost needs at least one batch from every worker, so an empty batch is passed.
@@ -326,7 +328,7 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
     if (each[number] != batch.weight).any():
         raise DataError(
             f'rows of the same group have different values in the weight column "{columns.weight}": XGBoost accepts '
-            f'only one weight per group of "{columns.group}"'
+            f'only one weight per group of "{columns.group}", so give all rows of a group the same weight'
         )
     return each
 
@@ -348,7 +350,7 @@ def _quantised_bytes(part: Part, task: Task) -> int:
 
 
 def _label_check(task: Task) -> CheckLabel | None:
-    """Return a function that refuses labels outside of [0, 1] for a binary objective; None for other objectives.
+    """Return a function that raises DataError for labels outside of [0, 1]; None if the objective is not binary.
 
     XGBoost itself also refuses such labels, but its error message is about its parameter `base_score`.
     """
@@ -381,7 +383,7 @@ def _own_errors() -> Iterator[None]:
         yield
     except XGBoostError as exc:
         # If another worker was lost, the error comes from XGBoost's collective (its communication library), and the
-        # message contains the path of the collective's source files. Such an error is reported as PeerError.
+        # message contains the path of the collective's source files. shoal raises PeerError for such an error.
         kind = PeerError if "/collective/" in str(exc) else TrainingError
         raise kind(f"XGBoost: {memory.explained(own_message(exc))}") from exc
 
