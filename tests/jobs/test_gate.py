@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mlflow.models import infer_signature
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.jobs import Register, Tracking
+from shoal.jobs import Register, Tracking, describe_model, model_history
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, scoring, training_rows
@@ -80,7 +80,14 @@ class Gate:
         return Register(**{"model": self.name, "metric": "rmse", "holdout": holdout, **options})
 
     def enter(
-        self, model: str, *, trained_on: str = "train", run: Run | None = None, label_col: str = "y", **options: Any
+        self,
+        model: str,
+        *,
+        trained_on: str = "train",
+        run: Run | None = None,
+        label_col: str = "y",
+        tags: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> Outcome:
         rows = training_rows.of_connectors([DataConnector.from_parquet(self.data / f"{trained_on}.parquet")])
         return promotion.enter(
@@ -89,7 +96,7 @@ class Gate:
             run or self.run,
             self.register(**options),
             is_current=lambda: attempts.is_current(self.store, KEY),
-            tags={},
+            tags=tags or {},
             model_uri=self.uris[model],
             model=scoring.load(self.uris[model]),
             label_col=label_col,
@@ -304,6 +311,35 @@ def test_the_report_is_in_the_log_and_in_mlflow(gate: Gate, capsys):
     logged = gate.run.client.get_run(gate.run.run_id).data.metrics
     assert (logged["holdout-rmse"], logged["holdout-r2"]) == (0, 1)
     assert gate.run.client.get_model_version(gate.name, "3").tags["holdout.mae"] == "0.0"
+
+
+def test_the_registry_says_how_it_was_decided(gate: Gate):
+    rows = frame(0)
+    signature = infer_signature(rows[INPUTS], rows["y"])
+    logged = mlflow.pyfunc.log_model(
+        name="linear", python_model=MODELS["fair"], signature=signature, pip_requirements=[]
+    )
+    gate = dataclasses.replace(gate, uris={**gate.uris, "fair": logged.model_uri})
+    refused = gate.enter("constant", alias="best", tags={"shoal.job_id": "a"})
+    first = gate.enter("fair", alias="best", tags={"shoal.job_id": "b"}, **BY_WHEN)
+
+    details = describe_model(gate.name, gate.run.uri)
+
+    status, (newest, oldest) = details.status, details.challengers
+    assert (status.alias, status.champion, status.versions) == ("best", newest, 2)
+    assert (newest.promoted, newest.reason, newest.job_id) == (True, "first", "b")
+    assert (newest.metric, newest.value) == ("rmse", first.challenger.value)
+    told = ("baseline_not_beaten", refused.decision.sentence)
+    assert (oldest.promoted, (oldest.reason, oldest.decision)) == (False, told)
+    slices = first.challenger.evaluation.slices
+    assert [(each.name, each.rows, each.value) for each in details.slices] == [
+        (name, each.rows, each.value) for name, each in slices.items()
+    ]
+    entries = model_history(gate.name, tracking_uri=gate.run.uri)
+    assert [(each.version, each.promoted, each.promoted_at is None) for each in entries] == [
+        ("2", True, False), ("1", False, True),
+    ]  # fmt: skip
+    assert entries[0].holdout_digest == entries[1].holdout_digest is not None
 
 
 def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, capsys):
