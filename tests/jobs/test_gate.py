@@ -326,7 +326,7 @@ def test_the_registry_says_how_it_was_decided(gate: Gate):
     details = describe_model(gate.name, gate.run.uri)
 
     status, (newest, oldest) = details.status, details.challengers
-    assert (status.alias, status.champion, status.versions) == ("best", newest, 2)
+    assert (status.alias, status.champion, details.versions) == ("best", newest, 2)
     assert (newest.promoted, newest.reason, newest.job_id) == (True, "first", "b")
     assert (newest.metric, newest.value) == ("rmse", first.challenger.value)
     told = ("baseline_not_beaten", refused.decision.sentence)

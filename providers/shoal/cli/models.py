@@ -47,7 +47,7 @@ def list_(tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
                 model.champion and model.champion.metric,
                 model.champion and model.champion.value,
                 _age(model.champion_since),
-                model.versions,
+                model.registered,
                 f"{model.challenger.version}, {when(model.challenger.created_at)}",
                 _outcome(model.challenger),
             )
@@ -55,7 +55,7 @@ def list_(tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
         ]
         show(
             table(
-                ("MODEL", "CHAMPION", "METRIC", "VALUE", "AGE", "VERSIONS", "LAST CHALLENGER", "OUTCOME"),
+                ("MODEL", "CHAMPION", "METRIC", "VALUE", "AGE", "REGISTERED", "LAST CHALLENGER", "OUTCOME"),
                 rows,
             )
         )
@@ -85,7 +85,7 @@ def show_(name: Name, tracking_uri: TrackingUri = None, as_json: Json = False) -
                 ("job", champion and champion.job_id),
                 ("MLflow run", champion and champion.mlflow_run_id),
                 ("other aliases", ", ".join(f"{alias}: version {version}" for alias, version in others.items())),
-                ("versions", status.versions),
+                ("versions", f"{details.versions} of {status.registered} registered"),
             ]
         )
     )

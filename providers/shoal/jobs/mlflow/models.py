@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any, get_args
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, shown
 from shoal.jobs.mlflow import report
 from shoal.jobs.mlflow.ledger import confirmed_promotions
-from shoal.jobs.mlflow.registry import ALIAS_TAG, ATTEMPT_TAG, DECISION_TAG, JOB_TAG, REASON_TAG, Registry
+from shoal.jobs.mlflow.registry import (
+    ALIAS_TAG,
+    ATTEMPT_TAG,
+    DECISION_TAG,
+    JOB_TAG,
+    REASON_TAG,
+    Registry,
+    aliases_of,
+)
 from shoal.jobs.results import Reason
 from shoal.state import Store
 from shoal.state.schema import Promotion
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 _ALIAS = "champion"
 """Alias of a model for which no other alias is recorded."""
@@ -81,7 +89,7 @@ class ModelStatus:
         champion_since: Time at which the champion was promoted, or registered if no promotion is recorded, in seconds
             since the epoch; None if there is no champion.
         challenger: The newest version that shoal has registered.
-        versions: Number of versions that shoal has registered and that still exist.
+        registered: Number of versions that were registered so far, deleted ones included.
         aliases: Versions of all aliases of the model, by alias.
     """
 
@@ -90,7 +98,7 @@ class ModelStatus:
     champion: VersionStatus | None
     champion_since: float | None
     challenger: VersionStatus
-    versions: int
+    registered: int
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -114,12 +122,14 @@ class ModelDetails:
     """A registered model with the champion's slices and the latest challengers.
 
     Attributes:
-        status: Champion, number of versions, and aliases.
+        status: Champion, newest challenger and aliases.
+        versions: Number of versions that shoal has registered and that still exist.
         slices: The champion's metric on each slice, when it was promoted; empty if that is not recorded.
         challengers: The newest versions that shoal has registered, ten at most, the newest first.
     """
 
     status: ModelStatus
+    versions: int
     slices: tuple[SliceStatus, ...]
     challengers: tuple[VersionStatus, ...]
 
@@ -170,14 +180,15 @@ def list_models(tracking_uri: str | None = None) -> list[ModelStatus]:
     registry = Registry.open(tracking_uri)
     if registry is None:
         return []
-    aliases = registry.aliases()
     promotions: dict[str, list[Promotion]] = {}
     for promotion in confirmed_promotions(Store(), registry.uri):
         promotions.setdefault(promotion.model, []).append(promotion)
-    return [
-        _status(registry, name, versions, aliases.get(name, {}), promotions.get(name, []))
-        for name, versions in sorted(registry.versions().items())
-    ]
+    found = []
+    for model in sorted(registry.models(), key=lambda model: model.name):
+        newest = registry.newest(model, search=model.name in promotions)
+        if newest is not None:
+            found.append(_status(registry, model, newest, promotions.get(model.name, [])))
+    return found
 
 
 def describe_model(name: str, tracking_uri: str | None = None) -> ModelDetails:
@@ -192,12 +203,12 @@ def describe_model(name: str, tracking_uri: str | None = None) -> ModelDetails:
         RegistryError: The registry cannot be used.
         MissingExtraError: MLflow is not installed.
     """
-    registry, versions, aliases = _found(name, tracking_uri)
+    registry, model, versions = _found(name, tracking_uri)
     promotions = confirmed_promotions(Store(), registry.uri, name)
-    status = _status(registry, name, versions, aliases, promotions)
+    status = _status(registry, model, versions[0], promotions)
     promoted = {each.version for each in promotions}
     challengers = tuple(_version(each, promoted) for each in versions[:_CHALLENGERS])
-    return ModelDetails(status, _slices(registry, status.champion), challengers)
+    return ModelDetails(status, len(versions), _slices(registry, status.champion), challengers)
 
 
 def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = None) -> list[HistoryEntry]:
@@ -218,7 +229,7 @@ def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = Non
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, from 1")
-    registry, versions, _ = _found(name, tracking_uri)
+    registry, _, versions = _found(name, tracking_uri)
     latest: dict[str, Promotion] = {}
     for promotion in confirmed_promotions(Store(), registry.uri, name):
         latest.setdefault(promotion.version, promotion)
@@ -227,48 +238,50 @@ def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = Non
     return [_entry(number, existing.get(number), latest.get(number)) for number in numbers]
 
 
-def _found(name: str, tracking_uri: str | None) -> tuple[Registry, list[ModelVersion], dict[str, str]]:
-    """Open the registry, and return it with a model's versions and aliases."""
+def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredModel, list[ModelVersion]]:
+    """Open the registry, and return it with a model and the versions of it that shoal has registered."""
     registry = Registry.open(tracking_uri)
-    aliases = registry.aliases_of(name) if registry is not None else None
-    versions = registry.versions(name).get(name) if registry is not None and aliases is not None else None
-    if registry is not None and aliases is not None and versions:
-        return registry, versions, aliases
-    if aliases is not None:
+    if registry is None:
+        raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
+    model = registry.model(name)
+    if model is not None:
+        if versions := registry.versions(name).get(name):
+            return registry, model, versions
         raise ModelNotFoundError(f"shoal has registered no version of the model {shown(name)}")
-    known = sorted(registry.versions()) if registry is not None else []
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f': did you mean "{near[0]}"?' if near else ": `shoal models list` shows all models"
-    raise ModelNotFoundError(f"the model {shown(name)} does not exist{hint}")
+    near = difflib.get_close_matches(name, [model.name for model in registry.models()], n=1, cutoff=0.5)
+    hint = f'did you mean "{near[0]}"?' if near else "`shoal models list` shows all models"
+    raise ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")
 
 
 def _status(
-    registry: Registry,
-    name: str,
-    versions: Sequence[ModelVersion],
-    aliases: Mapping[str, str],
-    promotions: Sequence[Promotion],
+    registry: Registry, model: RegisteredModel, newest: ModelVersion, promotions: Sequence[Promotion]
 ) -> ModelStatus:
     """Build the status of a model.
 
     Args:
         registry: Registry that has the model.
-        name: Name of the model.
-        versions: Versions that shoal has registered, the newest first; at least one.
-        aliases: Versions of the model's aliases.
+        model: The model.
+        newest: The newest version that shoal has registered.
         promotions: Confirmed promotions of the model, the newest first.
     """
-    alias = versions[0].tags.get(ALIAS_TAG) or (promotions[0].alias if promotions else _ALIAS)
-    promoted = {each.version for each in promotions}
+    aliases, promoted = aliases_of(model), {each.version for each in promotions}
+    alias = newest.tags.get(ALIAS_TAG) or (promotions[0].alias if promotions else _ALIAS)
     number = aliases.get(alias)
     champion = since = None
     if number is not None:
-        mine = next((each for each in versions if str(each.version) == number), None)
-        # A person may give the alias to a version that shoal has not registered.
-        champion = _version(mine or registry.version(name, number), promoted)
+        found = newest if number == str(newest.version) else registry.version(model.name, number)
+        champion = _version(found, promoted)
         times = (each.confirmed_at for each in promotions if (each.version, each.alias) == (number, alias))
         since = next(times, None) or champion.created_at
-    return ModelStatus(name, alias, champion, since, _version(versions[0], promoted), len(versions), dict(aliases))
+    return ModelStatus(
+        name=model.name,
+        alias=alias,
+        champion=champion,
+        champion_since=since,
+        challenger=_version(newest, promoted),
+        registered=max(int(version.version) for version in (newest, *(model.latest_versions or ()))),
+        aliases=aliases,
+    )
 
 
 def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:

@@ -21,6 +21,7 @@ from shoal.jobs.mlflow.registry import (
     ATTEMPT_TAG,
     JOB_TAG,
     Registry,
+    aliases_of,
     answering,
     is_missing,
     quoted,
@@ -115,7 +116,7 @@ def prune_models(
     if registry is None:
         return ModelPruning((), 0)
     store, before = Store(), clock() - older_than.total_seconds()
-    versions, aliases = registry.versions(), registry.aliases()
+    versions, aliases = registry.versions(), {model.name: aliases_of(model) for model in registry.models()}
     active = _active(store)
     deleted: list[DeletedVersion] = []
     failed = []
