@@ -13,7 +13,7 @@ def shown(value: object) -> str:
     """Return the repr of a value for an error message, shortened to 80 characters."""
     try:
         text = repr(value)
-    # Python refuses to convert an integer of more than 4300 digits, or a value that is nested too deeply.
+    # Python refuses to convert an integer of more than 4300 digits, or a value that is nested too deeply, to text.
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too long to show"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
@@ -35,7 +35,7 @@ class ShoalError(Exception):
 
 
 class InvalidArgumentError(ShoalError, ValueError):
-    """An argument, option or spec is invalid. The call has started and changed nothing."""
+    """An argument, option or spec is invalid. The call had no effect: nothing was started, and nothing was changed."""
 
 
 class MissingExtraError(ShoalError, ImportError):
@@ -62,7 +62,8 @@ class StoreUnreachableError(StoreError):
 
 
 class FencedError(ShoalError):
-    """A write was rejected, because the lease has expired or was released, or because it was requested again.
+    """A change of a lease was rejected, because the lease has expired, was released, or was requested again in the
+    meantime.
 
     Each request increases the lease's epoch. Only the process with the newest epoch may write, so a process that was
     paused for long cannot interfere with its successor.

@@ -125,7 +125,8 @@ def redact(text: str) -> str:
 
 
 def redact_value(value: str) -> str:
-    """Remove the credentials from a field's value, which may be a URI as a whole."""
+    """Remove the credentials from the value of a field. If the whole value is a URI, spaces and quotes are treated as
+    parts of this URI."""
     return _replaced(value, _spans(value, whole=_URI.match(value) is not None))
 
 
@@ -135,7 +136,7 @@ def has_credentials(value: str) -> bool:
 
 
 def secrets_in(value: str) -> set[str]:
-    """Return the secrets in a field's value.
+    """Return the secrets (passwords, keys and tokens) in the value of a field.
 
     Each secret is in the result in three forms: as it is written, percent-decoded, and percent-encoded. A library's
     error message may contain any of these forms.
@@ -172,7 +173,8 @@ def redacted_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except Exception as error:  # Exception, because each filesystem library raises exceptions of its own types
+    # All types of exceptions are caught, because each filesystem library raises exceptions of its own types.
+    except Exception as error:
         if not has_credentials(uri):
             raise
         error.args = tuple(map(shown, error.args))
@@ -182,7 +184,8 @@ def redacted_errors(uri: str) -> Iterator[None]:
 
 
 class RedactedRepr:
-    """Mixin that removes credentials from `repr` and `str`. List it before the base that defines these methods."""
+    """Mixin that removes credentials from `repr` and `str`. In a class definition, put it before the base class that
+    defines these two methods."""
 
     def __repr__(self) -> str:
         return redact(super().__repr__())
@@ -209,7 +212,8 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        if span.start < at:  # the span overlaps the previous one, whose start is already replaced
+        # The span overlaps the previous span, which is already replaced. So only skip the text of this span.
+        if span.start < at:
             at = max(at, span.end)
             continue
         parts += [text[at : span.start], span.replacement]
@@ -254,7 +258,7 @@ def _users(text: str, *, whole: bool) -> Iterator[_Span]:
 
 
 def _reach(text: str, start: int) -> str:
-    """Return the part of a text after ``://`` that may belong to the URI.
+    """Return the part of a text that follows the ``://`` of a URI and may belong to this URI.
 
     The part ends at the next space or quote. If a password seems to contain spaces or quotes, because it is not
     percent-encoded, the part goes on to the end of the word with the next ``@``.
@@ -271,7 +275,8 @@ def _reach(text: str, start: int) -> str:
 
 
 def _user_length(scheme: str, rest: str) -> int:
-    """Return the length of ``user:password@`` at the start of a URI without its scheme, or 0 if there is no secret.
+    """Return the length of the part ``user:password@`` that follows the ``://`` of a URI, or 0 if this part contains no
+    secret.
 
     Args:
         scheme: Scheme of the URI in lower case.

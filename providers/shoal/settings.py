@@ -15,7 +15,8 @@ from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact
 
 
 class Settings(RedactedRepr, BaseModel):
-    """A set of options that cannot be changed after its creation.
+    """Base class of options and specs. Their values are checked when they are created, and cannot be changed
+    afterwards.
 
     Raises:
         InvalidArgumentError: An option is unknown or missing, or a value is not allowed. The message names the option,
@@ -24,16 +25,16 @@ class Settings(RedactedRepr, BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    # Type checkers do not see this method. They would take `**options` for the signature of every subclass, and no
-    # longer check the names and types of the fields.
+    # `__init__` is hidden from type checkers. Otherwise they would take `**options` for the signature of every
+    # subclass, and would not check the names and types of the fields.
     if not TYPE_CHECKING:
 
         def __init__(self, **options: Any) -> None:
             with _explained(type(self)):
                 super().__init__(**options)
 
-        # Without this attribute, pydantic would call `__init__` for each nested model, too. This method would then
-        # raise an error for one nested model at a time, without the path to the wrong field.
+        # Without this attribute, pydantic would also call `__init__` for each nested model. Then `__init__` would raise
+        # an error for one nested model at a time, without the path to the wrong field.
         __init__.__pydantic_base_init__ = True
 
     @classmethod
@@ -49,7 +50,8 @@ class Settings(RedactedRepr, BaseModel):
 
 @contextlib.contextmanager
 def _explained(model: type[BaseModel]) -> Iterator[None]:
-    """Replace a pydantic error by an `InvalidArgumentError` that names each wrong option.
+    """Convert an error in which pydantic reports wrong options, raised in the ``with`` block, to an
+    `InvalidArgumentError` that names each wrong option.
 
     Args:
         model: Class whose options are validated in the ``with`` block.
@@ -59,7 +61,8 @@ def _explained(model: type[BaseModel]) -> Iterator[None]:
     except ValidationError as error:
         problems = "; ".join(_sentence(model, problem) for problem in error.errors(include_url=False))
         raise InvalidArgumentError(problems) from None
-    # A text with a lone surrogate cannot be encoded in UTF-8. pydantic cannot put such a text into a ValidationError.
+    # A text with a lone surrogate cannot be encoded in UTF-8. For such a text, pydantic raises UnicodeEncodeError
+    # instead of ValidationError.
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"options must be text that UTF-8 can encode: {error}") from None
 
@@ -89,7 +92,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the names of the options of a nested model, or an empty list if there is no model at the path.
+    """Return the option names of the nested model to which `path` leads, or an empty list if `path` leads to no model.
 
     Args:
         model: The outer model.
@@ -100,13 +103,15 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
         if found is None:
             break
         fields = {field.alias or name: field for name, field in found.model_fields.items()}
-        if step in fields:  # otherwise the step is a key or an index within the previous field, and `found` stays
+        # If `step` is not the name of a field, it is a key or an index within the previous field. The model of that
+        # field is already in `found`.
+        if step in fields:
             found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in a type annotation, or None if it contains no model.
+    """Return the pydantic model that a type annotation contains, or None if the annotation contains no model.
 
     The annotation may be a model, a union with a model (`Model | None`), or a container of models (`list[Model]`).
     """

@@ -233,7 +233,7 @@ def test_a_block_in_a_mapped_group_is_refused():
         with pool_for_run(size=2, pool_name="p"):
             work(size) >> train()
 
-    with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match="put the group into the block"):
+    with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match="put the task group inside the block"):
         each.expand(size=[1, 2])
 
 

@@ -103,7 +103,7 @@ def test_a_kill_takes_the_claim_back(up, context, monkeypatch):
     )
     before = signal.signal(signal.SIGUSR1, lambda *_: operator.on_kill())
     try:
-        with pytest.raises(TaskKilledError, match="ended from outside"):
+        with pytest.raises(TaskKilledError, match="Airflow has ended task"):
             operator.execute(context)
     finally:
         killer.join()
@@ -297,7 +297,7 @@ def running() -> None:
 def test_a_killed_task_takes_its_job_with_it(on_fake_head, spec, context):
     operator = train(spec)
     killer = meanwhile(lambda: (running(), operator.on_kill()))
-    with pytest.raises(TaskKilledError, match="ended from outside"):
+    with pytest.raises(TaskKilledError, match="Airflow has ended task"):
         operator.execute(context)
     killer.join()
     (job,) = jobs.list_jobs()

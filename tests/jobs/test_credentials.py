@@ -55,7 +55,10 @@ def test_two_connections_with_one_variable_are_refused():
         "SHOAL_CONNECTION_DWH_EU": "postgresql://eu/x"
     }
 
-    said = 'two connections of the spec have the variable SHOAL_CONNECTION_DWH_EU, "dwh-eu" and "dwh.eu": rename one'
+    said = (
+        'the connections "dwh-eu" and "dwh.eu" of the spec take their URL from the same variable, '
+        "SHOAL_CONNECTION_DWH_EU: rename one of the connections"
+    )
     with pytest.raises(InvalidArgumentError, match=said):
         credentials.connections(["dwh-eu", "dwh.eu"], {}, urls.get)
 

@@ -286,7 +286,7 @@ class TestDriver:
         code, job = drive(store, spec)
 
         assert (code, job.state, trained) == (1, JobState.FAILED, [])
-        assert f"50 rows of {spec.dataset.paths[0]}. Name rows that are not in the training data" in str(job.error)
+        assert f"50 rows of {spec.dataset.paths[0]}. Name a holdout without rows of the training data" in str(job.error)
 
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow

@@ -49,7 +49,7 @@ def test_it_survives_its_row(tmp_path: Path) -> None:
         ({}, "give either train_func"),
         ({"train_func": "train"}, 'train_func must look like pkg.module:name, not "train"'),
         ({"train_func": FUNCTION, "program": "/x"}, "give either train_func"),
-        ({"program": "/x", "args": [1]}, "args and kwargs are of a function that is named"),
+        ({"program": "/x", "args": [1]}, "args and kwargs can be given only with a function's name"),
         (
             {"train_func": FUNCTION, "register": {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}}},
             "label",

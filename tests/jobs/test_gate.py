@@ -404,7 +404,9 @@ class TestBeforeTraining:
         linked = DataConnector.from_parquet([link, data / "train.parquet"])
 
         said = re.escape(f"200 rows of {data}/holdout.parquet (in training: {link})")
-        with pytest.raises(DataError, match=f'{said}. Name rows that are not in the training data, or set .*"flag"'):
+        with pytest.raises(
+            DataError, match=f'{said}. Name a holdout without rows of the training data, or set .*"flag"'
+        ):
             self.check(gate, linked)
         self.check(gate, linked, overlap="flag")
 
@@ -442,7 +444,7 @@ class TestBeforeTraining:
             tmp_path / "x.parquet"
         )
 
-        with pytest.raises(DataError, match=r'"id", which has 1001 values .* at most 1000'):
+        with pytest.raises(DataError, match=r'"id", which has 1001 different values .* at most 1000'):
             check_holdout(
                 gate.register(holdout=DataConnector.from_parquet(tmp_path / "x.parquet"), by="id"), "y", INPUTS
             )

@@ -62,7 +62,7 @@ def test_one_wrong_certainty_is_not_infinite():
         ("rmse", np.array([]), np.array([]), "0 labels"),
         ("mean_squared_log_error", -BINARY, SCORES, "mean_squared_log_error cannot be computed"),
         ("f1", CLASSES, ONE_PER_CLASS, "f1 cannot be computed on the holdout: .*multiclass"),
-        ("ndcg", CLASSES, SCORES, "ndcg needs the column of groups"),
+        ("ndcg", CLASSES, SCORES, "ndcg needs the group of each row"),
     ],
 )
 def test_what_does_not_suit_a_metric_is_said(metric, labels, predictions, said):

@@ -122,7 +122,10 @@ class TestOutput:
         output = self.published(place, 1)
         assert self.read(place) == [1, 1]
         assert output.finished("k", overwrite=False)
-        with pytest.raises(InvalidArgumentError, match=r"another job, by models:/m/1: .* or set overwrite=True"):
+        with pytest.raises(
+            InvalidArgumentError,
+            match=r"already has other predictions, by the model models:/m/1: .* or set overwrite=True",
+        ):
             output.finished("other", overwrite=False)
         self.published(place, 2, key="other", overwrite=True, job="another")
         assert self.read(place) == [2, 2]
@@ -176,10 +179,10 @@ class TestOutput:
         self.write(output, value=2)
         fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
         fs.pipe_file(f"{root}/{name}", b"mine")
-        with pytest.raises(InvalidArgumentError, match="shoal has not written"):
+        with pytest.raises(InvalidArgumentError, match="has other content than complete predictions"):
             self.publish(output, key="other", overwrite=True)
         last_look = output._clear if "://" in place else output._swap
-        with pytest.raises(TrainingError, match=r"notes(\.txt)? has come into"):
+        with pytest.raises(TrainingError, match=r"notes(\.txt)? was added to"):
             last_look()
         output.discard()
         assert fs.cat_file(f"{root}/{name}") == b"mine"
@@ -189,7 +192,7 @@ class TestOutput:
         place = tmp_path / "out"
         place.mkdir()
         (place / "notes.txt").write_text("mine")
-        with pytest.raises(InvalidArgumentError, match="shoal has not written all that is in it"):
+        with pytest.raises(InvalidArgumentError, match="has other content than complete predictions"):
             Output(str(place), Claim("job", "me")).finished("k", overwrite=True)
         (tmp_path / "link").symlink_to(place)
         with pytest.raises(InvalidArgumentError, match="is a file or a link"):

@@ -234,7 +234,8 @@ class TestSubmit:
         dataset = DatasetSpec(sql="SELECT 1", connection="ware-house")
         spec = spec.model_copy(update={"dataset": dataset})
         with pytest.raises(
-            InvalidArgumentError, match='"ware-house" of a dataset is not known: set SHOAL_CONNECTION_W'
+            InvalidArgumentError,
+            match='"ware-house" of a dataset is not known: set the environment variable SHOAL_CONNECTION_W',
         ):
             submit(spec, holder=ENGINE)
         assert not jobs.list_jobs()

@@ -346,7 +346,7 @@ def test_the_limit_stays_above_all_leases_together(up):
     up.lease(2, exclusive=True)
     other().lease(1, exclusive=True)
     third().lease(2, exclusive=True, is_async=True)
-    with pytest.raises(InvalidArgumentError, match=r"below its leases together \(3 nodes\)"):
+    with pytest.raises(InvalidArgumentError, match=r"below the nodes that its leases take together \(3 nodes\)"):
         up.alter(max_nodes=2)
     up.alter(max_nodes=5)
     assert up.scale(3)  # the base demand is no addition

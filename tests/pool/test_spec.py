@@ -58,7 +58,10 @@ def test_a_foreign_cluster_has_an_address_and_never_a_token():
         ("ray://lab?address=http://[::1", "needs the URL"),
         ("ray://lab?address=http://10.0.0.5:notaport", "needs the URL"),
         ("http://[::1", "not a pool URI"),
-        ("local://x?address=http://10.0.0.5:8265", "allowed only for ray:// pools"),
+        (
+            "local://x?address=http://10.0.0.5:8265",
+            "options that are allowed only for ray:// pools: address",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_foreign_one_is_said(uri, said):
@@ -76,7 +79,9 @@ def test_an_infinite_idle_timeout_means_never(given):
 
 @pytest.mark.parametrize("option", ["max_nodes", "idle_timeout"])
 def test_a_truth_value_is_no_number(option):
-    with pytest.raises(InvalidArgumentError, match=f"{option}=True: pool options do not take true or false"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"{option}=True: true and false are not allowed as values of pool options"
+    ):
         PoolSpec.parse({"name": "x", option: True})
 
 

@@ -53,6 +53,7 @@ def pool_options() -> dict[str, str]:
     return {
         name: field.description or ""
         for name, field in PoolSpec.model_fields.items()
-        # The name of the pool is in the connection's host field, and the backend is in its schema field.
+        # These two options are not in the extra: the pool's name is in the connection's host field, and the backend is
+        # in the schema field.
         if name not in ("name", "backend")
     }

@@ -1,4 +1,5 @@
-"""Base class of shoal's operators: select the pool and the lease by arguments, and end a task that Airflow kills."""
+"""Base class of shoal's Airflow operators. It selects the pool and the lease by the operator's arguments. If Airflow
+kills the task, the base class lets the task roll back its work before the task ends."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class TaskKilledError(AirflowException):
-    """Raised in a task that Airflow ends: the task was marked or cleared, its run deleted, or its worker shut down."""
+    """Raised in a task that Airflow ends, because the task was cleared or marked as success or failed, its DAG run was
+    deleted, or its worker was shut down."""
 
 
 class PoolOperator(BaseOperator):
@@ -60,8 +62,9 @@ class PoolOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for this."""
-        # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception raised
-        # here would leave the store locked. `execute` checks the flag only where it can safely end.
+        # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception from this
+        # method would leave the store locked. So it only sets a flag, and `execute` checks the flag at points where it
+        # can safely end.
         self._killed = True
 
     def end_if_killed(self) -> None:
@@ -71,12 +74,13 @@ class PoolOperator(BaseOperator):
         """
         if self._killed:
             raise TaskKilledError(
-                f"task {self.task_id} was ended from outside: it was marked or cleared, its run was deleted, or its "
-                "worker shut down"
+                f"Airflow has ended task {self.task_id}: the task was cleared or marked as success or failed, its DAG "
+                "run was deleted, or its worker was shut down"
             )
 
     def look(self, status: PoolStatus, holder: str | None = None) -> None:
-        """Log the number of ready nodes if it has changed, and end the task if Airflow has killed it.
+        """Log the number of ready nodes if this number has changed. If Airflow has killed the task, raise an error that
+        ends it.
 
         Operators pass this method as `on_progress` to the methods of the pool that wait.
 

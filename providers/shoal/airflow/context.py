@@ -127,13 +127,13 @@ def pool_for_run(
     tasks = PoolTasks(setup, teardown)
     if setup.get_closest_mapped_task_group() is not None:
         raise InvalidArgumentError(
-            "pool_for_run is used in a mapped task group, whose instances run in one DAG run and would release each "
-            "other's nodes: put the group into the block of pool_for_run"
+            "pool_for_run cannot be used inside a mapped task group, because the instances of the group would share "
+            "one lease and release each other's nodes: put the task group inside the block of pool_for_run instead"
         )
     setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
-        # If the block is inside another setup and teardown context of Airflow, entering this context orders the two
-        # tasks after that setup and before that teardown.
+        # If the `pool_for_run` block is inside another setup and teardown context of Airflow, this ``with`` statement
+        # orders the block's two tasks after the outer setup and before the outer teardown.
         pass
     before = set(dag.task_dict)
     around = _open_blocks.get()
@@ -148,7 +148,8 @@ def pool_for_run(
 
 
 def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
-    """Order the tasks that a block has created after its setup task and before its teardown task.
+    """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before its
+    teardown task.
 
     Airflow's own context manager for setup and teardown is not used for this, for two reasons. It orders only plain
     operators. And it orders the teardown only after the last tasks of the block. In versions of Airflow 3 without the
@@ -167,19 +168,20 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             or (rule in _COUNTS_THE_FIRST and _has_upstream_before(task, setup, inside))
         ):
             raise InvalidArgumentError(
-                f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", with which it '
-                f'does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
+                f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", so the '
+                f'task does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
             )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
-        # The setup of a nested block needs no order here: it ends before the nested block's teardown, and that teardown
-        # ends before this one.
+        # The setup task of a nested block needs no direct order before the teardown task of the outer block: it ends
+        # before the nested block's teardown task, which ends before the outer one.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
 
 
 def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
-    """Return whether a task has an upstream task outside of the block that can end before the setup does."""
+    """Return whether an upstream task of a task may end before the setup task of the ``pool_for_run`` block has ended.
+    Such an upstream task is outside of the block and does not depend on the block."""
     block = inside.keys() | {setup.task_id}
     return any(
         one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list
@@ -187,7 +189,8 @@ def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapp
 
 
 def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTasks, ...]) -> None:
-    """Set the argument `lease` of the tasks of a block, so that they use the nodes that this block leases.
+    """Set the argument `lease` of the tasks in a ``with pool_for_run(...)`` block, so that these tasks use the nodes
+    that the block leases.
 
     In nested blocks, a task gets the lease of the innermost block that leases the task's pool. A lease that the user
     has set is not changed.
@@ -228,16 +231,18 @@ def _checked_prefix(prefix: str) -> str:
 
 
 def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments for the two tasks, because Airflow's own error would not say which arguments exist."""
+    """Check the arguments for the setup task and the teardown task, because Airflow's own error would not say which
+    arguments exist."""
     legal = set(inspect.signature(BaseOperator.__init__).parameters) - {"self", "kwargs", *_OWN_ARGUMENTS}
     for name, value in task_kwargs.items():
         if name in _OWN_ARGUMENTS:
             raise InvalidArgumentError(f"pool_for_run does not take {name}: {_OWN_ARGUMENTS[name]}")
         if name not in legal:
             near = difflib.get_close_matches(name, [*legal, *inspect.signature(pool_for_run).parameters], n=1)
-            hint = f": did you mean {near[0]}?" if near else "; allowed: its own arguments, and those of BaseOperator"
+            hint = f": did you mean {near[0]}?" if near else "; allowed: arguments of pool_for_run and BaseOperator"
             raise InvalidArgumentError(f'unknown argument "{name}" of pool_for_run{hint}')
         if name == "pool" and "://" in str(value):
             raise InvalidArgumentError(
-                f"pool={shown(value)} is Airflow's pool of slots: use pool_name= for the compute pool"
+                f"pool={shown(value)}: the argument pool= is Airflow's pool of slots: use pool_name= for the compute "
+                "pool"
             )

@@ -1,4 +1,4 @@
-"""The decorator `@task.distributed`: run a function in every worker of a gang on a compute pool.
+"""The decorator `@task.distributed`: run a function in a group of worker processes (a gang) on a compute pool.
 
 A gang is a group of worker processes that start and end together, as distributed training needs it.
 """
@@ -90,7 +90,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
 
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
-    """Convert a function to a task that runs the function in every worker of a gang (``@task.distributed``).
+    """Convert a function to an Airflow task that runs the function in each process of a group of workers
+    (``@task.distributed``).
 
     The task returns a list of the function's return values, in the order of the workers' ranks. The values must be of
     types that an XCom can store. The pool has to be up, so use the task inside a ``with pool_for_run(...)`` block.
@@ -105,8 +106,8 @@ def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs
         )
     return task_decorator_factory(
         python_callable=python_callable,
-        # For a function that returns a dict, Airflow would set `multiple_outputs`. This task returns a list of such
-        # dicts, which Airflow could not split into several outputs.
+        # For a function that returns a dict, Airflow would set `multiple_outputs`. But this task returns a list with
+        # the dict of each worker, which Airflow could not split into several outputs.
         multiple_outputs=False,
         decorated_operator_class=DistributedDecoratedOperator,
         **kwargs,

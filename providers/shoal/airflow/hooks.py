@@ -49,13 +49,15 @@ def holder_of(context: Context, lease: str | None = None) -> str:
 
 
 def run_of(holder: str) -> str:
-    """Return a holder's name without the id of the lease, so that only the name of the DAG run is left."""
-    # Everything after the first "#" is the lease. Airflow's default pattern for run ids does not allow "#".
+    """Return a holder's name without the id of a lease at its end (``#<lease>``), so that only the name of the DAG run
+    is left."""
+    # Everything after the first "#" is the id of the lease. The part before contains no "#", because Airflow's default
+    # pattern for run ids does not allow it.
     return holder.partition("#")[0]
 
 
 class ComputePoolHook(BaseHook):
-    """Hook for a compute pool, which is given by connection, name or URI.
+    """Hook for one compute pool. The pool is selected by an Airflow connection, a name or a URI.
 
     Without connection and name, the hook uses the pool ``$SHOAL_POOL`` or, if this is not set, the only pool.
 
@@ -115,7 +117,7 @@ class ComputePoolHook(BaseHook):
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Return the settings of the form for a connection, for Airflow before 3.2.
+        """Return the settings of the form in which users edit a connection. Only Airflow before 3.2 calls this method.
 
         Later versions read the settings from the provider info (`shoal.airflow.get_provider_info`).
         """
@@ -123,7 +125,8 @@ class ComputePoolHook(BaseHook):
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
-        """Return the additional fields of the form for a connection, for Airflow before 3.2.
+        """Return the additional fields of the form in which users edit a connection. Only Airflow before 3.2 calls this
+        method.
 
         Later versions read the fields from the provider info (`shoal.airflow.get_provider_info`).
         """
@@ -190,7 +193,8 @@ def spec_of(connection: Connection) -> PoolSpec:
             f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as '
             '{"max_nodes": 4}'
         )
-    # Airflow's form also stores the fields that the user left empty. They are dropped, so that the defaults apply.
+    # Airflow's form also stores the fields that the user left empty. These fields are dropped, so that their defaults
+    # apply.
     given = {name: value for name, value in extra.items() if value not in (None, "")}
     if twice := [name for name in ("backend", "name") if name in given]:
         raise InvalidArgumentError(

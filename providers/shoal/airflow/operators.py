@@ -63,7 +63,8 @@ class ScaleClusterOperator(PoolOperator):
         self.options = options
 
     def execute(self, context: Context) -> bool:
-        """Set the base demand and wait for the nodes. If the task is killed meanwhile, the request is rolled back."""
+        """Set the pool's base demand and wait for the nodes. If Airflow kills the task during the wait, roll the
+        request back."""
         return self.hook.pool(self.holder_in(context)).scale(
             int(self.expected_cluster_size),
             is_async=self.returns_at_once,
@@ -150,7 +151,8 @@ class _JobOperator(PoolOperator):
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
-            except BaseException as end:  # Airflow has killed the task, or the task has exceeded its execution_timeout.
+            # Airflow has killed the task, or the task has exceeded its execution_timeout, so the job is cancelled.
+            except BaseException as end:
                 handle.cancel(str(end) or f"task {self.task_id} was ended")
                 raise
             return result.result()
@@ -201,7 +203,8 @@ class DistributedTrainOperator(_JobOperator):
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Submit the job, or attach to it, wait for its end, and return its result as a dict."""
+        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
+        dict."""
         return self.train(context).to_dict()
 
     def train(self, context: Context) -> JobResult:
@@ -219,7 +222,7 @@ class DistributedTrainOperator(_JobOperator):
 
 
 class BatchPredictOperator(_JobOperator):
-    """Operator that predicts the rows of a dataset on a pool, and writes the predictions as Parquet.
+    """Operator that computes a model's predictions for the rows of a dataset on a pool, and writes them as Parquet.
 
     The prediction is a job that belongs to this task. A retry of the task attaches to the job if the job still runs. If
     `output_path` already contains the same predictions, the job does nothing. The operator returns the job's result as
@@ -248,7 +251,8 @@ class BatchPredictOperator(_JobOperator):
         self.spec: Mapping[str, Any] = spec or {}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Submit the job, or attach to it, wait for its end, and return its result as a dict."""
+        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
+        dict."""
         from shoal.jobs import PredictJobSpec
 
         fields = {**self.spec, "model": self.model, "dataset": self.dataset, "output_path": self.output_path}
@@ -274,7 +278,8 @@ class CleanupPoolOperator(PoolOperator):
         self.holder = holder
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Clean up, and return a report as a dict (see `shoal.jobs.clean_up`). A second run does no harm."""
+        """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). A second run does no
+        harm."""
         from shoal.jobs import clean_up
 
         report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))
@@ -293,12 +298,14 @@ class SweepPoolsOperator(BaseOperator):
     """
 
     def execute(self, context: Context) -> list[str]:
-        """Clean up, and return a list with one sentence for each thing that was done."""
+        """Clean up after ended DAG runs, and return a list with one sentence for each action."""
         from shoal.jobs.cleanup import clean_up_ended_runs, sweep
 
         def why_ended(run: str) -> str | None:
             dag_id, slash, run_id = run_of(run).partition("/")
-            if not slash:  # This is not a name from `holder_of`, which always contains a slash. A user has chosen it.
+            # A name from `holder_of` always contains a slash. A name without a slash was chosen by a user, and belongs
+            # to no DAG run.
+            if not slash:
                 return None
             try:
                 state = context["ti"].get_dagrun_state(dag_id, run_id)

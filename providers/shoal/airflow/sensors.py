@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class NodesSensor(BaseSensorOperator):
-    """Sensor that waits until a pool has a number of nodes ready, and renews the DAG run's lease while it waits.
+    """Sensor that waits until a given number of a pool's nodes are ready, and renews the DAG run's lease during the
+    wait.
 
     The sensor fails without waiting if fewer nodes are requested than it waits for, for example because the request was
     rolled back. The error message contains the reason.

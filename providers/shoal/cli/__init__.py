@@ -48,7 +48,7 @@ class _ShoalGroup(TyperGroup):
         except _UsageError as error:
             _say_usage(error, as_json)
             sys.exit(ExitCode.WRONG_ARGUMENT)
-        except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first one was printed
+        except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first Ctrl-C was printed
             sys.exit(ExitCode.INTERRUPTED)
         # Any other exception is a bug in shoal. It is raised again, because the user needs the traceback for a report.
         except Exception as error:
@@ -59,7 +59,7 @@ class _ShoalGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # without this, typer would exit without a message
+        except KeyboardInterrupt:  # if the exception reached typer, typer would exit without a message
             raise InterruptedCommandError("interrupted") from None
 
 
@@ -111,6 +111,6 @@ app.command()(doctor.doctor)
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the `shoal` command. This function is the entry point of the console script."""
     interrupts.install()
     app()

@@ -57,7 +57,7 @@ of shoal that needs it."""
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check.
+    """Result of one check of `shoal doctor`.
 
     Attributes:
         name: Name of the check.
@@ -73,7 +73,8 @@ class Check:
 
 
 def all_checks() -> Iterator[Check]:
-    """Run all checks, and yield their results. A check runs after the checks on which it depends."""
+    """Run all checks of `shoal doctor`, and yield their results. Each check runs after the checks on which it
+    depends."""
     yield _python()
     yield _ray()
     yield from (_package(*package) for package in _PACKAGES)
@@ -99,7 +100,7 @@ def leftovers(store: Store) -> list[str]:
 
 
 def _python() -> Check:
-    # The version is always ok, because pip does not install shoal for a version that shoal does not support.
+    # The version is always ok, because pip does not install shoal for a version of Python that shoal does not support.
     return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
 
 
@@ -247,8 +248,8 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
     from shoal.pool.spec import PoolSpec
 
     name = "/dev/shm"
-    # This is the memory that all nodes of all pools may use together. It is compared with the free memory, because Ray
-    # allocates memory only when objects need it, so most of it is not yet in use.
+    # `wanted` is the memory that all nodes of all pools may use together. Ray allocates this memory only when objects
+    # need it, so most of it is not yet in use. Therefore `wanted` is compared with the free memory.
     specs = [PoolSpec.parse(pool.uri) for pool in pools if pool.state != "down"] or [PoolSpec(name="default")]
     wanted = sum(spec.max_nodes * spec.object_store_mb for spec in specs) * _MB
     try:
@@ -318,7 +319,8 @@ def reconciler(pools: list[PoolStatus]) -> Check:
 
 
 def _reconciler_process() -> tuple[int, bool] | None:
-    """Return the pid of this `$SHOAL_HOME`'s reconciler, and whether it is suspended; None if it does not run.
+    """Return the pid of this `$SHOAL_HOME`'s reconciler and whether the reconciler is suspended, or None if no
+    reconciler runs.
 
     The function searches all processes. It does not test the reconciler's lock, because a reconciler that starts at
     this moment would find the lock taken, and exit.
@@ -331,6 +333,6 @@ def _reconciler_process() -> tuple[int, bool] | None:
         try:
             if "shoal.pool.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
                 return int(process.pid), process.status() == psutil.STATUS_STOPPED
-        except psutil.Error:  # the process has ended, or belongs to another user, so it is not the one
+        except psutil.Error:  # the process has ended, or belongs to another user, so it is not this user's reconciler
             continue
     return None

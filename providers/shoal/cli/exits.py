@@ -39,11 +39,12 @@ EPILOG = "\n\n".join(["**Exit codes**", *(f"- {code.value}: {meaning}" for code,
 
 
 class InterruptedCommandError(Exception):
-    """The command was interrupted. The message says what became of the operation that the command had started."""
+    """The command was interrupted. The message says what happened to the operation that the command had started."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code with which the command ends after an error: FAILED for errors without an own code."""
+    """Return the exit code with which the `shoal` command ends after an error: FAILED unless a special code is defined
+    for the type of the error."""
     match error:
         case InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT

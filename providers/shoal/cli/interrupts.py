@@ -33,14 +33,15 @@ class _Interrupts:
 def install() -> None:
     """Install the signal handler for SIGTERM and SIGINT (Ctrl-C). The console script calls this function once."""
     signal.signal(signal.SIGTERM, _interrupt)
-    # A shell script that starts a command with `&` makes the command ignore SIGINT. This is left as it is.
+    # If a shell script starts a command with `&`, the command ignores SIGINT. Then no handler is installed for SIGINT,
+    # so that the command still ignores it.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 @contextmanager
 def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
-    """Print messages when Ctrl-C or SIGTERM interrupts the ``with`` block.
+    """Print a message when Ctrl-C or SIGTERM interrupts the ``with`` block, and raise InterruptedCommandError.
 
     Args:
         notice: Text that is printed at once, because undoing the operation may take long.

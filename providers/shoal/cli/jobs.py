@@ -71,8 +71,8 @@ def list_(
 
     found = list_jobs(pool_name, limit=limit)
     if pool_name and not found:
-        # A pool without jobs has to exist, so that a mistyped name is reported. The pool is not checked before, because
-        # the jobs of a deleted pool are still listed.
+        # No job was found, so check that the pool exists: its name may be mistyped. The check is made only in this
+        # case, because the jobs of a deleted pool are still listed.
         _require_pool(pool_name)
     if as_json:
         print_json({"jobs": found})
@@ -185,13 +185,13 @@ def prune(
 def _follow(handle: JobHandle) -> JobResult:
     try:
         say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
-        # Without a terminal, the display would print the progress as lines. `inf` turns this off, because the job's log
-        # already contains such lines.
+        # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains such
+        # lines, so `first_line_s=inf` turns them off.
         with ProgressDisplay(first_line_s=math.inf) as display:
             return handle.wait(on_log=_log, on_progress=display.show)
     except KeyboardInterrupt:
-        # An interrupted `wait` has already cancelled the job. But Ctrl-C may have come before `wait` began, so the job
-        # is cancelled here, too.
+        # If Ctrl-C interrupts `wait`, `wait` cancels the job. But Ctrl-C may have come before `wait` began. So the job
+        # is always cancelled here, which does no harm the second time.
         handle.cancel("the process that waited for the job was interrupted")
         raise
 
@@ -219,13 +219,18 @@ def _read(source: str) -> dict[str, Any]:
     except (OSError, UnicodeError) as error:
         raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
     except RecursionError:
-        raise InvalidArgumentError(f"{what} is nested too deeply: make it flatter") from None
-    # This error means: the text is not JSON, contains an integer of more than 4300 digits, or the path contains NUL.
+        raise InvalidArgumentError(
+            f"{what} is nested too deeply: use fewer lists and objects inside each other"
+        ) from None
+    # ValueError means that the text is not JSON, that it contains an integer of more than 4300 digits, or that the path
+    # contains a NUL character.
     except ValueError as error:
         raise InvalidArgumentError(f"{what} is not valid JSON: {error}") from None
     check_json(document)
     if not isinstance(document, dict):
-        raise InvalidArgumentError(f'{what} is not a JSON object: write {{"dataset": {{"paths": [...]}}, …}}')
+        raise InvalidArgumentError(
+            f'{what} is not a JSON object: write an object such as {{"dataset": {{"paths": [...]}}, …}}'
+        )
     return document
 
 

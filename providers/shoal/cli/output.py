@@ -1,4 +1,4 @@
-"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout, too."""
+"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PIPE_WIDTH = 200
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Build a rich console that writes to the present value of sys.stdout or sys.stderr."""
+    """Build a rich console that writes to the current sys.stdout or, with `stderr`, to the current sys.stderr."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         stderr=stderr, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else _PIPE_WIDTH
@@ -31,7 +31,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print a result as text or table."""
+    """Print parts of a result on stdout. Each part is a text or a table."""
     target = console()
     for part in parts:
         target.print(part, soft_wrap=isinstance(part, str))

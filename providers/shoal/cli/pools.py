@@ -1,5 +1,5 @@
-"""Commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes and jobs without an
-owner)."""
+"""Commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes that no pool needs, and jobs
+that are lost)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def up(
     rollback_after: RollbackAfter = ROLLBACK_AFTER,
     as_json: Json = False,
 ) -> None:
-    """Start a pool and wait until its min_nodes are ready."""
+    """Start a pool, and wait until its minimum number of nodes (min_nodes) is ready."""
     try:
         pool = _pool(source)
     except PoolNotFoundError as error:
@@ -188,7 +188,7 @@ def delete(
 
 
 def sweep(as_json: Json = False) -> None:
-    """End all nodes and jobs without an owner on this machine. Safe at any time."""
+    """End the nodes on this machine that no pool needs any more, and end the jobs that are lost. Safe at any time."""
     from shoal import jobs
     from shoal.cli.checks import leftovers
     from shoal.state import Store

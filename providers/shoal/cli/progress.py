@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class PoolProgress:
-    """An `on_progress` callback that shows how far a pool is: as a progress bar on a terminal, else as printed lines.
+    """An `on_progress` callback that shows how many nodes of a pool are ready: as a progress bar on a terminal, else as
+    printed lines.
 
     Without a terminal, a line is printed each time the number of nodes in a state changes.
 

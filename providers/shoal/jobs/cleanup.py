@@ -1,4 +1,4 @@
-"""Cancel the jobs and release the leases that a run still has on a pool, record the end of lost jobs, delete old ones.
+"""Cancel the jobs of a workflow run on a pool, release its leases of nodes, record lost jobs, and delete old ones.
 
 A job is lost if its driver or its submitter died before it could record the end of the job.
 """
@@ -49,7 +49,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class CleanupReport:
-    """Report of the actions that `clean_up` has taken for one run, its holder.
+    """Report of the actions that one call of `clean_up` has taken for a run.
 
     Attributes:
         cancelled: Ids of the run's jobs that were cancelled.
@@ -64,12 +64,12 @@ class CleanupReport:
     left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, for an Airflow XCom or a Prefect artifact."""
+        """Return the actions that the clean-up has taken as plain data, for an Airflow XCom or a Prefect artifact."""
         return asdict(self)
 
 
 def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
-    """Cancel a run's jobs on a pool, release the run's lease of nodes, and call `sweep` for this host.
+    """Cancel a workflow run's jobs on a pool, release its lease of nodes, and tidy up this host with `sweep`.
 
     The function may be called at any time and repeatedly. If the pool is on another host, this function only cancels
     the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes; the report mentions
@@ -98,7 +98,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
 
 
 def sweep() -> list[str]:
-    """Remove processes and files on this host that no run needs any more, and record the end of lost jobs.
+    """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove their files.
 
     The function may be called at any time, repeatedly, and by several processes at the same time.
 
@@ -157,16 +157,17 @@ def settle_jobs() -> list[str]:
         The actions that were taken, one sentence each.
     """
     did = []
-    # Running jobs are listed apart, so that a long queue of newer jobs does not hide them.
+    # One query lists the running jobs, another one the pending jobs: in a common list, which is limited to `_AT_ONCE`
+    # jobs, many newer pending jobs could leave no room for the running ones.
     running, pending = (list_jobs(states={state}, limit=_AT_ONCE) for state in (JobState.RUNNING, JobState.PENDING))
     for job in [*running, *pending]:
         try:
             handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
-        except ShoalError as error:  # expected, for example if the job's pool is on another host, which checks the job
+        except ShoalError as error:  # expected; for example, the pool is on another host, which checks the job
             log.info("job %s was not checked: %s", job.job_id, error)
             continue
-        except Exception as error:  # an unexpected error with one job must not stop the check of the others
+        except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
             log.exception("job %s could not be checked", job.job_id)
             did.append(f"job {job.job_id}: could not be checked: {type(error).__name__}: {error}")
             continue
@@ -177,7 +178,7 @@ def settle_jobs() -> list[str]:
 
 
 def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
-    """Start the waiting jobs of this host's pools as soon as there is room, until no job waits.
+    """Start the waiting jobs of this host's pools as soon as the pools have room, until no job waits any more.
 
     The function starts jobs that no process waits for, and ends jobs that must not wait any more. Only one process of a
     host runs this function at a time; a call in a second process returns at once.
@@ -193,7 +194,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
                 for key in admission.look(store, pool).free_for:
                     try:
                         attach(key.job_id, key.attempt).start_if_room()
-                    except ShoalError as error:  # expected, for example if the pool was deleted a moment ago
+                    except ShoalError as error:  # an expected error; for example, the pool was deleted
                         log.info("job %s was not started: %s", key.job_id, error)
             sleep(_QUEUE_PERIOD_S)
             rounds += 1
@@ -202,14 +203,14 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
 
 
 def _pools_with_queue(store: Store) -> list[str]:
-    """Return the names of this host's pools on which a job waits, sorted."""
+    """Return the sorted names of those pools of this host on which at least one job waits."""
     with store.reading() as session:
         here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
     return sorted(admission.pools_with_queue(store) & here)
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
-    """Call `clean_up` for every pool on which a run has an unfinished job or a lease of nodes.
+    """Call `clean_up` for every pool on which a workflow run has an unfinished job or a lease of nodes.
 
     An error on one pool is logged and reported, and the function goes on with the next pool.
 
@@ -236,7 +237,7 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
 
 
 def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
-    """Clean up on all pools after those runs of a workflow engine that have ended.
+    """Cancel the jobs and release the leases of those runs of a workflow engine that have ended, on all pools.
 
     The engine's janitor (a scheduled DAG or flow) calls this function.
 
@@ -257,7 +258,7 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
 
 
 def _claims() -> set[tuple[str, str]]:
-    """Return the pair (pool, holder) for every lease of nodes and for every unfinished job."""
+    """Return the pairs (name of the pool, name of the run) of all leases of nodes and all unfinished jobs."""
     with Store().reading() as session:
         leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}
     return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE, limit=MOST_LISTED)}

@@ -25,11 +25,11 @@ class HeadBusyError(JobError):
 
 
 class _SlowError(HeadGoneError):
-    """Error for a request that got no answer within the time limit; a submission is tried again then."""
+    """Error for a request that got no answer within the time limit; a submission is then sent again."""
 
 
 class JobClient(RayHead):
-    """Client of one head's Job API.
+    """Client of the Job API (Ray's HTTP interface to submit and stop jobs) of one pool's head.
 
     The methods raise `HeadGoneError` if there is no answer, `HeadBusyError` for an answer with status 5xx, and
     `JobError` if the head refuses the request.
@@ -61,7 +61,7 @@ class JobClient(RayHead):
                     "look at it with `shoal pool describe`"
                 )
             case Problem.TOKEN_REFUSED:
-                return JobError(f"{head} refused the token: it belongs to another life of the pool, or to another pool")
+                return JobError(f"{head} refused the token, which belongs to another pool or to an earlier head")
             case Problem.BUSY:
                 return HeadBusyError(f"{refused}: {failure.reason}")
             case Problem.REFUSED:

@@ -50,10 +50,10 @@ class Secrets:
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # original values by JSON pointer into the spec
+    uris: Mapping[str, str] = field(default_factory=dict)  # values removed from the spec, by their JSON pointers
 
     def redact(self, text: str) -> str:
-        """Return a text in which these credentials, and all others that can be recognised, are replaced."""
+        """Return a copy of a text without this job's credentials and other text that looks like a credential."""
         for uri in self.uris.values():
             text = text.replace(uri, without_credentials(uri))
         for word in sorted(self._words, key=len, reverse=True):
@@ -63,8 +63,8 @@ class Secrets:
     @cached_property
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if _SECRET_NAME.search(name)}
-        # If no credential is recognised in a hidden value, the value was hidden because of its field's name, so the
-        # whole value is secret.
+        # A value in which no credential is recognised was removed from the spec because of its key, such as "password".
+        # Such a value is secret as a whole.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
@@ -73,7 +73,7 @@ class Secrets:
         """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
-    def __repr__(self) -> str:  # without the values, because a traceback may print local variables
+    def __repr__(self) -> str:  # a traceback may print this text, so it contains no values
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 
@@ -104,18 +104,19 @@ def connections(
         variable = connection_variable(name)
         if named.setdefault(variable, name) != name:
             raise InvalidArgumentError(
-                f'two connections of the spec have the variable {variable}, "{named[variable]}" and "{name}": '
-                "rename one"
+                f'the connections "{named[variable]}" and "{name}" of the spec take their URL from the same variable, '
+                f"{variable}: rename one of the connections"
             )
         url = environment.get(variable) or (url_of(name) if url_of else None)
         if not url:
             raise InvalidArgumentError(
-                f'the connection "{name}" of a dataset is not known: set {variable} to its SQLAlchemy URL, such as '
-                "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or create an Airflow connection or a Prefect Secret "
-                "block of this name"
+                f'the connection "{name}" of a dataset is not known: set the environment variable {variable} to '
+                "the SQLAlchemy URL of the connection, such as postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or "
+                "create an Airflow connection or a Prefect Secret block of this name"
             )
         if url.startswith(_SQLITE) and not url.startswith(f"{_SQLITE}/"):
-            # The path is made absolute, because the driver's working directory is not the submitter's.
+            # The path of the SQLite file is made absolute, because the driver does not run in the submitter's working
+            # directory.
             url = _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())
         found[variable] = url
     return found
@@ -126,7 +127,7 @@ def _is_connection(name: str) -> bool:
 
 
 def hide(document: Any) -> tuple[Any, dict[str, str]]:
-    """Remove credentials from a JSON document: those inside texts, and the values under names such as "password".
+    """Remove credentials from a JSON document: credentials inside texts, and the values of keys such as "password".
 
     Returns:
         The document without credentials, and the original values by JSON pointer (RFC 6901).
@@ -148,7 +149,7 @@ def hide(document: Any) -> tuple[Any, dict[str, str]]:
 
 
 def reveal(document: Any, uris: Mapping[str, str]) -> Any:
-    """Return a document from :func:`hide` with the original values put back.
+    """Return a copy of a document in which the credentials that :func:`hide` has removed are put back.
 
     Args:
         document: Document without credentials.
@@ -163,7 +164,7 @@ def without_credentials(uri: str) -> str:
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Copy a JSON document, and replace each plain value (a value that is no object or list).
+    """Return a copy of a JSON document in which each text, number, boolean and null is replaced by what `leaf` returns.
 
     Args:
         value: The document.
@@ -179,28 +180,28 @@ def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", n
 
 
 def _step(key: str) -> str:
-    """Return a name in the form in which a JSON pointer contains it ("~" and "/" are escaped).
+    """Escape the characters "~" and "/" in a key, so that the key can be a part of a JSON pointer.
 
     Raises:
         InvalidArgumentError: The name contains credentials, which would get into the store.
     """
     if redaction.has_credentials(key):
         raise InvalidArgumentError(
-            f'the name "{redaction.redact_value(key)}" contains credentials: put them into a value instead, because '
-            "values are kept out of the store"
+            f'the key "{redaction.redact_value(key)}" in the spec contains credentials: put credentials only into '
+            "values, because shoal removes them from values, but not from keys, before it stores the spec"
         )
     return key.replace("~", "~0").replace("/", "~1")
 
 
 def hand_over(submission_id: str, secrets: Secrets) -> None:
-    """Write the credentials for the driver of an attempt into a file; without any credentials, write no file.
+    """Write the credentials for the driver of an attempt into a file; if there are no credentials, write no file.
 
     If another process has already written the file for the same attempt, that file is kept.
     """
     if not secrets.environment and not secrets.uris:
         return
     path = _path(submission_id)
-    # mkstemp creates the file with mode 0600, so that other users cannot read the file at any moment.
+    # mkstemp creates the file with mode 0600 from the start, so that there is no moment when other users can read it.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{submission_id}.")
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -226,13 +227,13 @@ def take(submission_id: str) -> Secrets:
 
 
 def discard(submission_id: str) -> None:
-    """Delete the file with an attempt's credentials if it still exists; a driver deletes the file after reading it."""
+    """Delete the file with an attempt's credentials, unless the driver has read and deleted that file already."""
     with suppress(FileNotFoundError):
         _path(submission_id).unlink()
 
 
 def left() -> set[str]:
-    """Return the ids of the submissions that have a credentials file, complete or half written."""
+    """Return the ids of the submissions that still have a file with credentials, complete or half written."""
     return {path.name.rpartition(".")[0] for path in subfolder("credentials").iterdir()}
 
 

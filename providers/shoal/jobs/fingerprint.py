@@ -17,7 +17,7 @@ def fingerprint(spec: AnySpec) -> str:
         DataError: Staged data are gone, because a job that used them has ended and removed them.
     """
     document = spec.comparable(_by_content).document()
-    document["run_config"].pop("priority", None)  # a job with another priority is still the same job
+    document["run_config"].pop("priority", None)  # a job with another priority still counts as the same job
     return ids.digest(credentials.hide(document)[0])
 
 

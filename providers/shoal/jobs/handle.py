@@ -79,7 +79,7 @@ else with the path of the submitter's Python."""
 
 
 class JobTimeoutError(JobError, TimeoutError):
-    """Error of `wait` when the job has not ended within the timeout; the job itself goes on."""
+    """Error that `JobHandle.wait` raises if the job has not ended within the timeout; the job itself goes on."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error and redact(job.error),  # because shoal 0.1 stored errors with credentials
+            error=job.error and redact(job.error),  # shoal 0.1 stored errors without removing credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -198,7 +198,7 @@ class JobHandle:
 
     @property
     def left(self) -> str | None:
-        """Return a sentence that says what the driver still does by itself after :meth:`cancel`; None if nothing."""
+        """Return a sentence about the driver if it still ran when :meth:`cancel` returned; None if it did not."""
         return self._left
 
     def status(self) -> JobStatus:
@@ -259,7 +259,7 @@ class JobHandle:
         return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason)
 
     def _cancel(self, job: Job, seen: Collection[JobState], reason: str) -> bool:
-        """Cancel the attempt if its present state is one of `seen`; return False otherwise.
+        """Cancel the attempt if its present state is in `seen`, the states that may be cancelled; else return False.
 
         Args:
             job: The attempt's row, as the caller has read it.
@@ -274,7 +274,7 @@ class JobHandle:
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
-        except JobError as error:  # the head refused, but the driver finds the cancellation in the job's row
+        except JobError as error:  # the head did not stop the driver; the driver sees the cancellation and ends
             self._left = (
                 f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
                 f"head of the pool gave an error: {error}"
@@ -299,13 +299,13 @@ class JobHandle:
             if view.silence in (Silence.POOL_GONE, Silence.HEAD_REPLACED) or (view.ray_job and view.ray_job.ended):
                 break
             if view.silence is None and view.ray_job is None:
-                break  # the attempt was never submitted, so there is no driver to wait for
+                break  # the head does not know the attempt, so there is no driver to wait for
             if not stopped:
                 stopped = self._stop()
             self._sleep(SHORTEST_PAUSE_S)
 
     def send(self) -> bool:
-        """Submit the attempt to its pool's head if there is room for it; otherwise the attempt waits in the queue.
+        """Submit the attempt to its pool's head if the pool has room for it; otherwise put the attempt into the queue.
 
         Returns:
             False if the attempt had been submitted before.
@@ -317,7 +317,7 @@ class JobHandle:
         return self._or_fail(self._queue_and_submit)
 
     def start_if_room(self) -> None:
-        """Submit an attempt that waits if there is room for it and its pool's head can be reached; else do nothing.
+        """Submit a waiting attempt if its pool has room for it and the pool's head can be reached; else do nothing.
 
         An attempt that must not wait any more (see :meth:`end_if_lost`) is ended instead.
 
@@ -337,8 +337,8 @@ class JobHandle:
             log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
 
     def _queue_and_submit(self) -> bool:
-        # The credentials are written before the attempt joins the queue, because from then on another process may send
-        # the attempt to the head, and the driver needs them.
+        # The credentials are written before the attempt enters the queue, because another process may send a waiting
+        # attempt to the head, and the driver then needs the credentials.
         if self._secrets is not None:
             with act(JobStep.HAND_OVER):
                 credentials.hand_over(self._key.submission_id, self._secrets)
@@ -359,11 +359,12 @@ class JobHandle:
         return submitted
 
     def _submit_or_put_back(self, head: Endpoint) -> bool:
-        """Submit the admitted attempt; if the head does not answer, let the attempt wait again and return False."""
+        """Submit the admitted attempt; if the head does not answer, queue the attempt again and return False."""
         try:
             return self._submit(head)
         except (HeadBusyError, HeadGoneError, PoolDownError) as error:
-            # The head may have received this submission in spite of the error: its driver then runs as usual.
+            # The head may have received this submission in spite of the error. In that case the head starts the driver,
+            # which runs as usual.
             admission.put_back(self._store, self._key)
             log.warning("job %s, attempt %d waits again: %s", self.job_id, self.attempt, error)
             return False
@@ -378,9 +379,11 @@ class JobHandle:
             return submit()
         except BaseException as error:
             if self._secrets is None and not isinstance(error, Exception):
-                raise  # Ctrl-C here must not fail a job that another process submitted: another process sends it later
-            # The head may have received the submission in spite of the error. The driver that it starts then finds that
-            # the attempt has ended, and does nothing. Another process may also have submitted the attempt meanwhile.
+                # Ctrl-C in this process must not fail a job of another submitter; another process sends that job later.
+                raise
+            # The head may have received the submission in spite of the error. In that case the head's driver finds that
+            # the attempt has ended, and exits. Or another process has submitted the attempt meanwhile; then the attempt
+            # is not recorded as failed.
             reason = f"the job could not be submitted: {str(error) or type(error).__name__}"
             if self._secrets is not None:
                 reason = self._secrets.redact(reason)
@@ -396,13 +399,13 @@ class JobHandle:
         """Delete the file with the attempt's credentials unless a driver still has to read it; return the job's row."""
         job = attempts.load(self._store, self._key)
         # A driver reads the file while the row's state is still PENDING, so in any other state the file is not needed.
-        # A file that is written after that is removed by the driver at its end.
+        # If the submitter writes the file later, the driver removes the file when the driver ends.
         if job.state is not JobState.PENDING:
             credentials.discard(self._key.submission_id)
         return job
 
     def settle(self) -> Job:
-        """Return the attempt's row; if its driver died without recording its end, record the end first.
+        """Return the attempt's row; if the driver died without recording the attempt's end, record the end first.
 
         An attempt that waits in the queue is started if there is room for it. If the job's pool is on another host, a
         lost attempt is not recorded here, because only that host can check the driver.
@@ -421,7 +424,7 @@ class JobHandle:
         return attempts.load(self._store, self._key)
 
     def _take_turn(self, job: Job) -> Job:
-        """Start this waiting attempt if there is room for it now; return its row.
+        """Start this waiting attempt if its pool has room for it now; return the attempt's row.
 
         Other attempts are also started if there has been room for them for some seconds: apparently no process waits
         for them, and so no other process starts them.
@@ -440,12 +443,12 @@ class JobHandle:
                     self._of(key).start_if_room()
         except PoolElsewhereError:  # the pool is on another host, and a process there starts the attempt
             pass
-        except StoreError as error:  # not fatal: the next check of the queue tries again
+        except StoreError as error:  # the error is only logged: the next check of the queue tries again
             log.warning("the queue of pool %s could not be changed: %s", self._pool, error)
         return job
 
     def _of(self, key: Key) -> JobHandle:
-        """Return a handle of another attempt on the same pool, by which this process can start that attempt."""
+        """Return a handle of another attempt on the same pool, so that this process can start that attempt."""
         return JobHandle(
             self._store,
             attempts.load(self._store, key),
@@ -456,7 +459,7 @@ class JobHandle:
         )
 
     def end_if_lost(self) -> bool:
-        """Record the end of the attempt if it was lost or must not wait any more.
+        """Record the end of the attempt if its driver or submitter has died, or if the attempt must not wait any more.
 
         The clean-up of a host calls this method for all unfinished jobs. The call does not poll the job, so that a job
         with `orphan_after` still ends if no process asks for it.
@@ -487,11 +490,11 @@ class JobHandle:
             return self._cancel(job, {job.state}, reason)
         long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > _FAR_SUBMISSION_GRACE_S
         if missing and (long_ago or self._submitter_is_gone(job)):
-            self.send()  # the process that admitted it died before it sent it, or has given up
+            self.send()  # the process that had to send the attempt has died or given up, so this process sends it
         return False
 
     def _end_if_unwanted(self, job: Job) -> bool:
-        """Record the end of an attempt that must not wait any more; return False if it may wait on.
+        """End a waiting attempt that no process polls, that has timed out, or whose pool is down; else return False.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -527,7 +530,7 @@ class JobHandle:
         it does not run any more, or runs on another host and cannot be checked, and the job was not polled for some
         time (20 s, or 300 s on another host).
         """
-        if job.submitter is None:  # shoal 0.1 wrote the row without the submitter, so that it cannot be checked
+        if job.submitter is None:  # shoal 0.1 did not record the submitter, so its process cannot be checked
             return False
         submitter = ProcessId.from_json(job.submitter)
         if submitter.alive():
@@ -544,23 +547,23 @@ class JobHandle:
         unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
         if unasked is None:
             if job.heartbeat_at is not None:
-                # The time was written on another host or before a reboot, so its age cannot be measured here. The
-                # driver, which has written a heartbeat, measures the age.
+                # `last_polled_at` was written on another host or before a reboot, so this host cannot measure its age.
+                # The heartbeat shows that the driver has started; the driver itself ends a job that nobody polls.
                 return False
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + grace_s
 
     def _poll(self) -> Job:
-        """Return the job's row; also update its `last_polled_at` if the last update was long enough ago."""
+        """Return the job's row; if `PollTimer` says that it is time, first set the row's `last_polled_at` to now."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
-            if job.is_waiting:  # once the job runs, its driver renews the lease
+            if job.is_waiting:  # as soon as the job runs, its driver renews the lease instead
                 self._renew_lease(job)
             return attempts.touch(self._store, self._key, self._clock())
         return job
 
     def _renew_lease(self, job: Job) -> None:
-        """Renew the holder's lease of nodes if a third of its time is over, so that it lasts until the job starts."""
+        """Renew the lease of nodes when a third of it has passed, so that it does not expire before the job starts."""
         with self._store.reading(snapshot=False) as session:
             held = session.scalars(select(Lease).where(Lease.pool == job.pool, Lease.holder == job.holder)).first()
         if held is None or held.expires_at - self._clock() > held.ttl * 2 / 3:
@@ -584,7 +587,7 @@ class JobHandle:
         if not attempts.end(
             self._store, self._key, verdict.state, self._clock(), seen={job.state}, error=verdict.reason
         ):
-            return None  # the driver has changed the state meanwhile: it started, or recorded its end itself
+            return None  # the driver has changed the state meanwhile: it has started, or recorded the end itself
         self._tidy(job)
         return verdict
 
@@ -611,7 +614,7 @@ class JobHandle:
             if with_log and job.state is not JobState.PENDING:
                 yield from follower.lines(ended=ended)
             progress = _progress(job)
-            # Progress is compared as text, because a NaN in it is not equal to itself and would count as a change.
+            # Progress is compared as text, because a NaN is not equal to another NaN and would count as a change.
             if on_progress is not None and progress is not None and str(progress) != last_progress:
                 on_progress(progress)
                 last_progress = str(progress)
@@ -627,7 +630,7 @@ class JobHandle:
 
     @property
     def _turn_check_s(self) -> float:
-        """Return the seconds until the next check whether the attempt may leave the queue."""
+        """Return the seconds until the next check whether the attempt may leave the queue and start."""
         return turn_check_s(self._place.position if self._place else 1)
 
     def _outcome(self) -> JobResult:
@@ -642,13 +645,16 @@ class JobHandle:
         return JobResult.model_validate(job.result)
 
     def _await_clean_up(self, job: Job) -> None:
-        """Wait until a driver on this host has ended its MLflow run, because the caller may take the pool down next."""
+        """Wait until a driver on this host has exited, because its last step is to end the MLflow run.
+
+        Without this wait, the caller could take the pool down before that.
+        """
         until = self._monotonic() + _CLEAN_UP_PATIENCE_S
         while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:
             self._sleep(_CLEAN_UP_POLL_S)
 
     def _entrypoint(self) -> list[str]:
-        """Return the driver's command. Whoever sends the job, it names the Python of the process that asked for it."""
+        """Return the command that starts the driver with the Python of the process that first submitted the job."""
         submitter = attempts.load(self._store, self._key).submitter or {}
         python = str(submitter.get("python", sys.executable))
         return ["sh", "-c", _DRIVER, python, self.job_id, str(self.attempt)]

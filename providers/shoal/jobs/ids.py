@@ -11,7 +11,7 @@ from uuid import uuid4
 from shoal.errors import InvalidArgumentError
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DIGEST_LENGTH = 12  # 48 bits are enough: among a million jobs, the chance that any two share an id is one in 500
+_DIGEST_LENGTH = 12  # 48 bits are enough: the chance that two of a million jobs have the same id is one in 500
 _INTERACTIVE = ("cli:", "python:")
 
 
@@ -37,7 +37,7 @@ def job_id(framework: str, holder: str, fingerprint: str, key: str = "") -> str:
 
 
 def is_interactive(holder: str) -> bool:
-    """Return whether a holder's name is that of plain Python or the CLI.
+    """Return whether a holder (the run that submitted a job) is plain Python or the CLI, not a workflow engine.
 
     Ctrl-C in the process that waits for a job of such a holder cancels the job.
     """
@@ -50,7 +50,7 @@ def is_legal(given: str) -> bool:
 
 
 def checked(given: str) -> str:
-    """Return a job id from the user after checking that it can be a part of paths and URLs.
+    """Check that a job id from the user can be a part of paths and URLs, and return the id.
 
     Raises:
         InvalidArgumentError: The id is not legal.
@@ -64,5 +64,5 @@ def checked(given: str) -> str:
 
 
 def submission_id(job: str, attempt: int) -> str:
-    """Return the id of an attempt in Ray, which accepts each submission id only once."""
+    """Return the id under which an attempt is submitted to Ray; Ray accepts each submission id only once."""
     return f"{job}-{attempt}"

@@ -1,4 +1,4 @@
-"""Find out whether a pending or running attempt was lost: a driver that was killed cannot record its end."""
+"""Find out whether an unfinished attempt was lost: a driver that was killed cannot record that its attempt ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIGKILLED = (-9, 137)
 
 
 class Silence(Enum):
-    """Reason why the pool's head gave no answer about a job; some reasons mean that the job is lost, others not."""
+    """Reason why the pool's head gave no answer about a job; not every such reason means that the job is lost."""
 
     POOL_GONE = auto()
     """The pool is down or does not exist: none of its jobs runs any more."""
@@ -61,7 +61,10 @@ class Lost:
 
 
 class Missing(Enum):
-    """Result of `judge` for an attempt that the head does not know: its submitter died, or has not sent it yet."""
+    """Result of `judge` for a pending attempt that the pool's head does not know, because it was not sent to the head.
+
+    The process that submits the attempt has died, or has not sent the attempt yet.
+    """
 
     SUBMISSION = auto()
 
@@ -117,7 +120,7 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:
-    """Return the addresses of a head that a job's row stores, so that a later head is recognised as another one."""
+    """Return the addresses of a pool's head; a job's row keeps them, to show later whether the head was replaced."""
     return {"api": endpoint.api, "gcs": endpoint.gcs}
 
 

@@ -24,7 +24,7 @@ BaselineKind = Literal["mean", "median", "majority"]
 
 
 class _Takes(StrEnum):
-    """Form of the predictions that a metric's function in scikit-learn takes beside the labels."""
+    """Form in which a metric's function in scikit-learn expects the predictions, such as classes or probabilities."""
 
     VALUES = "values"
     CLASSES = "classes"
@@ -51,7 +51,7 @@ class _Metric:
 
 
 def _averaged(function: str, **options: Any) -> dict[str, _Metric]:
-    """Return the four variants of a classifier's metric, by scikit-learn's names.
+    """Return the four variants of a classifier's metric, by scikit-learn's names, such as "f1" and "f1_macro".
 
     The variants are the metric of two classes, and its "micro", "macro" and "weighted" averages over many classes.
 
@@ -74,7 +74,7 @@ _METRICS: dict[str, _Metric] = {
     "error": _Metric("min", _Takes.CLASSES, "zero_one_loss"),
     "auc": _Metric("max", _Takes.SCORES, "roc_auc_score"),
     "accuracy": _Metric("max", _Takes.CLASSES, "accuracy_score"),
-    # The metrics from here on have the names of scikit-learn's scorers, without the prefix "neg_".
+    # The metrics below this line have the names of scikit-learn's scorers, without the prefix "neg_".
     **{
         name: _Metric("min", _Takes.VALUES, name)
         for name in (
@@ -145,7 +145,7 @@ def ranks(metric: str) -> bool:
 
 
 def best_constant(metric: str) -> BaselineKind:
-    """Return the kind of constant prediction that reaches the best value of a metric.
+    """Return the kind of constant prediction (mean, median or majority) that reaches the best value of a metric.
 
     Returns:
         "majority" for the metrics of classifiers, "median" for absolute errors, "mean" for all others.
@@ -179,16 +179,16 @@ def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes |
     predictions = np.asarray(predictions, dtype=np.float64)
     if labels.shape[0] == 0 or predictions.shape[0] != labels.shape[0]:
         raise DataError(
-            f"the holdout has {labels.shape[0]} labels and {predictions.shape[0]} predictions: both numbers must be "
-            "equal and above 0"
+            f"the holdout has {labels.shape[0]} labels, and the model returned {predictions.shape[0]} predictions: "
+            "there must be one prediction for each label, and at least one label"
         )
     if not np.isfinite(predictions).all():
         return float("nan")
     how = _metric(metric)
     function = getattr(sklearn.metrics, how.function)
     with warnings.catch_warnings():
-        # scikit-learn warns about metrics that are not defined (the result is NaN), and about probabilities of float32
-        # that do not add up to exactly 1. Both are expected, so the warnings are not shown.
+        # scikit-learn warns if a metric is not defined for the rows (the result is NaN), and if float32 probabilities
+        # do not add up to exactly 1. Both cases are expected, so the warnings are not shown.
         warnings.simplefilter("ignore")
         try:
             if how.takes is _Takes.RANKS:
@@ -219,7 +219,8 @@ def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
     if best_constant(metric) != "majority":
         values, counts = np.unique(labels, return_counts=True)
         return np.full(len(labels), float(values[counts.argmax()]))
-    if _metric(metric).takes is _Takes.SCORES:  # labels above 0.5 are class 1, as in `evaluate`: they may be -1 and 1
+    if _metric(metric).takes is _Takes.SCORES:
+        # Labels above 0.5 are class 1, as in `evaluate`, because the labels of two classes may also be -1 and 1.
         return np.full(len(labels), float((labels > 0.5).mean()))
     frequencies = np.bincount(_classes(metric, labels, None), minlength=2) / len(labels)
     if len(frequencies) == 2:
@@ -261,7 +262,9 @@ def _over_groups(
     import numpy as np
 
     if groups is None:
-        raise DataError(f"{metric} needs the column of groups: set group_col")
+        raise DataError(
+            f"{metric} needs the group of each row: set group_col to the name of the column with the groups"
+        )
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
@@ -274,7 +277,7 @@ def _over_groups(
             total += float(function(labels[rows], scores[rows], **options)) * len(rows)
             counted += len(rows)
     if not counted:
-        raise DataError(f"{metric} needs groups with different labels, but in each group all labels are equal")
+        raise DataError(f"{metric} needs a group with two different labels, but in each group all labels are equal")
     return total / counted
 
 
@@ -282,7 +285,7 @@ def _one_column(metric: str, predictions: Numbers) -> Numbers:
     if predictions.ndim == 2 and predictions.shape[1] == 1:
         predictions = predictions[:, 0]
     if predictions.ndim != 1:
-        raise DataError(f"{metric} needs one prediction per row, but the model gives {predictions.shape[1]}")
+        raise DataError(f"{metric} needs one prediction per row, but the model returns {predictions.shape[1]} per row")
     return predictions
 
 
@@ -305,7 +308,7 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
 
 
 def _classes(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:
-    """Return labels as class numbers.
+    """Convert labels into class numbers, which are integers from 0.
 
     Args:
         metric: Name of the metric, for the error.

@@ -46,7 +46,7 @@ class NodeSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Gang:
-    """The group of workers that a job's spec asks for; their final number may depend on the nodes.
+    """The group of workers that a job's spec asks for: a fixed number, or a number per node or GPU of the pool.
 
     Attributes:
         workers: Number of workers; a negative number -n means n workers on each node.
@@ -65,7 +65,8 @@ class Gang:
         """Return the group of workers that a job's spec asks for."""
         if isinstance(spec, FunctionJobSpec):
             return cls._of_function(spec)
-        # Whether the job uses GPUs. Predictions never do, and LightGBM does so only if its options ask for GPUs.
+        # `wish` says whether the job uses GPUs; None means that it uses GPUs if every node has a GPU. Predictions never
+        # use GPUs, and LightGBM uses GPUs only if its options ask for them.
         wish: bool | None = False
         if isinstance(spec, JobSpec):
             device = spec.params.get("device")
@@ -77,8 +78,8 @@ class Gang:
 
     @classmethod
     def _of_function(cls, spec: FunctionJobSpec) -> Self:
-        # A function that starts further workers itself (`room_for`) only waits for them and needs almost no resources,
-        # so the workers that it starts count instead of its own.
+        # If the function starts further workers itself, `room_for` gives their number and size. Such a function only
+        # waits for these workers and needs almost no resources, so they count instead of the workers that call it.
         config = spec.room_for or spec.scaling_config
         each = config.resource_requirements_per_worker
         if not isinstance(config, PyTorchScalingConfig):
@@ -100,7 +101,7 @@ class Gang:
         return asdict(self)
 
     def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
-        """Return the CPUs and GPUs that the gang needs in total on these nodes, at most all that the nodes have."""
+        """Return how many CPUs and GPUs the gang needs in total, but at most as many as the given nodes have."""
         total = _total(nodes)
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
         workers = self.workers
@@ -112,7 +113,7 @@ class Gang:
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt of a job that runs or waits on a pool, with the fields that decide about its order.
+    """One attempt of a job that runs or waits on a pool, with the fields that decide when the attempt starts.
 
     Attributes:
         job_id: Id of the job.
@@ -140,7 +141,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Room:
-    """The limits that all jobs of a pool share.
+    """Limits on the jobs that run at the same time on one pool.
 
     Attributes:
         drivers: Largest number of drivers that may run at the same time; None: not limited.
@@ -152,12 +153,12 @@ class Room:
 
 
 def drivers_in(memory_bytes: int) -> int:
-    """Return how many drivers may run at the same time on a head with this memory, at least 1."""
+    """Return how many drivers may run at the same time on a head with this much memory; at least 1."""
     return max(1, memory_bytes // _DRIVERS_SHARE // DRIVER_BYTES)
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the waiting attempts of a pool, the next one first.
+    """Return the waiting attempts of a pool in the order in which they start: those of the highest priority first.
 
     Args:
         entries: The running and waiting attempts of one pool.
@@ -172,7 +173,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
-    """Return the waiting attempts that may start now because there is room for them, the first one first.
+    """Return the waiting attempts for which the pool has room now, in the order in which they start.
 
     Args:
         entries: The running and waiting attempts of one pool.
@@ -194,7 +195,7 @@ def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
 
 
 def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]:
-    """Yield waiting attempts of equal priority in the order in which they start.
+    """Yield waiting attempts of equal priority in their starting order: the runs that submitted them take turns.
 
     Each time, the next attempt is the oldest one of the holder with the fewest running jobs.
 
@@ -204,7 +205,7 @@ def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]
     """
     lines: dict[str, list[Entry]] = {}
     for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):
-        lines.setdefault(entry.holder, []).append(entry)  # newest first, so that `pop` takes the oldest one
+        lines.setdefault(entry.holder, []).append(entry)  # newest first, so that `list.pop` takes the oldest attempt
 
     def turn(holder: str) -> tuple[int, float, tuple[str, int], str]:
         first = lines[holder][-1]

@@ -26,7 +26,7 @@ challenger, all others leave the champion as it is."""
 
 
 class ChampionResult(Settings):
-    """The registered version with the alias, with which the newly trained model was compared."""
+    """The champion (the registered version with the alias) with which the newly trained model was compared."""
 
     version: str = Field(description="Version number of the champion in MLflow's registry.")
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
@@ -55,12 +55,12 @@ class DataResult(Settings):
     time_to: str | None = Field(default=None, description="Largest value of the time column; None as for `time_from`.")
 
     def tags(self) -> dict[str, str]:
-        """Return the tags by which the registered version in MLflow describes its training rows."""
+        """Return the MLflow tags that describe the training rows of the registered version."""
         return {f"shoal.data_{name}": str(value) for name, value in self.model_dump().items() if value is not None}
 
 
 class JobResult(Settings):
-    """Result of a job. It is small enough for an XCom, and contains no credentials of its `artifact_location`."""
+    """Result of a job: small enough for an XCom, and without the credentials that its paths and URIs may have had."""
 
     job_id: str = Field(description="Id of the job.")
     attempt: int = Field(description="Number of the attempt that has succeeded, counted from 1.")

@@ -1,4 +1,4 @@
-"""Submit jobs, reattach to them and list them. Needs no Ray, only the pool's HTTP endpoint."""
+"""Submit jobs, reattach to them and list them; no Ray is needed, only the HTTP endpoint of the pool's head."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def submit(
             # copy that was staged for this submission is deleted.
             staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
-        # The attempt has just been found lost (its end is recorded now), so the next iteration creates a new attempt.
+        # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
-    """Submit or queue the attempt if that has not been done; return whether its handle can be given to the caller.
+    """Return whether the attempt has neither failed nor been cancelled; submit or queue it first if nobody has yet.
 
     Returns:
         False if the attempt has failed or was cancelled, so that a new attempt is needed.
@@ -118,7 +118,7 @@ def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
 
 
 def attach(job_id: str, attempt: int | None = None) -> JobHandle:
-    """Reattach to a job, from any process.
+    """Return a handle of a job that was submitted before, by this process or another one.
 
     Args:
         job_id: Id of the job.
@@ -127,7 +127,8 @@ def attach(job_id: str, attempt: int | None = None) -> JobHandle:
     Raises:
         JobError: There is no such job, or no such attempt.
     """
-    if not ids.is_legal(job_id):  # not looked up, because databases refuse some texts, such as those with NUL
+    # An id that is not legal is not looked up, because databases refuse some texts, such as texts with a NUL character.
+    if not ids.is_legal(job_id):
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
@@ -135,7 +136,7 @@ def attach(job_id: str, attempt: int | None = None) -> JobHandle:
 
 
 def cancel(job_id: str) -> bool:
-    """Cancel the newest attempt of a job; return False if it had ended already.
+    """Cancel the newest attempt of a job; return False if that attempt had ended already.
 
     Raises:
         JobError: There is no such job.
@@ -155,8 +156,9 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
         InvalidArgumentError: `limit` is out of range.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_LISTED:
-        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 to {MOST_LISTED}")
-    if pool_name is not None and not is_pool_name(pool_name):  # databases refuse some texts, such as those with NUL
+        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: use a whole number from 1 to {MOST_LISTED}")
+    # A name that is not legal is not looked up, because databases refuse some texts, such as texts with NUL.
+    if pool_name is not None and not is_pool_name(pool_name):
         return []
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)

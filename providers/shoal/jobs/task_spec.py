@@ -51,7 +51,7 @@ def spec_of(
     from shoal.training.pytorch.program import Program, name_of
 
     program = Program.of(train_func, args, kwargs or {})
-    # Parsed before the code is stored, so that wrong fields leave no file behind.
+    # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
     stored = code_store.store(program.dumps(), spec.run_config.artifact_location)

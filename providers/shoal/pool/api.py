@@ -264,7 +264,9 @@ class ComputePool:
         @contextmanager
         def renewed() -> Iterator[None]:
             if leases[-1].waiting:
-                with suppress(StoreError):  # only this log line is lost; the wait below retries until the store answers
+                # If the store does not answer, the lease's place in the queue is not logged. The wait below tries again
+                # until the store answers.
+                with suppress(StoreError):
                     note = self.describe().queue_note(self.holder)
                     log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
             with handle().renewed():
@@ -400,7 +402,7 @@ class ComputePool:
         return self.get_nodes()
 
     def describe(self) -> PoolStatus:
-        """Return the pool's current status. This never scales the pool."""
+        """Return the pool's current status. This method never starts or ends nodes."""
         return status_of(self._snapshot(), self._clock())
 
     def endpoint(self) -> Endpoint:
@@ -414,7 +416,8 @@ class ComputePool:
         return head_endpoint(snapshot)
 
     def sweep(self) -> list[str]:
-        """End the nodes on this host, of any pool, that no demand needs. Return one sentence for each action."""
+        """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence
+        for each action."""
         return _sweep.sweep(self._store, clock=self._clock)
 
     def _carry_out(
@@ -428,7 +431,8 @@ class ComputePool:
         on_progress: OnProgress | None = None,
         while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Write an operation to the database and wait until it ends. Roll it back if the wait is interrupted.
+        """Write an operation to the database and wait until the operation ends. Roll the operation back if the wait is
+        interrupted.
 
         Args:
             request: Function that writes the operation in the given transaction and returns its id.
@@ -450,7 +454,8 @@ class ComputePool:
                     with transaction(self._store, JournalStep.REQUEST) as session:
                         started = self._begin_life(session, owner) if bring_up else None
                         operation_id = request(session)
-                        if started:  # `prepare` creates the token before the commit, because nodes may start after it
+                        # `prepare` creates the token before the commit, because nodes may start right after the commit.
+                        if started:
                             BACKENDS[started.backend]().prepare(started)
                         operation = session.get_one(Operation, operation_id)
                 # The pool is still going down, so it cannot be started yet. Wait until it is down, then try again.
@@ -500,7 +505,7 @@ class ComputePool:
         return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
 
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
-        """Let the backend reject a size that it can never reach, such as more nodes than a Ray cluster can have.
+        """Raise an error if the backend can never reach a size, such as more nodes than a Ray cluster can have.
 
         All other checks of the size are made by `shoal.pool.journal.commands`, when the request is written.
         """
@@ -557,9 +562,12 @@ def scale_cluster(
         ScaleError: The size was not reached, and the operation was rolled back. The error names each failed node.
     """
     if pool_name and notebook_name and pool_name != notebook_name:
-        raise InvalidArgumentError(f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ")
+        raise InvalidArgumentError(
+            f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ: pass only one of them"
+        )
     size = checked_size(expected_cluster_size)
-    ScaleOptions.for_size(options, size)  # wrong options are reported even if the store cannot be opened
+    # Check the options first, so that wrong options are reported even if the store cannot be opened.
+    ScaleOptions.for_size(options, size)
     return ComputePool(pool_name or notebook_name).scale(size, is_async=is_async, options=options)
 
 
@@ -601,7 +609,8 @@ def list_pools(store: Store | None = None) -> list[PoolStatus]:
 
 
 def sweep(store: Store | None = None) -> list[str]:
-    """End the nodes on this host that no demand needs. Return one sentence for each action. Safe at any time."""
+    """End the nodes on this host that no pool needs any more. Return one sentence for each action. This function is
+    safe to call at any time."""
     store = store or Store()
     did = _sweep.sweep(store)
     with store.reading() as session:

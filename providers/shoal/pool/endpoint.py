@@ -35,7 +35,7 @@ class Endpoint:
         try:
             return self.token_path.read_text().strip()
         except FileNotFoundError:
-            raise PoolDownError(f"the token file {self.token_path} is gone because the pool went down") from None
+            raise PoolDownError(f"the token file {self.token_path} was deleted when the pool went down") from None
 
     def driver_environment(self) -> Mapping[str, str]:
         """Return the environment variables with which a Ray driver on the pool's host connects to the pool.
@@ -77,7 +77,7 @@ def ray_environment(token: Path) -> dict[str, str]:
         # The head declares a raylet (a node's main process) dead after 5 missed checks. With one check per second, a
         # killed raylet is declared dead after 5 s instead of 15 s.
         "RAY_health_check_period_ms": "1000",
-        # A check of a raylet that does not answer ends after this time. So an unreachable raylet is declared dead after
-        # 20 s instead of 55 s.
+        # If a raylet (a node's main process) does not answer a check, the check ends after this time. So an unreachable
+        # raylet is declared dead after 20 s instead of 55 s.
         "RAY_health_check_timeout_ms": "3000",
     }

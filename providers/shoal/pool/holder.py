@@ -1,4 +1,5 @@
-"""Build the names of holders (of operations, leases and jobs), and bind pools to hosts.
+"""Build the names of holders (the users, processes and runs that own operations, leases and jobs), and bind pools to
+hosts.
 
 A local pool is bound to the host on which it was started: only that host can start and end its nodes.
 """
@@ -49,5 +50,6 @@ def _user() -> str:
     """Return the user's name, or the uid as text if the uid has no name, as in some containers."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # Python 3.13 and later raise OSError instead of KeyError
+    # For a uid without a name, Python 3.13 and later raise OSError, and older releases raise KeyError.
+    except (KeyError, OSError):
         return str(os.getuid())

@@ -12,7 +12,8 @@ from shoal.state.schema import Lease, PoolState
 
 
 def leased(snapshot: Snapshot) -> int:
-    """Return how many nodes the granted leases take: the size of the largest shared lease plus all exclusive sizes."""
+    """Return how many nodes the granted leases take. Shared leases use the same nodes, so only the largest of them
+    counts. The sizes of all exclusive leases are added to it."""
     return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
 
 
@@ -22,7 +23,8 @@ def queue(snapshot: Snapshot) -> list[Lease]:
 
 
 def grantable(snapshot: Snapshot) -> list[Lease]:
-    """Return the waiting leases that fit into MAX_NODES beside the granted leases.
+    """Return the waiting leases that can be granted now, because they fit into MAX_NODES together with the granted
+    leases.
 
     The first lease that does not fit holds back all leases behind it. Otherwise small leases could overtake a large one
     again and again, and the large one would never be granted.
@@ -40,7 +42,7 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
 
 
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
-    """Return whether a granted lease may have another size now.
+    """Return whether the size of a granted lease may be changed to `size` now.
 
     The size may change if the leases together then take no more nodes than before. A change that takes more nodes is
     allowed only if they fit into MAX_NODES and no other lease waits.
@@ -85,7 +87,8 @@ def _granted(snapshot: Snapshot) -> list[Lease]:
 
 
 def _together(claims: Iterable[tuple[int, bool]]) -> int:
-    """Return how many nodes some leases take together.
+    """Return how many nodes the given leases take together. Shared leases use the same nodes, so only the largest of
+    them counts. The sizes of all exclusive leases are added to it.
 
     Args:
         claims: For each lease, its size and whether it is exclusive.

@@ -1,4 +1,4 @@
-"""The client handle of a lease: renew it, release it, or use it as a context manager."""
+"""The client handle of a lease, which can renew and release the lease. The handle is also a context manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decide which nodes to start, drain and end, and how operations end.
+"""Decide which nodes of a pool to start, drain (give no new work) and end, and which operations have succeeded or
+failed.
 
 All functions are pure: they do no I/O and read no clock, so tests can check them with made-up rows and times. To drain
 a node means to give it no new work, and to end it when it is idle or its grace period has passed.
@@ -27,7 +28,7 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision how one open operation ends: its final state, and the reason for the user."""
+    """A decision to end one open operation, with the operation's final state and the reason that the user sees."""
 
     operation_id: str
     state: OperationState
@@ -39,7 +40,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The nodes to start, drain and end, so that a pool's nodes match its demand."""
+    """The nodes to start, drain (give no new work) and end, so that a pool has the number of nodes that it should
+    have."""
 
     start_head: bool = False
     start_workers: int = 0
@@ -119,7 +121,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
 
 
 def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
-    """Return which nodes to start, drain and end so that the nodes match the demand."""
+    """Return which nodes to start, drain and end, so that the pool has the number of nodes that it should have."""
     pool = snapshot.pool
     target = wanted(snapshot)
     head = next((node for node in snapshot.nodes if node.is_head and node.state not in _GOING), None)
@@ -155,7 +157,7 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
 
 
 def idle_timeout(pool: Pool) -> float | None:
-    """Return the seconds without use after which a pool goes down, or None if it never does."""
+    """Return after how many seconds without use a pool goes down, or None if an unused pool stays up."""
     return PoolSpec.model_validate(pool.spec).idle_timeout
 
 
@@ -187,7 +189,8 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to reset the count of failed starts, because all wanted nodes have been up for START_TIMEOUT."""
+    """Return whether to set the pool's count of failed nodes to 0, because all wanted nodes are ready and were planned
+    at least START_TIMEOUT seconds ago."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 
@@ -205,7 +208,7 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Return whether reconciling would change anything now, so that it is worth a write transaction.
+    """Return whether reconciling would change anything now. If not, no write transaction is needed.
 
     Changes are: an operation ends, a lease is granted, a node is started, drained, ended or removed, the pool goes
     down, or a count or time in the pool's row is updated.
@@ -226,8 +229,11 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 
 
 def cooldown(failures: int) -> float:
-    """Return the pause in seconds before the next start, after this many failures in a row with no operation open."""
-    doublings = min(failures - 2, 30)  # 30 doublings exceed the longest pause; thousands would overflow the float
+    """Return how many seconds the pool waits before it replaces failed nodes. From the second consecutive failure on,
+    each further failure doubles the time, up to REPLACE_COOLDOWN_MOST."""
+    # The time is doubled at most 30 times, because thousands of doublings would overflow the float. 30 doublings
+    # already exceed REPLACE_COOLDOWN_MOST.
+    doublings = min(failures - 2, 30)
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
 
@@ -263,14 +269,14 @@ def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float)
     if not node.is_head and (head is None or node.head_id != head.id):
         return "the node's head is gone"
     if node.state in _COMING and now >= node.start_deadline:
-        return "the node was not up at its deadline"
+        return "the node was not ready at its start deadline"
     if node.state is NodeState.DRAINING and (not node.busy or now >= (node.drain_deadline or 0.0)):
         return "the node is drained"
     return None
 
 
 def _first_to_go(nodes: list[Node]) -> list[Node]:
-    """Return the workers in the order in which a shrinking pool ends them, without the head.
+    """Return the worker nodes (all nodes except the head) in the order in which a shrinking pool ends them.
 
     Nodes that are not yet ready come first, then idle nodes, then busy nodes. Within each group the youngest node comes
     first.

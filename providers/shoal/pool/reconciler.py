@@ -1,4 +1,5 @@
-"""The background process that reconciles while a pool on this host is up: ``python -m shoal.pool.reconciler``.
+"""The reconciler: a background process that starts and ends the nodes of this host's pools while any pool is up
+(``python -m shoal.pool.reconciler``).
 
 The reconciler completes asynchronous operations, keeps MIN_NODES nodes running, replaces dead nodes, expires leases,
 and takes idle pools down. A file lock ensures that only one reconciler runs per host, ``SHOAL_HOME`` and store. If the
@@ -76,9 +77,9 @@ def _lock_path_of_0_1() -> Path:
 
 
 def run() -> None:
-    """Reconcile this host's pools until none is active."""
+    """Reconcile this host's pools until no pool needs a reconciler."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
-        return  # $SHOAL_HOME was removed while this process started, and opening the store would create it again
+        return  # $SHOAL_HOME was removed while this process started. Opening the store would create the folder again.
     store = Store(migrate=False)
     while True:
         with ExitStack() as old, open_locked(_lock_path(), wait=False) as mine:
@@ -93,7 +94,7 @@ def run() -> None:
 
 
 def _reconcile_all(store: Store) -> None:
-    """Reconcile every pool of this host again and again, until none is active."""
+    """Reconcile every pool of this host again and again, until no pool needs a reconciler."""
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
     settling = _Settling(store)
@@ -112,7 +113,8 @@ def _reconcile_all(store: Store) -> None:
 
 
 class _Settling:
-    """Check periodically for jobs that may be lost, and start the command `_SETTLE` for them.
+    """Periodic check for jobs that may be lost. If there are such jobs, it starts the command `_SETTLE`, which asks the
+    pools' heads about them.
 
     Args:
         store: The state store.
@@ -124,7 +126,8 @@ class _Settling:
         self._look_at = self._settle_at = 0.0
 
     def look(self, names: list[str]) -> None:
-        """Start the command `_SETTLE` if a job of these pools gives no sign of life.
+        """Start the command `_SETTLE`, which asks the pools' heads about their jobs, if a job of these pools gives no
+        sign of life.
 
         The jobs are checked at most every 10 s, and the command is started at most every 60 s.
 
@@ -177,12 +180,14 @@ def _active_pools(store: Store) -> list[str]:
     try:
         with store.reading() as session:
             rows = session.scalars(select(Pool).order_by(Pool.name))
-            # A pool that belongs to a process stays in the list while it is down, because the reconciler removes its
-            # row when this process ends.
+            # A pool that belongs to a process (`owner`) stays in the list even while the pool is down, because the
+            # reconciler has to remove the pool's row when the process ends.
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
-        return [] if not store.exists() else ["?"]  # an empty list would end the reconciler after a short outage
+        # If the store exists but does not answer, return a dummy name. With an empty list, the reconciler would end
+        # after a short outage of the store.
+        return [] if not store.exists() else ["?"]
 
 
 if __name__ == "__main__":

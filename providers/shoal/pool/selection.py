@@ -40,5 +40,6 @@ def which_pool(store: Store, name: str | None = None) -> str:
     if not known:
         raise NoPoolError("the store contains no pool: create one with `shoal pool up local://NAME`")
     raise InvalidArgumentError(
-        f"no pool was named, and there are several ({', '.join(known)}): give pool_name= or set {POOL_VARIABLE}"
+        f"no pool was named, and the store contains several ({', '.join(known)}): name one with pool_name= or "
+        f"the environment variable {POOL_VARIABLE}"
     )

@@ -127,7 +127,7 @@ class PoolStatus:
     leased: int = 0
 
     def queue_note(self, holder: str | None) -> str | None:
-        """Return as text at which place of the queue a holder's lease waits. None if the holder has no waiting lease.
+        """Return a text about the place of a holder's lease in the queue, or None if the holder has no waiting lease.
 
         The text is, for example, ``waiting for 2 leases ahead, 3 of 6 nodes are taken``.
 
@@ -206,7 +206,8 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes were lost or have arrived since their rows were written.
+    """Check which nodes of a pool were lost, and which requested nodes have arrived (the Ray cluster has a node for
+    them), since the nodes' rows were last written.
 
     If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
     """

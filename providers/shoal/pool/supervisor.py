@@ -1,4 +1,5 @@
-"""The supervisor process of one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
+"""The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
+EPOCH counts how often the pool had been started when the node was planned.
 
 The supervisor claims its node's row (it writes its own process id there) before it starts the node. Then it reads the
 row every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
@@ -43,7 +44,7 @@ class Member(Protocol):
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The addresses under which the node can be reached, by name, as they are written to the node's row."""
+        """The node's addresses, as a dict of name to address. The supervisor writes this dict to the node's row."""
 
     def dead(self) -> str | None:
         """Return the reason why the node cannot be used any more, or None while it can."""
@@ -77,7 +78,7 @@ class _Ended(Exception):
 
 
 class Supervisor:
-    """Supervisor of one node: starts, watches and ends it.
+    """The supervisor of one node. It starts, watches and ends the node.
 
     Args:
         node_id: Id of the node's row.
@@ -96,22 +97,23 @@ class Supervisor:
         self._store_seen = self._begun = time.monotonic()
 
     def run(self) -> int:
-        """Start the node, watch it until its end, and return the exit code."""
+        """Start the node, watch the node until it ends, and return the exit code for the supervisor process."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._store = Store(migrate=False)
         claimed = self._claim()
         if claimed is None:
-            log.info("node %s is not started: its row is gone, claimed by another supervisor, or changed", self._id)
+            log.info("node %s is not started: its row was deleted or changed, or has another supervisor", self._id)
             return 0
         node, spec, gcs = claimed
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        # The inherited TMPDIR may be the folder of another node, which may have been removed in the meantime.
+        # The inherited TMPDIR may be the folder of another node, which may have been removed in the meantime. So this
+        # node uses its own folder.
         os.environ["TMPDIR"] = str(self._folder)
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
-            self._checked_row()  # raises _Ended if the start took longer than the deadline allows
+            self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
             self._report_until_written(state=NodeState.READY, endpoint=member.endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
@@ -127,7 +129,7 @@ class Supervisor:
         return 0
 
     def _claim(self) -> tuple[Node, PoolSpec, str | None] | None:
-        """Claim the node's row: write this process into the row, and set its state to starting.
+        """Claim the node's row: record this process as the node's supervisor, and set the node's state to starting.
 
         Returns:
             The row, the pool's spec, and the head's address (None if the node is the head). The whole result is None if
@@ -178,17 +180,21 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                with suppress(StoreError):  # `busy` then keeps its old value, so the next round tries to report again
+                # If the store cannot be reached, `_report` fails, and `busy` keeps the value that was reported last. So
+                # the next round reports the new value again.
+                with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy
             if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
                 reconciler_seen = time.monotonic()
-                with suppress(StoreError, OSError):  # the node keeps running while $SHOAL_HOME is full or read-only
+                # If the reconciler cannot be started because $SHOAL_HOME is full or read-only, ignore the error, so
+                # that the node keeps running.
+                with suppress(StoreError, OSError):
                     ensure_running()
             self._pause()
 
     def _checked_row(self) -> Node | None:
-        """Return the node's row if the node may keep running, or None while the store cannot be reached.
+        """Return the node's row, or None while the store cannot be reached. Raise _Ended if the node has to end.
 
         Raises:
             _Ended: The node has to end: SIGTERM was received, the store or the row is gone, the row belongs to another
@@ -197,7 +203,7 @@ class Supervisor:
         if self._stopping:
             raise _Ended("the supervisor received SIGTERM")
         if not self._store.exists():
-            raise _Ended("the store is gone")
+            raise _Ended("the state store does not exist any more")
         try:
             with self._store.reading() as session:
                 node = session.get(Node, self._id)
@@ -207,16 +213,16 @@ class Supervisor:
             return None
         self._store_seen = time.monotonic()
         if node is None or node.epoch != self._epoch:
-            raise _Ended("the node's row is gone")
+            raise _Ended("the node's row in the database was deleted or replaced")
         if node.supervisor != self._me.to_json():
             raise _Ended("the node's row belongs to another supervisor")
         if node.state is NodeState.ENDING:
             raise _Ended(node.error or "the node's row has the state ending")
-        # After a jump of the wall clock, the reconciler adds the jump to both times. So their difference is still the
-        # time that the start may take, and can be compared with the monotonic clock.
+        # After a jump of the wall clock, the reconciler adds the jump to `start_deadline` and to `created_at`. So their
+        # difference is still the time that the start may take, and can be compared with the monotonic clock.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
-            raise _Ended("the node was not up at its deadline")
+            raise _Ended("the node was not ready at its start deadline")
         return node
 
     def _report(self, **fields: object) -> None:
@@ -224,7 +230,7 @@ class Supervisor:
         with transaction(self._store, JournalStep.REPORT) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
-                raise _Ended("the node's row is gone, ending, or belongs to another supervisor")
+                raise _Ended("the node's row was deleted, has the state ending, or belongs to another supervisor")
             for name, value in fields.items():
                 setattr(node, name, value)
 
@@ -259,8 +265,8 @@ class Supervisor:
     def _pause(self) -> None:
         until = time.monotonic() + SUPERVISOR_PERIOD
         while not self._stopping and (left := until - time.monotonic()) > 0:
-            # After a signal handler returns, Python continues the interrupted sleep. With short sleeps, SIGTERM takes
-            # effect within 0.1 s.
+            # After a signal handler returns, Python continues the interrupted sleep. So the pause is a series of short
+            # sleeps, and SIGTERM takes effect within 0.1 s.
             time.sleep(min(left, 0.1))
 
 
@@ -275,13 +281,14 @@ def load_raylet() -> Start:
 
 
 def main(load: Load = load_raylet) -> None:
-    """Run the supervisor with the command line arguments ``NODE_ID EPOCH``."""
+    """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` counts how often
+    the pool had been started when the node was planned."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")  # otherwise the caller's working directory could not be unmounted while this process runs
     node_id, epoch = sys.argv[1:3]
     code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()
-    os._exit(code)  # Ray's threads may hang at interpreter exit, and nothing is left to clean up
+    os._exit(code)  # exit at once: a normal exit may hang in Ray's threads, and nothing is left to clean up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Wait for a pool. A waiting process also reconciles the pool, so it does not depend on the background reconciler."""
+"""Wait for a pool. The waiting process itself reconciles the pool (starts and ends its nodes), so it does not depend on
+the background reconciler."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ OnProgress = Callable[[PoolStatus], None]
 
 
 class Waiting:
-    """Wait for one pool: until an operation has ended, until the pool is down, or until a rollback has completed.
+    """Methods that wait for one pool: until an operation has ended, until the pool is down, or until a rollback has
+    completed.
 
     Args:
         store: The state store.
@@ -82,7 +84,8 @@ class Waiting:
         block_until_min_cluster_size: int | None,
         on_progress: OnProgress | None,
     ) -> Operation | None:
-        """Wait until an operation ends, and return it. Return None if the minimum size is reached while it is open."""
+        """Wait until an operation ends, and return the operation. Return None if `block_until_min_cluster_size` nodes
+        are ready before it ends."""
         began = time.monotonic()
         with self._turns():
             while True:
@@ -95,7 +98,8 @@ class Waiting:
                         status, ready = self._progress(operation)
                     else:
                         status, ready = None, 0
-                except StoreUnreachableError as error:  # the nodes keep starting while the store is unreachable
+                # Keep waiting, because the nodes continue to start while the store is unreachable.
+                except StoreUnreachableError as error:
                     if time.monotonic() - began >= patience:
                         raise
                     log.warning("waiting for the store: %s", error)
@@ -141,7 +145,8 @@ class Waiting:
 
     @contextmanager
     def _turns(self) -> Iterator[None]:
-        """Let another waiting process reconcile the pool when the ``with`` block ends; see `reconcile.election`."""
+        """Give up the turn to reconcile the pool when the ``with`` block ends, so that another waiting process can take
+        it; see `reconcile.election`."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Run an XGBoost or LightGBM job in its driver: train a model, save it, log it to MLflow, and compare it there.
+"""Run an XGBoost or LightGBM job in its driver: train a model, save it, log it to MLflow, and register it there.
 
 If the job registers the model, the model is compared with the champion, the version that has the alias.
 """
@@ -97,7 +97,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 
 
 def _described(dataset: DataConnector, time_col: str | None) -> DataResult:
-    """Return the description of the training rows that the result and the registered version get.
+    """Describe the training rows, for the job's result and for the tags of the registered version in MLflow.
 
     Args:
         dataset: The training data.

@@ -17,7 +17,7 @@ from shoal.training.progress import OnProgress
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """Data about one attempt that its driver passes to the code for the job's kind.
+    """Data about one attempt that its driver passes to the code that runs this kind of job.
 
     Attributes:
         store: Store that has the attempt's row.

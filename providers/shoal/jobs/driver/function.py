@@ -46,12 +46,12 @@ class _Sender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # If the block has failed, an error of MLflow is ignored, because it must not replace the block's own error.
+        # If the `with` block has raised an error, errors of MLflow are ignored, so that they do not replace that error.
         with contextlib.suppress(*([] if error is None else [Exception])):
             self._send()
 
     def log(self, rank: int, values: dict[str, float], step: int) -> None:
-        """Add metrics to the buffer, and send the buffer if the last call to MLflow was a second ago.
+        """Add metrics to the buffer, and send the buffer if the last call to MLflow was at least a second ago.
 
         Args:
             rank: Rank that has measured the metrics. For ranks above 0, the names get the prefix ``rank-N/``.
@@ -147,8 +147,8 @@ def _register(
     uri = run.logged_model()
     if uri is None:
         raise JobError(
-            f'the function logged no model, but register needs one for "{register.model}": call in rank 0 '
-            "mlflow.pytorch.log_model(model, name=..., signature=...)"
+            f'the function logged no model, but register needs one for "{register.model}": call '
+            "mlflow.pytorch.log_model(model, name=..., signature=...) in the function, on rank 0"
         )
     outcome = promotion.enter(
         place.store,

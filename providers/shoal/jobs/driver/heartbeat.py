@@ -1,4 +1,4 @@
-"""End a driver whose job was cancelled or timed out, or that no process has polled for too long.
+"""End a driver whose job was cancelled, has timed out, or has not been polled by any process for too long.
 
 A thread of the driver, the watchdog, reads the job's row every 2 s to find that out. The thread also writes the
 driver's heartbeat (the time of its last sign of life) into the row, together with the progress of the training.
@@ -60,7 +60,8 @@ def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout:
     if job.orphan_after is not None and unasked_for > job.orphan_after:
         return Reason(
             JobState.CANCELLED,
-            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s; None there lets a job go on",
+            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None if a job "
+            "is to go on without a process that waits for it",
         )
     if timeout is not None and running_for > timeout:
         return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s")
@@ -109,15 +110,15 @@ class Watchdog:
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """Return the latest progress given to :meth:`keep`, in the form that the row stores; None if there is none."""
+        """Return the latest progress given to :meth:`keep`, as JSON for the job's row; None before the first call."""
         return None if self._progress is None else self._progress.document()
 
     def stop(self) -> None:
-        """Stop the thread, so that it does not end the process any more."""
+        """Stop the watchdog's thread, so that it does not end this process any more."""
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the holder's lease of nodes if the last renewal is old, so that the lease lasts as long as the job."""
+        """Renew the lease of nodes when a third of it has passed, so that it does not expire while the job runs."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
@@ -127,7 +128,7 @@ class Watchdog:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
     def look(self) -> tuple[Job | None, Reason | None]:
-        """Read the job's row, and also write a heartbeat and the progress if the last heartbeat is at least 5 s old.
+        """Read the job's row; if its last heartbeat is at least 5 s old, also write a new heartbeat and the progress.
 
         Returns:
             The row, and the reason why the job has to end. The row is None if it is gone from the store; the reason is
@@ -156,13 +157,13 @@ class Watchdog:
             try:
                 job, self.reason = self.look()
             except StoreError:
-                continue  # not fatal: the job goes on, and the next round reads the row again
+                continue  # the store cannot be reached: the job goes on, and the next round tries again
             if self.reason is None:
                 self._renew_lease(job)
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
             if not self._done.wait(_GRACE_S):
-                # A hard exit is safe: files of the job are either complete or absent, and the next process that polls
-                # the job records its end.
+                # `os._exit` does no harm: the job's files are either complete or absent, and the next process that
+                # polls the job records the job's end.
                 os._exit(1)
             return

@@ -48,7 +48,7 @@ _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobSta
 
 
 class _Ended(BaseException):
-    """Exception that the SIGTERM handler raises to stop the job, for example because it was cancelled or timed out.
+    """Exception that the SIGTERM handler raises to stop the job, for example after a cancellation or a timeout.
 
     It is a `BaseException`, so that no `except Exception` in the job's code catches it.
     """
@@ -56,7 +56,7 @@ class _Ended(BaseException):
 
 @dataclass(frozen=True)
 class _End:
-    """Data about the end of an attempt that the driver writes into the attempt's row.
+    """Data about an attempt's end, which the driver writes into the attempt's row.
 
     Attributes:
         state: Final state of the attempt.
@@ -99,8 +99,8 @@ class Driver:
         """
         self._watchdog.start()
         end = self._until_end()
-        # The watchdog (the thread that sends SIGTERM to this process) is stopped: the process ends soon by itself, and
-        # no signal may prevent the end of the attempt from being stored.
+        # The watchdog, a thread that may send SIGTERM to this process, is stopped first, because no signal may prevent
+        # the end of the attempt from being stored. The process ends by itself soon after that.
         self._watchdog.stop()
         stored = self._store_end(end)
         with _logged("staged data could not be removed"), act(JobStep.TIDY):
@@ -114,7 +114,7 @@ class Driver:
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
-        """Run the attempt until it ends or SIGTERM stops it, and return its end; SIGTERM is ignored afterwards."""
+        """Run the attempt until it ends or SIGTERM stops it, ignore any further SIGTERM, and return how it ended."""
         end: _End | None = None
         try:
             end = self._attempt()
@@ -127,24 +127,29 @@ class Driver:
     def _attempt(self) -> _End:
         try:
             connect(self._job.endpoint["gcs"])
-            # The handler is installed after `connect`, because ray.init installs a SIGTERM handler of its own.
+            # The SIGTERM handler is installed after `connect`, because `ray.init` installs its own SIGTERM handler,
+            # which would replace this one.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()
             result, results_digest = self._work(self._run)
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
-            # If the SIGTERM handler ran inside Ray's compiled code, Ray has turned its `_Ended` into a SystemError.
+            # If the SIGTERM handler raised `_Ended` inside Ray's compiled code, Ray has turned that into a SystemError,
+            # so `_Ended` is raised again here.
             if self._told_to_end:
                 raise _Ended from error
             # A ShoalError is printed without a traceback, because its message is written for users.
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
-            elif isinstance(self._spec, FunctionJobSpec):  # the error's notes have the traceback of the user's code
+            elif isinstance(self._spec, FunctionJobSpec):
+                # The error's notes contain the traceback of the user's training function, which the user needs.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             return _End(JobState.FAILED, error=_cause(error))
 
     def _store_end(self, end: _End) -> bool:
-        """Write the attempt's end into its row, without credentials.
+        """Write into the attempt's row in the store how it ended: its final state, its result and its error.
+
+        Credentials are removed from the error first.
 
         Returns:
             False if another process has recorded another end already, or if the row cannot be written.
@@ -167,10 +172,10 @@ class Driver:
                 progress=self._watchdog.progress,
             ):
                 return True
-            # The row has an end already. An earlier try may have written it although the database's reply was lost;
-            # then the row has the same end, and the write counts as successful.
+            # The row already has an end. An earlier try may have written it, and only the database's reply was lost: if
+            # the end in the row is equal to the end to write, the write counts as successful.
             job = attempts.load(self._store, self._key)
-            # The ends are compared as text, because a NaN in a result is not equal to itself.
+            # The two ends are compared as text, because a NaN in a result is not equal to another NaN.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
 
         try:
@@ -259,7 +264,7 @@ def connect(gcs: str) -> None:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Print an exception of the block after the text `what`, instead of raising the exception."""
+    """Catch any exception that the `with` block raises, and only print it, after the text `what`."""
     try:
         yield
     except Exception as error:
@@ -279,7 +284,7 @@ def main() -> int:
     with teed(log_path(key), lambda text: secrets.redact(text)):
         store = Store(migrate=False)
         # The credentials are read while the row's state is still PENDING, because in any other state another process
-        # may delete their file.
+        # may delete the file with the credentials.
         with act(JobStep.TAKE):
             secrets = credentials.take(key.submission_id)
         job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
@@ -289,8 +294,8 @@ def main() -> int:
         os.environ.update(secrets.variables())
         spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        # `import_lean` imports the library without scikit-learn, which saves seconds. It is not used if the job
-        # compares models, because a champion that other software has registered may need scikit-learn.
+        # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the
+        # job compares models, because a champion that other software has registered may need scikit-learn.
         if isinstance(spec, JobSpec) and spec.register_as is None:
             import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()

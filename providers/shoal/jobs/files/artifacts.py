@@ -45,7 +45,7 @@ def folder(key: Key, artifact_location: str | None) -> str:
 
 
 def claim_of(store: Store, key: Key) -> Claim:
-    """Return an attempt's claim: the data that a marker file in a folder has, to show that the attempt owns the folder.
+    """Return an attempt's claim: the content of the marker file by which a folder shows which attempt owns it.
 
     Args:
         store: Store that has the job's rows.
@@ -55,7 +55,7 @@ def claim_of(store: Store, key: Key) -> Claim:
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
-    """Check before the training that an attempt can write into its folder, and may replace the folder's content.
+    """Check before the training that an attempt can write its folder and is allowed to replace the folder's content.
 
     Args:
         folder: Path or URI of the attempt's folder.
@@ -143,7 +143,7 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 
 
 def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:
-    """Write what a training function has returned on each rank into the attempt's folder.
+    """Write the return values of a training function, one per rank, into a file in the attempt's folder.
 
     Args:
         folder: Path or URI of the attempt's folder.
@@ -164,7 +164,7 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
-    """Read what a finished job's function has returned on each rank, and the statistics of the run.
+    """Read the result of a finished job's training function, such as its return values, one per rank, and its metrics.
 
     Unpickling a file can run any code in it. Therefore the file's digest is first compared with the digest in the
     store. Attempts of shoal 0.1 have no digest in the store, so their files are read without this check.
@@ -182,12 +182,13 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
     import cloudpickle
 
     if result.results_path is None:
-        raise InvalidArgumentError(f"job {result.job_id} ran no function: use load_training to read its result")
+        raise InvalidArgumentError(f"job {result.job_id} ran no training function: read its model with load_training")
     known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
     content = storage.read(storage.as_given(result.results_path, artifact_location))
     if known is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known):
         raise JobError(
-            f"{result.results_path} was changed after job {result.job_id} wrote it, and is not read: run the job again"
+            f"{result.results_path} was changed after job {result.job_id} wrote it, and is not read, because a changed "
+            "file could run any code: run the job again"
         )
     answer: FunctionResult = cloudpickle.loads(content)
     return answer

@@ -71,7 +71,8 @@ class _Tee:
         self._redact = redact
 
     def write(self, text: str) -> int:
-        shown = self._redact(text).encode(errors="backslashreplace")  # UTF-8 cannot encode lone surrogates
+        # A text may contain lone surrogates, which UTF-8 cannot encode; "backslashreplace" writes them as escapes.
+        shown = self._redact(text).encode(errors="backslashreplace")
         with suppress(OSError, ValueError):
             self._stream.write(shown.decode())
         with suppress(OSError):
@@ -95,7 +96,7 @@ class _Tee:
 
 @contextmanager
 def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Copy stdout and stderr of this process into a file while the block runs; secrets are removed from both.
+    """Copy stdout and stderr of this process into a file while the block runs, and remove secrets from all output.
 
     Args:
         path: Path of the file. The file is created if it does not exist; otherwise the text is appended.
@@ -103,7 +104,7 @@ def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr
-    # The file has no buffer, so that closing it writes nothing and cannot fail on a full disk.
+    # FileIO does not buffer, so closing the file writes nothing and cannot fail because the disk is full.
     with FileIO(path, "a") as file:
         sys.stdout, sys.stderr = _Tee(out, file, redact), _Tee(err, file, redact)
         try:

@@ -16,7 +16,7 @@ Spec = TypeVar("Spec", bound=AnySpec)
 
 
 def locations(spec: AnySpec, key: Key) -> dict[str, str]:
-    """Return the directories to which an attempt writes the rows of its queries.
+    """Return the directories to which an attempt writes the rows that its SQL queries return.
 
     The directories' names depend only on the spec and the attempt. Another process can therefore find and remove them
     after the driver was killed.
@@ -69,8 +69,8 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
             url = secrets.environment.get(connection_variable(dataset.connection))
             if url is None:
                 raise DataError(
-                    f'the connection "{dataset.connection}" has no URL in this job: set '
-                    f"{connection_variable(dataset.connection)} where the job is submitted"
+                    f'the database connection "{dataset.connection}" has no URL in this job: set '
+                    f"{connection_variable(dataset.connection)} in the environment of the process that submits the job"
                 )
             base, _, name = where[query].rpartition("/")
             with staged_in(base, name) as directory:

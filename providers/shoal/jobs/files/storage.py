@@ -16,7 +16,7 @@ _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
 
 
 def root(artifact_location: str | None) -> str:
-    """Return the directory or URI for the files of jobs.
+    """Return the directory or URI under which the files of all jobs are stored.
 
     Args:
         artifact_location: The directory or URI that the user has named; None: the folder `jobs` in `$SHOAL_HOME`.
@@ -25,7 +25,7 @@ def root(artifact_location: str | None) -> str:
 
 
 def as_given(path: str, artifact_location: str | None) -> str:
-    """Return a path from a `JobResult` with the credentials put back, which results do not keep.
+    """Put the credentials of `artifact_location` into a path from a `JobResult`, because a result keeps no credentials.
 
     Args:
         path: Path or URI from the result.

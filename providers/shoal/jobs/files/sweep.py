@@ -60,7 +60,7 @@ def _staged_data(store: Store) -> Iterator[str]:
         for location in unneeded:
             try:
                 staging.discard([location])
-            except (ShoalError, OSError) as error:  # logged only, so that the other folders are removed nevertheless
+            except (ShoalError, OSError) as error:  # log the error, and go on with the other folders
                 log.warning("job %s, attempt %d: staged data could not be removed: %s", job.id, job.attempt, error)
             else:
                 yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
@@ -86,7 +86,7 @@ def _needed(session: Session) -> set[str]:
 
 
 def _staged(job: Job) -> set[str]:
-    with suppress(InvalidArgumentError):  # the spec of another shoal version may be unreadable; its data are kept
+    with suppress(InvalidArgumentError):  # a spec of another shoal version may be unreadable: keep the job's data
         spec = parse_spec(job.spec)
         return spec.staged() | set(queries.locations(spec, Key(job.id, job.attempt)).values())
     return set()

@@ -28,7 +28,7 @@ from shoal.training.host import memory
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a waiting attempt in its pool's queue.
+    """Position of a waiting attempt in its pool's queue, and the numbers of attempts that wait and run on the pool.
 
     Attributes:
         position: Position of the attempt in the queue, 1 for the attempt that starts next.
@@ -72,7 +72,7 @@ class Admission(Enum):
 
 
 def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Admission:
-    """Put an attempt into its pool's queue if it is not there yet, and admit it if it may start now.
+    """Put an attempt into its pool's queue if it is not there yet, and take it out (admit it) if it may start now.
 
     The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.queue`).
 
@@ -97,13 +97,15 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if (job.id, job.attempt) not in (entry.key for entry in free_for):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()  # keeps the Python of the first submitter
+        # `submitter` now names this process, but keeps the entry "python" of the first submitter: the path of the
+        # Python that runs the driver.
+        job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW
 
 
 def put_back(store: Store, key: Key) -> None:
-    """Let an admitted attempt wait again, at its old place in the queue; do nothing if it is not pending any more.
+    """Put an admitted attempt back at its old place in the queue; do nothing if the attempt is not pending any more.
 
     Raises:
         JobError: There is no such attempt.
@@ -128,7 +130,7 @@ def look(store: Store, pool: str) -> Line:
 
 
 def places(store: Store) -> dict[Key, Place]:
-    """Return the place in the queue of each waiting attempt of all pools; the function makes only one query."""
+    """Return the place of each waiting attempt in its pool's queue, for all pools, with a single query."""
     with store.reading(snapshot=False) as session:
         pools = _entries_by_pool(session, None)
     return {key: place for entries in pools.values() for key, place in _places(entries).items()}
@@ -169,8 +171,9 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     for of, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
         pending = state is JobState.PENDING and admitted_at is None
         if pending and queued_at is None and priority is not None:
-            # The submitter has not put this attempt into the queue yet. Rows without a priority are not skipped: an
-            # older version of shoal wrote them, which has no queue and sends its attempts at once.
+            # The submitter has not put this attempt into the queue yet, so it is skipped. A row without a priority is
+            # not skipped: an older version of shoal wrote it, which has no queue and sends attempts to the head at
+            # once.
             continue
         waits = pending and queued_at is not None
         entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))
@@ -183,8 +186,8 @@ def _room(session: Session, pool: str) -> Room:
         Node.pool == pool, Node.state == NodeState.READY
     )
     nodes = session.execute(query).all()
-    # For a ray:// pool, the head's row has the size of its memory. A local pool's row has none, but its drivers run on
-    # this host, so this host's memory counts.
+    # The row of a ray:// pool's head has the memory size of the head's machine. The row of a local pool's head has no
+    # memory size, but a local pool's drivers run on this host, so this host's memory counts.
     of_head = [int((node.endpoint or {}).get("memory_bytes", 0)) for node in nodes if node.is_head]
     drivers = queue.drivers_in(max(of_head, default=0) or _memory_here())
     return Room(drivers, tuple(NodeSize(node.cpus, node.gpus) for node in nodes))

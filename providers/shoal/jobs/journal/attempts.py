@@ -26,7 +26,7 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 @dataclass(frozen=True)
 class Order:
-    """The fields of an attempt's row that the submitter provides."""
+    """Values that the submitter of a job writes into the row of a new attempt."""
 
     job_id: str
     pool: str
@@ -55,7 +55,7 @@ class Key:
 
 
 def ask(store: Store, order: Order, now: float) -> Job:
-    """Return an existing attempt of the same job, or write the row of a new attempt and return that.
+    """Return the row of the job's newest attempt if `submit` can attach to it; else add and return a new attempt's row.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
     its result has not been collected. In all other cases a new attempt gets a row; the caller then submits the attempt.
@@ -132,7 +132,7 @@ def is_current(store: Store, key: Key) -> bool:
 
 
 def first_asked(store: Store, job_id: str) -> float | None:
-    """Return the time in seconds since the epoch at which a job's first attempt was submitted; None for no such job.
+    """Return the time (seconds since the epoch) when a job's first attempt was submitted; None if there is no such job.
 
     The time distinguishes two jobs that have the same id in two stores.
     """
@@ -141,14 +141,14 @@ def first_asked(store: Store, job_id: str) -> float | None:
 
 
 def previous_run(store: Store, key: Key) -> tuple[str, JobState] | None:
-    """Return the MLflow run id and the state of the attempt before the given one; None if that had no MLflow run."""
+    """Return the MLflow run id and the state of the job's previous attempt; None if that attempt had no MLflow run."""
     with store.reading() as session:
         job = session.get(Job, (key.job_id, key.attempt - 1))
     return None if job is None or job.mlflow_run_id is None else (job.mlflow_run_id, job.state)
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
-    """Return the rows of attempts, the newest first; their specs are not read, because they are large.
+    """Return the rows of attempts, the newest first; the column `spec` is not read, because specs are large.
 
     Args:
         store: Store that has the rows.

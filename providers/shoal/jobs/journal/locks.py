@@ -91,9 +91,9 @@ def store_lock(
     began = since = monotonic()
     seen: _Claim | None = None
     while True:
-        # If holder and `expires_at` have not changed for `ttl` seconds, the holder is dead, because a live one would
-        # have renewed the lock. `expires_at` alone is not enough, because a host whose clock was far ahead may have set
-        # it to a time in the far future.
+        # If the lock's holder and `expires_at` have not changed for `ttl` seconds, the holder is dead, because a live
+        # holder would have renewed the lock. A look at `expires_at` alone is not enough, because a host whose clock was
+        # far ahead may have set `expires_at` to a time in the far future.
         dead = seen if monotonic() - since >= ttl else None
         claim = _take(store, held, dead)
         if claim is None:
@@ -139,5 +139,6 @@ def _release(store: Store, held: HeldLock) -> None:
             lock = session.get(Lock, held.name)
             if lock is not None and lock.holder == held.holder:
                 session.delete(lock)
-    except StoreError as error:  # only logged, because the work is complete and the lock expires by itself
+    except StoreError as error:
+        # The error is only logged: the work under the lock is complete, and the lock expires by itself.
         log.warning("the lock %s could not be released: %s", held.name, error)

@@ -16,7 +16,7 @@ from shoal.jobs.specs.register import Register
 
 @dataclass(frozen=True)
 class Slice:
-    """Metric of a model on one slice of the holdout, which is all rows with the same value in the column `by`.
+    """Metric of a model on one slice of the holdout: on the rows with the same value in the column that `by` names.
 
     Attributes:
         rows: Number of rows.
@@ -46,20 +46,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A registered version of the model, with its evaluation on the holdout."""
+    """A registered version of a model, with the metrics that the version reaches on the holdout."""
 
     version: str
     evaluation: Evaluation
 
     @property
     def value(self) -> float:
-        """Return the value that the version reaches in the deciding metric, the one named by `Register.metric`."""
+        """Return the version's value of the metric that decides the comparison, which `Register.metric` names."""
         return self.evaluation.value
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A constant prediction that a first champion must beat, with its metric.
+    """A constant prediction with its metric, which a challenger must beat if there is no champion to compare it with.
 
     Attributes:
         kind: Kind of the constant: "mean", "median" or "majority".
@@ -72,7 +72,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Decision:
-    """Result of `decide`: whether a challenger becomes the champion, and why.
+    """Result of `decide`: whether a challenger (newly trained model) becomes the champion, and why.
 
     Attributes:
         promote: Whether the challenger becomes the champion.
@@ -108,7 +108,7 @@ def improvement(challenger: float, champion: float, mode: Mode) -> float:
 
 
 def comparable(champion: Candidate, challenger: Candidate) -> bool:
-    """Return whether the champion's metric can be compared with the challenger's.
+    """Return False if the champion's metric is not finite, or if only the champion was trained on rows of the holdout.
 
     The metrics cannot be compared if the champion's is not finite. Nor can they if the champion was trained on rows of
     the holdout and the challenger was not, because such a champion's metric is better than it would be on new rows.
@@ -119,7 +119,7 @@ def comparable(champion: Candidate, challenger: Candidate) -> bool:
 
 
 def strongest(rivals: Iterable[Candidate], challenger: Candidate, mode: Mode) -> Candidate | None:
-    """Return the best of the versions with which a challenger is to be compared; None if there are none.
+    """Return the best of the registered versions that a challenger has to beat; None if there is no such version.
 
     A version whose metric can be compared (see `comparable`) comes before one whose metric cannot.
 
@@ -187,7 +187,7 @@ def decide(
     if gain <= 0:
         why = ": both are equal" if gain == 0 else ""
         return refused("champion_not_beaten", f"does not beat {against}{why}")
-    # 0.9 - 0.8 is a little less than 0.1.
+    # `isclose` allows for rounding errors: computed with floats, 0.9 - 0.8 is a little less than 0.1.
     if gain < register.min_improvement and not math.isclose(gain, register.min_improvement):
         least = f"{gain:.6g} is less than min_improvement={register.min_improvement:.6g}"
         return refused("champion_not_beaten", f"does not replace {against}: an improvement of {least}")
@@ -202,7 +202,7 @@ def decide(
 
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
-    """Return the decision for a challenger whose alias a person moved during the promotion: no promotion.
+    """Return the decision not to promote a challenger, because a person moved the alias during the promotion.
 
     Args:
         register: The rules, with the names of the model and the alias.
@@ -217,7 +217,7 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
 
 
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:
-    """Return the names of the slices on which the challenger is worse than the champion by more than is allowed.
+    """Return the names of the slices on which the challenger is worse than the champion by more than `slice_tolerance`.
 
     The slice with the largest loss comes first. Slices with fewer rows than `min_slice_rows` are left out.
 

@@ -1,4 +1,4 @@
-"""Read labels, groups and slices of the holdout (the rows on which models are compared), and check them early.
+"""Read and check the labels, groups and slices of the holdout, which is the rows on which models are compared.
 
 The check comes before the training, so that a wrong holdout does not cost hours of training.
 """
@@ -70,7 +70,7 @@ class Holdout:
         check_columns(connector, columns)
         tables = list(connector.iter_batches(columns))
         if not tables:
-            raise DataError("the holdout has no rows")
+            raise DataError("the holdout has no rows: name a dataset with rows in register.holdout")
         table = pa.concat_tables(tables, promote_options="permissive")
         try:
             labels = to_vector(table, label_col)
@@ -93,8 +93,8 @@ class Holdout:
             numbers, values = codes(register.by)
             if len(values) > _MOST_SLICES:
                 raise DataError(
-                    f'register.by names column "{register.by}", which has {len(values)} values in the holdout: name a '
-                    f"column with at most {_MOST_SLICES} values"
+                    f'register.by names column "{register.by}", which has {len(values)} different values in the '
+                    f"holdout: name a column with at most {_MOST_SLICES} different values"
                 )
             order = np.argsort(numbers, kind="stable")
             parts = np.split(order, np.cumsum(np.bincount(numbers, minlength=len(values)))[:-1])
@@ -120,7 +120,7 @@ class Holdout:
         return Baseline(kind, self._of_constant(kind, register.metric))
 
     def check_metrics(self, register: Register) -> None:
-        """Compute each metric of the best constant prediction.
+        """Check that every metric can be computed with the holdout's labels and groups, by trying constant predictions.
 
         Raises:
             DataError: The labels or groups do not suit a metric.
@@ -152,7 +152,7 @@ def check_holdout(
     group_col: str | None = None,
     trained_on: Sequence[RecordedFile] = (),
 ) -> None:
-    """Check before the training that the holdout has the needed rows and columns, and suits the metrics.
+    """Check before the training that models can be compared on the holdout: its rows, columns, labels and groups.
 
     Args:
         register: Settings that name the holdout and the rules.
@@ -168,7 +168,9 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
-    holdout.connector.digest()  # a promotion needs it, and with filters it reads every row
+    # The digest of the holdout is computed now, because a promotion needs it, and because computing it reads every row
+    # if the holdout has filters. So a row that cannot be read is found before the training.
+    holdout.connector.digest()
     shared = shared_rows(trained_on, holdout.connector.source)
     if not shared or register.overlap == "flag":
         return
@@ -178,6 +180,7 @@ def check_holdout(
     )
     more = f" and {len(shared) - _NAMED_FILES} other files" if len(shared) > _NAMED_FILES else ""
     raise DataError(
-        f"the holdout has rows that the model is trained on, so its metric would be better than on new rows: {named}"
-        f'{more}. Name rows that are not in the training data, or set register.overlap="flag" to go on nevertheless'
+        "the holdout has rows that the model is trained on, so the model's metric would be better than on new rows: "
+        f"{named}{more}. Name a holdout without rows of the training data, or set "
+        'register.overlap="flag" to compare the models nevertheless'
     )

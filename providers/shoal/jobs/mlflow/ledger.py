@@ -1,4 +1,4 @@
-"""Record in the store each promotion: which version shoal gave a model's alias to, and with which metric.
+"""Record each promotion in the store: which version of a model got the alias, and with which metric.
 
 MLflow keeps no history of an alias, and cannot set an alias only on the condition that it still has the expected value.
 Therefore a row is written before an alias is set, and is marked as confirmed after that. Both transactions check that
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Access to the store's rows about the promotions of one alias.
+    """Access to the store's rows that record the promotions of one alias.
 
     Args:
         store: Store that has the rows.
@@ -45,7 +45,7 @@ class Ledger:
 
     @classmethod
     def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
-        """Return the ledger of the model and the alias that `register` names, in the client's registry."""
+        """Return the ledger of the model and alias that `register` names, in the MLflow registry that `client` uses."""
         return cls(store, without_credentials(client._registry_uri), register.model, register.alias)
 
     @property
@@ -55,7 +55,7 @@ class Ledger:
         return f"promote:{registry}:{self.model}:{self.alias}"[:255]
 
     def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
-        """Write the row of a promotion right before the alias is set.
+        """Write the row that records a promotion, right before the alias is set in MLflow.
 
         Returns:
             Id of the row; None if the lock was lost, in which case nothing was written and the caller must not set the
@@ -81,7 +81,7 @@ class Ledger:
             return True
 
     def settle(self, lock: HeldLock, version: str | None) -> bool:
-        """Complete the row of a promotion whose process died between `intend` and `confirm`.
+        """Mark a promotion as confirmed or withdrawn if the promoting process died between `intend` and `confirm`.
 
         If the alias was set, the row is marked as confirmed, otherwise as withdrawn.
 
@@ -106,7 +106,7 @@ class Ledger:
             return True
 
     def confirmed(self, since: int = 0) -> list[str]:
-        """Return the versions that confirmed promotions gave the alias to, the newest promotion first.
+        """Return the versions that got the alias in confirmed promotions, the newest promotion first.
 
         Args:
             since: Id of the oldest row to include; 0: all rows.

@@ -1,4 +1,4 @@
-"""Compare a new model (the challenger) with the champion on the same held-out rows, and give the better one the alias.
+"""Compare a new model (the challenger) with the champion on the same held-out rows; the better one gets the alias.
 
 The champion is the registered version that has the alias.
 """
@@ -69,11 +69,11 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the values of the challenger's metrics, by the names ``holdout-<metric>``."""
+        """Return the values of the challenger's metrics, by their names in MLflow: ``holdout-<metric>``."""
         return _holdout_metrics(self.challenger.evaluation)
 
     def result(self) -> dict[str, Any]:
-        """Return the fields of a `JobResult` that describe this outcome."""
+        """Return the fields of a job's result that say whether the new model was promoted, and why."""
         champion = self.champion and ChampionResult(version=self.champion.version, value=self.champion.value)
         return {
             "model_version": self.challenger.version,
@@ -123,13 +123,13 @@ def enter(
     if not is_current():
         raise JobError(
             f'the model of attempt {key.attempt} of job "{key.job_id}" is not registered, '
-            "because the attempt has ended or a newer one has replaced it"
+            "because the attempt has ended or a newer attempt of the job has replaced it"
         )
     holdout = Holdout.read(register, label_col, group_col)
 
     def score_champion(version: str) -> Evaluation:
-        # If the champion's signature names no columns, its tag has the list of them. The list may differ from the
-        # challenger's `input_cols`, so these are used only if there is no tag.
+        # A version whose signature names no columns has a tag with the list of its input columns. The challenger's
+        # `input_cols` may differ from the champion's columns, so `input_cols` is used only if that tag is missing.
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:
@@ -141,7 +141,7 @@ def enter(
                 overlap=_overlap(training_rows.load(run, register.model, version), holdout),
             )
         except DataError as error:
-            raise DataError(f"the champion {uri} cannot be evaluated: {error}") from error
+            raise DataError(f"the champion {uri} cannot be evaluated on the holdout: {error}") from error
 
     overlap = _overlap(trained_on or None, holdout)
     evaluation = scoring.evaluate(model, holdout, register.all_metrics, input_cols=input_cols, overlap=overlap)
@@ -174,11 +174,8 @@ def enter(
         )
         print(report.markdown(built), flush=True)
         report.store(run, built)
-    except Exception as error:  # the promotion is done, so an error in the report must not fail the job
-        print(
-            f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}",
-            flush=True,
-        )
+    except Exception as error:  # the promotion is complete, so the job must not fail because of an error in the report
+        print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
     return outcome
 
 
@@ -250,7 +247,7 @@ def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int
 
 @dataclass(frozen=True)
 class _Standing:
-    """State of the alias at the start of a round, on which the decision of that round is based.
+    """State of the alias when a comparison begins; if it changes before the decision, the comparison is repeated.
 
     Attributes:
         alias: Version that the alias points to; None if there is no such alias.
@@ -266,12 +263,19 @@ class _Standing:
 
 @dataclass
 class _Contest:
-    """Comparison of one challenger with the champion, in one or more rounds.
+    """Comparison of one challenger with the champion, which is repeated (another round) if the alias changes meanwhile.
 
     The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
     If the second check finds that the lock was lost, setting the alias may have replaced a champion that another
     process promoted meanwhile. Therefore the next round compares the challenger with all versions that were promoted
     since.
+
+    Attributes:
+        rivals: Versions that were evaluated so far, by version number.
+        against: Version with which the last round compared the challenger.
+        decision: Decision of the last round.
+        written: Versions to which this process has given the alias.
+        since: Id of the ledger's row for the first promotion by this process; None: this process has promoted none yet.
     """
 
     client: MlflowClient
@@ -282,11 +286,11 @@ class _Contest:
     holdout_digest: str
     key: Key
     score_champion: Callable[[str], Evaluation]
-    rivals: dict[str, Candidate] = field(default_factory=dict)  # evaluated versions, by number
-    against: Candidate | None = None  # the version with which the last round compared the challenger
-    decision: Decision | None = None  # the decision of the last round
-    written: set[str] = field(default_factory=set)  # versions to which this process has given the alias
-    since: int | None = None  # id of the row of this process's first promotion; None: it has not set the alias
+    rivals: dict[str, Candidate] = field(default_factory=dict)
+    against: Candidate | None = None
+    decision: Decision | None = None
+    written: set[str] = field(default_factory=set)
+    since: int | None = None
 
     def round(self) -> Outcome | None:
         """Compare the challenger with the champion, and give the alias to the better one.
@@ -295,8 +299,8 @@ class _Contest:
             The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
         """
         standing = self._standing(_champion(self.client, self.register))
-        # The models are evaluated before the lock is taken, because that may take longer than the lock lasts if the
-        # holdout is big.
+        # The models are evaluated before the lock is taken, because evaluating them on a big holdout may take longer
+        # than the lock lasts.
         for version in standing.rivals:
             if version not in self.rivals:
                 self.rivals[version] = Candidate(version, self.score_champion(version))
@@ -323,14 +327,14 @@ class _Contest:
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 
     def _moved_by_others(self, standing: _Standing) -> bool:
-        """Return whether a person moved the alias after this process had set it.
+        """Return whether a person moved the alias after this process had set the alias.
 
         That is so if the alias points to a version to which neither this process nor a recorded promotion gave it.
         """
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
     def _decide(self, rivals: Sequence[str]) -> Decision:
-        """Return the decision about the challenger against the strongest of the rivals.
+        """Decide whether the challenger is promoted, by comparing it with the best of the other versions.
 
         If this process has already set the alias and no other version was promoted since, the last decision is kept.
         """
@@ -346,7 +350,7 @@ class _Contest:
         return None if self.against is None else self.against.version
 
     def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
-        """Give the alias to a version, and record that in the ledger.
+        """Give the alias to a version in MLflow, and record the promotion in the store.
 
         Args:
             lock: Lock for the alias.

@@ -1,4 +1,4 @@
-"""Predict with models in MLflow's pyfunc form, whose input is either named columns or one tensor."""
+"""Predict with models through pyfunc, MLflow's interface to all kinds of models; the input is columns or one tensor."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
         return [str(name) for name in schema.input_names()]
     if schema is not None and not input_cols:
         raise DataError(
-            "the model's signature names no columns: name the holdout's columns that it takes in register.input_cols"
+            "the model's signature names no columns: list the model's input columns, in the model's order, in "
+            "register.input_cols, or in input_cols of a prediction's spec"
         )
     if schema is None or len(schema.inputs) != 1:
         raise DataError(
-            "the model needs a signature with columns or with one tensor to be evaluated on a holdout: log the model "
-            "with signature=mlflow.models.infer_signature(inputs, predictions)"
+            "the model has no signature with named columns or with exactly one tensor, so its input is not known: log "
+            "the model with signature=mlflow.models.infer_signature(inputs, predictions)"
         )
     return list(input_cols)
 

@@ -27,7 +27,7 @@ def build(
     holdout: Holdout,
     promotions: Sequence[Promotion],
 ) -> dict[str, Any]:
-    """Build the report of a comparison as plain data for JSON.
+    """Build the report of a comparison of models, as plain data for JSON.
 
     Args:
         register: The rules of the comparison.
@@ -114,7 +114,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def store(run: Run, report: dict[str, Any]) -> None:
-    """Store a report in the run as ``shoal/promotion.json`` and ``shoal/promotion.md``."""
+    """Store a report in the MLflow run, as the files ``shoal/promotion.json`` and ``shoal/promotion.md``."""
     run.client.log_text(run.run_id, json.dumps(_plain(report), indent=2), f"{FOLDER}/promotion.json")
     run.client.log_text(run.run_id, markdown(report) + "\n", f"{FOLDER}/promotion.md")
 
@@ -158,7 +158,7 @@ def _figure(value: float | None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return plain data with NaN and infinite numbers replaced by text, because JSON has no such numbers."""
+    """Return a copy of plain data in which text replaces NaN and infinite numbers, because JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load(model_uri: str) -> Any:
-    """Load a model from MLflow: an XGBoost or LightGBM model as that library's booster, any other as pyfunc model.
+    """Load a model from MLflow: an XGBoost or LightGBM model as that library's booster, any other model as a pyfunc.
 
     Raises:
         JobError: The model's files are gone, or MLflow cannot load the model.
@@ -34,7 +34,7 @@ def load(model_uri: str) -> Any:
     except (mlflow.MlflowException, OSError, ImportError) as error:
         raise JobError(
             f"the model {model_uri} cannot be loaded for the comparison: {error}. "
-            "If the model is the champion, give the alias to another version, or remove the alias"
+            "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
         ) from error
 
 
@@ -75,7 +75,7 @@ def evaluate(
         groups = None if holdout.groups is None else holdout.groups[rows]
         try:
             value = metrics.evaluate(names[0], holdout.labels[rows], predicted[rows], groups)
-        except DataError:  # the metric is not defined for these rows, such as the AUC if all rows are of one class
+        except DataError:  # the metric is not defined on this slice; the AUC, for example, needs rows of both classes
             value = float("nan")
         slices[name] = Slice(len(rows), value)
     return Evaluation(values[names[0]], values, slices, overlap)
@@ -83,7 +83,7 @@ def evaluate(
 
 def _predict(model: Any, holdout: Holdout, input_cols: Sequence[str]) -> np.ndarray:
     """Return a model's predictions for all rows of the holdout, in the order of the rows."""
-    # The library is found for each model, because challenger and champion may come from different libraries.
+    # The library is taken from the model's class, because challenger and champion may come from different libraries.
     library = type(model).__module__.partition(".")[0]
     own = importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
     columns = own.features_of(model) if own else pyfunc.features_of(model, input_cols)

@@ -56,7 +56,7 @@ def available() -> bool:
 
 
 def default_uri() -> str:
-    """Return the URI of the SQLite database in `$SHOAL_HOME` that is used if the job names no tracking server."""
+    """Return the URI of the SQLite database in `$SHOAL_HOME`, which MLflow uses if the job names no tracking server."""
     return f"sqlite:///{subfolder('mlflow') / 'mlflow.db'}"
 
 
@@ -74,7 +74,8 @@ def connect(uri: str) -> MlflowClient:
     Args:
         uri: Tracking URI.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # because it sends data about users' trainings
+    # MLflow's telemetry would send data about users' trainings to MLflow's developers.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
 
     for logger in _NOISY:
@@ -90,7 +91,7 @@ def _opening() -> AbstractContextManager[object]:
     """Return the lock that a process holds while it opens an MLflow database, or creates an experiment there.
 
     The first process that opens a new SQLite database runs MLflow's migrations, which take some seconds. A second
-    process that opens the database during that time would fail, so the lock makes it wait.
+    process that opened the database during that time would fail, so the lock makes other processes wait.
     """
     return file_lock(subfolder("mlflow") / "first.lock")
 
@@ -107,7 +108,7 @@ class Run:
         link: URL of the run's page, or for a local database the command that starts MLflow's web interface.
     """
 
-    client: MlflowClient = field(repr=False)  # not printed, because client and URI may contain credentials
+    client: MlflowClient = field(repr=False)  # `repr` leaves out client and URI, which may contain credentials
     uri: str = field(repr=False)
     experiment_id: str
     run_id: str
@@ -137,7 +138,7 @@ class Run:
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters to the run, without credentials and cut off at MLflow's limit of length."""
+        """Log parameters to the run; remove credentials from the values, and cut off values too long for MLflow."""
         from mlflow.entities import Param
 
         entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in redact_all(dict(params)).items()]
@@ -160,7 +161,7 @@ class Run:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """Log the metrics of all boosting rounds under the names ``<set>-<metric>``, with the round as the step.
+        """Log the metrics of all boosting rounds under the names ``<set>-<metric>``; MLflow's step is the round.
 
         Args:
             evals: Values of each round, by evaluation set and by metric.
@@ -227,12 +228,12 @@ class Run:
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
-            # MLflow warns that integer columns cannot have missing values. The warning is not shown, because callers
-            # send data with the types of the training data.
+            # MLflow warns that integer columns cannot have missing values. The warning is not shown, because the rows
+            # that a user predicts have the same column types as the training data.
             warnings.filterwarnings("ignore", message=".*integer column.*")
             signature = mlflow.models.infer_signature(head, predict(features))
-        # If the requirements are given, the call takes 0.5 s. Otherwise MLflow runs the model to find out which
-        # packages it needs, and the call takes 5.8 s.
+        # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find
+        # out which packages the model needs, and `log_model` takes 5.8 s.
         requirements = [f"{framework}=={library.__version__}"]
         info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
         return str(info.model_uri)
@@ -255,7 +256,7 @@ class Run:
 
 
 def metric_name(evaluated: str, metric: str) -> str:
-    """Return the name ``<set>-<metric>``, with characters that MLflow refuses replaced by "_".
+    """Return a metric's name in MLflow: ``<set>-<metric>``, with "_" in place of the characters that MLflow refuses.
 
     For example, MLflow refuses the "@" in XGBoost's ``ndcg@10``.
     """

@@ -1,4 +1,4 @@
-"""Record in the MLflow run which rows a model is trained on, so that a later holdout is checked for these rows."""
+"""Record in the MLflow run which rows a model is trained on, so that a later holdout can be checked for these rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EVALUATION_NAMES = ("eval", "holdout", "test", "val")
 
 
 def of_connectors(connectors: Iterable[DataConnector]) -> list[RecordedFile]:
-    """Return a record of the rows that datasets have; only the footers of the Parquet files are read."""
+    """Return a record of the files and rows that datasets consist of; only the Parquet files' footers are read."""
     return [file for connector in connectors for file in record(connector.source)]
 
 
 def is_training_data(name: str) -> bool:
-    """Return whether a function's dataset of this name is training data.
+    """Return False if the name of a function's dataset marks it as evaluation data; else it counts as training data.
 
     What a function does with its datasets is not known. A dataset counts as training data unless its name begins with
     "eval", "holdout", "test" or "val".
@@ -35,7 +35,7 @@ def is_training_data(name: str) -> bool:
 
 
 def store(run: Run, rows: Sequence[RecordedFile]) -> dict[str, str]:
-    """Store a record of training rows in the run.
+    """Store a record of training rows in the MLflow run.
 
     Returns:
         Tags for the registered version that refer to the record; empty if no rows are known.
@@ -49,7 +49,7 @@ def store(run: Run, rows: Sequence[RecordedFile]) -> dict[str, str]:
 
 
 def load(run: Run, model: str, version: str) -> list[RecordedFile] | None:
-    """Load the record of a version's training rows.
+    """Load the record of the rows on which a registered version of a model was trained.
 
     Args:
         run: MLflow run whose client is used to read the registry.

@@ -1,1 +1,1 @@
-"""Batch prediction: predict the rows of a dataset with a model of the MLflow registry, and write them as Parquet."""
+"""Predict all rows of a dataset with a model from MLflow (batch prediction), and write the predictions as Parquet."""

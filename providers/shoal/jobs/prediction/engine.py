@@ -1,4 +1,4 @@
-"""Predict a dataset with a gang of workers on the Ray cluster that this process is connected to."""
+"""Predict a dataset with a gang (workers that start together) on the Ray cluster to which this process is connected."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
     connector = DataConnector.from_spec(spec.dataset)
     if not (rows := connector.num_rows()):
-        raise DataError("the dataset has no rows to predict")
+        raise DataError("the dataset has no rows to predict: check its paths and its filters")
     uri = model.pinned(spec.model)
     output = Output(spec.output_path, claim, may_publish)
     key = _key(spec, uri, connector)
@@ -92,15 +92,15 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
         keep = spec.keep_cols
     if spec.prediction_col in keep:
         raise InvalidArgumentError(
-            f'the dataset has a column "{spec.prediction_col}": name another prediction_col, or leave the column '
-            "out of keep_cols"
+            f'the dataset has a column "{spec.prediction_col}", and prediction_col has the same name: choose another '
+            "prediction_col, or leave the column out of keep_cols"
         )
     check_same_schema(connector.source, keep)
     return keep
 
 
 def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
-    """Return a digest of what decides the predictions: rows, model and columns."""
+    """Return a digest of the rows, the model and the columns, by which the same predictions are recognised."""
     columns = (spec.keep_cols, spec.prediction_col, spec.input_cols)
     decides: list[Any] = [model.identity(uri), connector.digest(), *columns]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
@@ -126,11 +126,12 @@ class _Run:
         self._size = resolve_size(
             spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
         )
-        # The plan is made once. A restart with other files could not keep the complete ones.
+        # The rows are divided into files only once. If a restart divided them differently, it could not keep the files
+        # that are complete already.
         self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
 
     def run(self) -> tuple[int, list[int], list[str]]:
-        """Return the number of restarts, the highest memory of each rank, and the names of the files."""
+        """Predict all rows; return the number of restarts, each rank's peak memory, and the output files' names."""
         peaks = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=lambda: None)
         return self._restarts.count, peaks, [file.name for files in self._files for file in files]
 

@@ -68,7 +68,7 @@ def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
 
 
 def identity(uri: str) -> str:
-    """Return a text that differs for two models: the URI of a version or run, or the id of a model in a folder.
+    """Return a text that identifies a model: the URI of a version or run, or the path and the id of a model folder.
 
     Raises:
         JobError: There is no model.
@@ -84,7 +84,7 @@ def identity(uri: str) -> str:
 
 
 def pinned(uri: str) -> str:
-    """Return a URI with the version number in place of an alias, so that all workers load the same model.
+    """Replace the alias in a model's URI by the version number, so that all workers load the same model.
 
     Any other URI is returned unchanged.
 

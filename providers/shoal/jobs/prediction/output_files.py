@@ -1,4 +1,4 @@
-"""The folder of a batch prediction: complete or absent, and replaced only if shoal has written all of it."""
+"""Publish the output folder of a batch prediction: complete or not at all, and never in place of other files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PART = re.compile(r"part-\d{12}-\d+\.parquet")
 
 
 class Output:
-    """The place where predictions are published.
+    """Output location of a batch prediction: a local folder or a URI of an object store.
 
     On a local path the files are written to a folder beside it, which is renamed when it is complete. An object store
     cannot rename folders: there the files are written to a folder in it whose name readers skip, then moved one by
@@ -43,7 +43,7 @@ class Output:
         """Directory or URI to which the workers write."""
 
     def finished(self, key: str, *, overwrite: bool) -> bool:
-        """Return whether the same predictions are there already.
+        """Return whether the output location already has complete predictions of the same rows by the same model.
 
         Args:
             key: Digest of what decides the predictions: rows, model and columns.
@@ -58,23 +58,24 @@ class Output:
         marker = self._marker()
         ours = all(map(_is_ours, found))
         if ours and marker is None and not self._local:
-            return False  # a publication was cut off before it wrote the marker; the next one removes its files
+            return False  # an interrupted publication left these files; the next publication removes them
         if marker is None or not ours:
             raise InvalidArgumentError(
-                f"{self.path} is not empty, and shoal has not written all that is in it: choose another output_path, "
-                "or move its content away"
+                f"{self.path} has other content than complete predictions of shoal: choose another output_path, or "
+                "move the content away"
             )
         if marker.get("key") == key and set(marker.get("files", ())) <= set(found):
             return True
         if not overwrite and marker.get("key") != key:
             raise InvalidArgumentError(
-                f"{self.path} has the predictions of another job, by {marker.get('model')}: its rows, its model or its "
-                "columns differ. Choose another output_path, or set overwrite=True"
+                f"{self.path} already has other predictions, by the model {marker.get('model')}: the rows, the model "
+                "or the columns differ from those of this job. Choose another output_path, or set overwrite=True to "
+                "replace the predictions"
             )
         return False
 
     def restore(self) -> None:
-        """Put back the predictions that an attempt of this job set aside before it was killed, in a local folder."""
+        """Restore earlier local predictions that an attempt of this job renamed, if it died before it replaced them."""
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
@@ -84,16 +85,16 @@ class Output:
                 _remove(aside)
 
     def prepare(self) -> None:
-        """Create an empty staging folder, and remove those of earlier attempts of this job."""
+        """Create an empty staging folder, and remove the staging folders of earlier attempts of this job."""
         for attempt in range(1, self._claim.attempt):
-            with contextlib.suppress(InvalidArgumentError):  # it belongs to a newer attempt
+            with contextlib.suppress(InvalidArgumentError):  # `remove` refuses a folder of a newer attempt
                 self._claim.remove(self._staging_of(attempt))
         if self._local:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._claim.take(self.staging)
 
     def publish(self, names: Iterable[str], *, key: str, model: str, rows: int, overwrite: bool) -> None:
-        """Publish the written files.
+        """Move the written files from the staging folder to the output location, and mark them there as complete.
 
         Args:
             names: Names of all files.
@@ -116,14 +117,15 @@ class Output:
             )
         if not self._may_publish():
             raise TrainingError(
-                f'attempt {self._claim.attempt} of job "{self._claim.job_id}" has ended, or a newer attempt has begun: '
-                "its predictions are not published"
+                f'the predictions of attempt {self._claim.attempt} of job "{self._claim.job_id}" are not published, '
+                "because the attempt has ended or a newer attempt has begun"
             )
         if self.finished(key, overwrite=overwrite):
-            return  # another job has published the same predictions meanwhile
+            return  # another job has published the same predictions meanwhile, so nothing is left to do
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
-            for stray in set(_list(self.staging)) - expected - {claims.MARKER}:  # of a worker that was killed
+            # Files that are not expected are unfinished files of workers that were killed.
+            for stray in set(_list(self.staging)) - expected - {claims.MARKER}:
                 (Path(self.staging) / stray).unlink()
             storage.write(f"{self.staging}/{MARKER}", content)
             self._swap()
@@ -134,7 +136,7 @@ class Output:
             self._claim.remove(self.staging)
 
     def discard(self) -> None:
-        """Remove the staging folder."""
+        """Remove the staging folder, to which the workers write files before these are published."""
         with contextlib.suppress(InvalidArgumentError, OSError):
             self._claim.remove(self.staging)
 
@@ -154,7 +156,8 @@ class Output:
         aside = self._aside(self._claim.attempt)
         final.rename(aside)
         try:
-            # Checked after the renaming, so that nothing can come into the folder between check and removal.
+            # The old folder is checked only after it was renamed, so that no other program adds a file to it between
+            # the check and the removal.
             self._refuse_foreign(path.name for path in aside.iterdir())
             staging.rename(final)
         except BaseException:
@@ -163,7 +166,7 @@ class Output:
         _remove(aside)
 
     def _clear(self) -> None:
-        """Remove earlier predictions from an object store, the marker first."""
+        """Remove earlier predictions from an object store: first the marker, which says that they are complete."""
         fs, root = _filesystem(self.path)
         with redacted_errors(self.path):
             names = self._names()
@@ -175,7 +178,8 @@ class Output:
         foreign = [name for name in names if not _is_ours(name)]
         if foreign:
             raise TrainingError(
-                f"{foreign[0]} has come into {self.path} meanwhile, and shoal has not written it: move it away"
+                f"{foreign[0]} was added to {self.path} during the job, and not by shoal: move the file away, and run "
+                "the job again"
             )
 
     def _move(self, names: Iterable[str]) -> None:
@@ -186,7 +190,7 @@ class Output:
                 fs.mv(f"{staging}/{name}", f"{root}/{name}")
 
     def _names(self) -> list[str]:
-        """Return the names in the folder, without staging folders."""
+        """Return the names of the files in the output folder; staging folders are left out."""
         if self._local and (Path(self.path).is_symlink() or Path(self.path).is_file()):
             raise InvalidArgumentError(
                 f"{self.path} is a file or a link, but has to be a folder: choose another output_path"
@@ -219,7 +223,7 @@ def _filesystem(folder: str) -> tuple[Any, str]:
 
 
 def _list(folder: str) -> list[str]:
-    """Return the names in a folder; empty if there is no folder."""
+    """Return the sorted names of the files in a folder; an empty list if the folder does not exist."""
     with redacted_errors(folder):
         fs, root = _filesystem(folder)
         try:

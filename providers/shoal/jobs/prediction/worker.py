@@ -1,4 +1,4 @@
-"""The workers' side of a batch prediction: read rows, predict them, write Parquet files."""
+"""Run one worker of a batch prediction: read rows, predict them, and write the predictions to Parquet files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Input of the run, the same for all ranks.
+    """Arguments of a batch prediction that are the same for all workers: model, rows, columns and output folder.
 
     Args:
         model_uri: MLflow URI of the model, with its version.
@@ -43,7 +43,7 @@ class Assignment:
 
 
 def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
-    """Write the files of this rank, and return the highest resident memory of this process in bytes.
+    """Predict the rows assigned to this worker, write them to its output files, and return its peak memory in bytes.
 
     A file that is there already is complete, and is kept: a gang before this one has written it.
     """
@@ -56,8 +56,9 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
             gang_context().note({"rows": file.rows})
             continue
         predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
-        # A local file gets its name when it is complete. An object store cannot rename, but `_is_complete` counts rows:
-        # a worker that is told to end in the middle of a file closes it as if it were complete.
+        # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
+        # rename, so a file there has its final name from the start. A worker that is told to end in the middle of such
+        # a file closes it, so that it looks complete; therefore `_is_complete` counts the rows.
         target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
             _write(stream, _predicted(assignment, predictor, file))
@@ -67,7 +68,7 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
 
 
 def _is_complete(filesystem: Any, path: str, rows: int) -> bool:
-    """Return whether a file is there and has all its rows."""
+    """Return whether a Parquet file exists and has the given number of rows."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -84,13 +85,15 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
     for table in assignment.source.read(file.ranges, read):
         predicted = predictor.predict_table(table)
         if len(predicted) != table.num_rows:
-            raise DataError(f"the model returned {len(predicted)} predictions for {table.num_rows} rows")
+            raise DataError(
+                f"the model returned {len(predicted)} predictions for {table.num_rows} rows: it must return one per row"
+            )
         yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
         gang_context().note({"rows": table.num_rows})
 
 
 def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
-    """Append predictions to a table: one column, or one for each value per row.
+    """Append predictions to a table: one column, or several columns if the model returns several values per row.
 
     Args:
         table: The rows' other columns; may be none.

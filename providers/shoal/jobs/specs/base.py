@@ -28,7 +28,7 @@ to or from text, so a longer one could not be stored as JSON."""
 
 
 def check_json(fields: Any) -> None:
-    """Refuse a spec that is nested too deeply or has too long an integer, before other code walks through the spec.
+    """Refuse a spec that is nested too deeply or has an integer of too many digits, because later code would fail.
 
     Args:
         fields: The spec's fields as plain data: nested mappings, lists and values.
@@ -40,9 +40,9 @@ def check_json(fields: Any) -> None:
     while left:
         value, depth = left.pop()
         if depth > _DEEPEST:
-            raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: make it flatter")
+            raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: use fewer levels")
         if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
-            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: give it as text")
+            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: write the number as text")
         items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         left += [(item, depth + 1) for item in items]
 
@@ -110,11 +110,14 @@ class AnySpec(Settings, ABC):
     @model_validator(mode="after")
     def _tracked_to_register(self) -> Self:
         if self.register_as is not None and self.tracking is None:
-            raise ValueError("register needs tracking: a model is registered in MLflow out of its run")
+            raise ValueError(
+                "register needs tracking, because a model is registered from the job's MLflow run: remove "
+                '"tracking": null, or remove register'
+            )
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return the spec with the submitter's pool and tracking server filled in.
+        """Return a copy of the spec that names the pool, and the submitter's tracking server if the spec names none.
 
         Args:
             pool: Name of the pool that the job is submitted to.
@@ -124,18 +127,19 @@ class AnySpec(Settings, ABC):
         if self.tracking is not None:
             uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
             if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-                # The path is made absolute, because the driver's working directory is not the submitter's.
+                # The path of the SQLite file is made absolute, because the driver does not run in the submitter's
+                # working directory.
                 uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())
             changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
         return self.model_copy(update=changes)
 
     def document(self) -> dict[str, Any]:
-        """Return the spec as plain data for JSON; credentials in it are not removed."""
+        """Return the spec as plain data for JSON; credentials in the spec are not removed."""
         return self.model_dump(mode="json", by_alias=True)
 
     @abstractmethod
     def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the datasets that the job reads to train, to evaluate or to predict; not the holdout."""
+        """Yield the datasets that the job reads to train, to evaluate or to predict, but not the holdout."""
 
     def datasets(self) -> Iterator[DatasetSpec]:
         """Yield all datasets that the spec names, the holdout included."""
@@ -144,7 +148,7 @@ class AnySpec(Settings, ABC):
             yield self.register_as.holdout
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build the spec that is fingerprinted.
+        """Return a copy of the spec that is equal in all submissions of the same job, to compute the fingerprint.
 
         Two submissions of the same job give equal specs even if their data were staged in different folders, or their
         code was pickled at different times.
@@ -155,7 +159,7 @@ class AnySpec(Settings, ABC):
         return self.with_datasets(by_content)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build a spec in which each dataset is replaced.
+        """Return a copy of the spec in which each dataset is replaced by the result of calling `replaced` with it.
 
         Args:
             replaced: Returns the new dataset for each one in the spec.

@@ -39,7 +39,10 @@ class FunctionRegister(Register):
     @model_validator(mode="after")
     def _groups_to_rank(self) -> Self:
         if self.ranks and self.group_col is None:
-            raise ValueError("a ranking metric needs group_col, the column of groups")
+            raise ValueError(
+                "a ranking metric in register needs group_col as well: the name of the holdout's column that assigns "
+                "rows to groups, such as queries"
+            )
         return self
 
 
@@ -82,23 +85,29 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
     @model_validator(mode="after")
     def _one_function(self) -> Self:
         if (self.train_func is None) == (self.program is None):
-            raise ValueError("give either train_func, as pkg.module:name, or a program")
+            raise ValueError(
+                "give either train_func (a function's name, as pkg.module:name) or program (the path of a pickled "
+                "function), not both"
+            )
         if self.train_func is not None and not is_name(self.train_func):
             raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
         if self.program is not None and (self.args or self.kwargs):
-            raise ValueError("args and kwargs are of a function that is named; the program has its own")
+            raise ValueError(
+                "args and kwargs can be given only with a function's name in train_func. If program is given, its file "
+                "contains the arguments already: leave args and kwargs out"
+            )
         return self
 
     def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the datasets of the function."""
+        """Yield the datasets that the training function gets."""
         yield from self.dataset_map.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
         return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
         datasets = {name: replaced(dataset) for name, dataset in self.dataset_map.items()}
         return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
 
@@ -108,7 +117,7 @@ AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
 
 
 def parse_spec(fields: Mapping[str, Any]) -> AnyJobSpec:
-    """Build the spec from fields that come from a file, an operator's arguments or a job's row in the store.
+    """Build the spec of a job from fields that come from a file, an operator's arguments or a job's row in the store.
 
     The field `framework` selects the kind of the spec.
 

@@ -97,17 +97,19 @@ class PredictJobSpec(AnySpec):
     @model_validator(mode="after")
     def _uses_mlflow(self) -> Self:
         if self.register_as is not None:
-            raise ValueError("register is for models that a job trains; a prediction has none")
+            raise ValueError("register is for models that a job trains, but a prediction trains none: remove register")
         if self.tracking is None and self.model.startswith(("models:/", "runs:/")):
-            raise ValueError(f"tracking is null, but {self.model} is a model in MLflow: leave tracking out")
+            raise ValueError(
+                f'"tracking" is null, but the model {self.model} is loaded from MLflow: leave the option "tracking" out'
+            )
         return self
 
     def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the dataset to predict."""
+        """Yield the dataset whose rows the job predicts."""
         yield self.dataset
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
         return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})
 
 

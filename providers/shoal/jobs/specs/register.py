@@ -117,27 +117,31 @@ class Register(Settings):
     @classmethod
     def _several(cls, value: Any) -> Any:
         if isinstance(value, str):
-            raise ValueError(f'a list of metrics is needed: ["{value}"]')
+            raise ValueError(f'metrics must be a list, even with one metric only: write ["{value}"]')
         return value
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
         if not _MODEL_NAME.fullmatch(self.model):
             raise InvalidArgumentError(
-                f'model "{self.model}" is no legal name: 1 to 250 characters without "/" and ":"'
+                f'model "{self.model}" is not a legal name: use 1 to 250 characters without "/" and ":"'
             )
         if not _ALIAS.fullmatch(self.alias):
             raise InvalidArgumentError(
-                f'alias "{self.alias}" is not legal: letters, digits, "_", "-", and neither "latest" nor "v1"'
+                f'alias "{self.alias}" is not legal: use letters, digits, "_" and "-", but neither the name "latest" '
+                'nor a version such as "v1"'
             )
         for metric in self.all_metrics:
             metrics.best_mode(metric)
         if self.mode not in (None, self.best):
             raise ValueError(
-                f'mode="{self.mode}" contradicts metric="{self.metric}", which is best at its {self.best}imum'
+                f'mode="{self.mode}" contradicts metric="{self.metric}", whose best value is the {self.best}imum: '
+                "leave mode out"
             )
         if self.slice_tolerance is not None and self.by is None:
-            raise ValueError("slice_tolerance needs by, the column whose values are the slices")
+            raise ValueError(
+                'slice_tolerance needs the option "by" as well: the column whose values divide the holdout into slices'
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -157,10 +161,10 @@ class Register(Settings):
 
     @property
     def all_metrics(self) -> tuple[str, ...]:
-        """Return the names of the metric that decides and of the metrics that are only reported, without duplicates."""
+        """Return the names of the deciding metric and of the metrics that are only reported, without duplicates."""
         return tuple(dict.fromkeys((self.metric, *self.metrics)))
 
     @property
     def ranks(self) -> bool:
-        """Return whether one of the metrics is a ranking metric, which needs the column of groups."""
+        """Return whether one of the metrics is a ranking metric, which needs the option `group_col`."""
         return any(metrics.ranks(metric) for metric in self.all_metrics)

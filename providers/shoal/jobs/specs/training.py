@@ -32,7 +32,10 @@ class JobSpec(TrainRequest, AnySpec):
     @model_validator(mode="after")
     def _groups_to_rank(self) -> Self:
         if self.register_as is not None and self.register_as.ranks and self.group_col is None:
-            raise ValueError("a ranking metric in register needs group_col, the column of groups")
+            raise ValueError(
+                "a ranking metric in register needs group_col as well: the name of the column that assigns rows to "
+                "groups, such as queries"
+            )
         return self
 
     def inputs(self) -> Iterator[DatasetSpec]:
@@ -41,11 +44,11 @@ class JobSpec(TrainRequest, AnySpec):
         yield from self.eval_set.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build the spec that is fingerprinted; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
         return super().comparable(by_content).model_copy(update={"user_code": self.user_code and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Build a spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
         return (
             super()
             .with_datasets(replaced)

@@ -1,4 +1,5 @@
-"""Backends that start and end nodes: one subpackage for each kind, with the interface `base.Backend`."""
+"""Backends that start and end nodes. Each subpackage contains one backend, which implements the interface
+`base.Backend`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from shoal.pool.spec import BackendName
 
 
 def _ray() -> Backend:
-    from shoal.pool.backends.ray.backend import RayBackend  # imports an HTTP client that local pools do not need
+    # The Ray backend is imported only when it is needed, because it imports an HTTP client that local pools do not use.
+    from shoal.pool.backends.ray.backend import RayBackend
 
     return RayBackend()
 

@@ -1,4 +1,5 @@
-"""The interface of a pool backend. Demand, rollback, leases and the journal are the same for all backends.
+"""The interface of a pool backend (the code that starts, watches and ends nodes). Everything else, such as leases and
+rollback, is the same for all backends.
 
 There are two kinds of backends:
 
@@ -23,7 +24,7 @@ from shoal.state.schema import Node, NodeState
 
 @dataclass(frozen=True)
 class PoolRef:
-    """The data of a pool that a backend needs.
+    """The data about a pool with which its backend starts and ends nodes.
 
     Attributes:
         spec: The pool's settings.
@@ -39,7 +40,8 @@ class PoolRef:
 
 @dataclass(frozen=True)
 class NodeRef:
-    """The data of a node's row that a backend needs. Two references are equal while the node has the same owner."""
+    """Reference to a node, with the fields of the node's row that backends use. Two references to the same node are
+    equal as long as the node's supervisor process is the same."""
 
     id: str
     name: str
@@ -52,7 +54,7 @@ class NodeRef:
 
     @classmethod
     def of(cls, node: Node) -> NodeRef:
-        """Build the reference of a node's row."""
+        """Build a reference from a node's row."""
         supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
         return cls(
             node.id, node.name, node.pool, node.epoch, supervisor, node.is_head, NodeState(node.state), node.endpoint
@@ -61,7 +63,7 @@ class NodeRef:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A node that an API has started, as `Backend.look` found it.
+    """A node that an external API (such as a Ray cluster's autoscaler) has started, as `Backend.look` has found it.
 
     Attributes:
         endpoint: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, where the cluster says it,
@@ -77,7 +79,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Seen:
-    """Result of `Backend.look`. For a node in neither mapping, its row is still correct.
+    """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have arrived (for which the Ray
+    cluster has a node now). The rows of all other nodes are still correct.
 
     Attributes:
         lost: For each lost node: its id and the reason.
@@ -91,7 +94,7 @@ class Seen:
 
 
 class Backend(Protocol):
-    """The methods that start and end nodes.
+    """Interface of a backend: the methods that start, watch and end the nodes of a pool.
 
     Every method is idempotent: it may be called again with the same arguments, by several processes at once, and again
     after a process was killed in the middle of a call. No method writes to the store. The callers write the results.
@@ -104,10 +107,12 @@ class Backend(Protocol):
     """Seconds after which a node that is not up counts as failed."""
 
     start_timeout_per_node: float
-    """Additional seconds for each node that starts before it, for backends whose starts take turns."""
+    """Additional seconds for each node that starts before this node, for backends that start only a few nodes at
+    once."""
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Reject a size that the pool can never reach, before anything is journaled. May send network requests.
+        """Raise an error for a size that the pool can never reach, before the request is written to the database. The
+        check may send network requests.
 
         Raises:
             InvalidArgumentError: The pool cannot have this many nodes. The message names the largest possible size.
@@ -121,16 +126,18 @@ class Backend(Protocol):
         """
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Remove the files made by `prepare` after all nodes have ended. With `everything`, remove the logs too."""
+        """Remove the files that `prepare` has created; with `everything`, also the logs. Called after all nodes have
+        ended."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Check which nodes are lost and which have arrived. Must not change anything, and must not raise.
+        """Check which nodes are lost, and which requested nodes have arrived. A backend must not change anything and
+        must not raise an error in this method.
 
         It is called every few seconds, also by `describe_pool`, so it must take no longer than one or two requests.
         """
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Start nodes whose rows exist, and return without waiting for them.
+        """Start the nodes that belong to the given rows, and return without waiting until the nodes are ready.
 
         Called again for nodes whose row was not claimed in time. A node counts as started only when its supervisor or
         `look` reports it. Errors that a retry may solve must not be raised: the next call is the retry.
@@ -145,13 +152,16 @@ class Backend(Protocol):
         """
 
     def existing(self) -> list[str]:
-        """Return the ids of all nodes of this home that left any trace on this host, with or without a row."""
+        """Return the ids of all nodes of this `$SHOAL_HOME` that have left any trace on this host, such as a folder,
+        even if they have no row."""
 
     def clear(self, node_id: str) -> str | None:
-        """End a node that has no row and check that it is gone. Return None or what is left, as `end` does."""
+        """End a node that has no row, and check that the node is gone. Return None, or a description of what is left of
+        the node."""
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the address at which a ready head accepts jobs from the endpoint in the head's row."""
+        """Build the head's addresses, at which the pool accepts jobs, from the data in the head's row. The head has to
+        be ready."""
 
     def log(self, node: NodeRef) -> str:
         """Return the location of a node's log, or an empty string if shoal has none."""

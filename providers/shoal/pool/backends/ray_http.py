@@ -1,4 +1,5 @@
-"""Client for the HTTP API of a Ray head: the jobs of all pools, and the nodes of `ray://` pools. It needs no Ray."""
+"""Client for the HTTP API of a Ray head. It is used for the jobs of all pools and for the nodes of `ray://` pools. Ray
+need not be installed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class Problem(Enum):
-    """Kind of a failed request."""
+    """The ways in which an HTTP request to a Ray head can fail."""
 
     NOTHING_LISTENS = auto()
     """The head's machine refused the connection, because nothing listens at the address."""
@@ -37,11 +38,11 @@ class Problem(Enum):
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed request.
+    """Description of a failed HTTP request to a Ray head.
 
     Attributes:
         problem: Kind of the failure.
-        reason: Message of the connection, or the last line of the answer, which may be a whole traceback.
+        reason: Error message of the connection, or the last line of the head's answer (which may be a traceback).
         method: HTTP method of the request.
         status: HTTP status of the answer; None without an answer.
     """
@@ -54,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class RayJob:
-    """Status of a submission, as the head reports it."""
+    """Status of a submitted job, as the head reports it."""
 
     status: str
     """PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
@@ -64,19 +65,20 @@ class RayJob:
 
     @property
     def ended(self) -> bool:
-        """Whether its driver has ended."""
+        """Whether the job has ended, so that its status does not change any more."""
         return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
 
 
 class RayHead:
-    """Client of one head. Its methods raise the exceptions that `error` returns.
+    """HTTP client of one Ray head. If a request fails, each method raises the exception that the function `error`
+    returns.
 
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.
-        token: Bearer token; empty where the head asks for none.
+        token: Bearer token; empty if the head needs none.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
-        retrying: When to try a submission again, by the exception of the last try.
-        error: Returns the exception to raise for a failed request.
+        retrying: Rule that decides by the exception of the last try whether a submission is tried again.
+        error: Function that returns the exception to raise for a failed request.
     """
 
     def __init__(
@@ -88,18 +90,19 @@ class RayHead:
         self._options: dict[str, Any] = {
             "headers": {"Authorization": f"Bearer {token}"} if token else {},
             "timeout": timeout_s,
-            # Straight to the head: a proxy set for the internet knows no loopback address.
+            # Connect to the head directly, not through a proxy from the environment variables: a proxy cannot reach the
+            # head at a loopback address.
             "trust_env": False,
-            # Loading certificates takes 40 ms of CPU, which plain HTTP does not need.
+            # Plain HTTP needs no certificates, and loading them would take 40 ms of CPU time.
             "verify": not api.lower().startswith("http:"),
         }
 
     def get(self, path: str, read: Callable[[Any], T], params: Mapping[str, str] | None = None) -> T:
-        """Return what `read` takes from the JSON document at a path."""
+        """Send a GET request, and return the part of the JSON answer that the function `read` extracts."""
         return self._read(self._send("GET", path, params=params), read)
 
     def submit(self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str]) -> bool:
-        """Start a job unless one with this id exists.
+        """Submit a job, unless the head already has a job with this id.
 
         Args:
             argv: The command, run on the head.
@@ -113,25 +116,27 @@ class RayHead:
         return self._retrying(self._submit_once, body)
 
     def status(self, submission_id: str) -> RayJob | None:
-        """Return the status of a submission; None if the head does not know its id."""
+        """Return the status of a submitted job, or None if the head does not know the job's id."""
         return self._about("GET", submission_id, "", _ray_job)
 
     def logs(self, submission_id: str) -> str:
-        """Return everything a submission has printed so far; empty if the head does not know its id."""
+        """Return everything that a submitted job has printed so far, or an empty string if the head does not know the
+        job's id."""
         return self._about("GET", submission_id, "/logs", lambda answer: str(answer["logs"])) or ""
 
     def stop(self, submission_id: str) -> bool:
-        """Stop a submission (SIGTERM, after 3 s SIGKILL); return False if it does not run."""
+        """Stop a submitted job (SIGTERM, and SIGKILL after 3 s). Return False if the job does not run."""
         return self._about("POST", submission_id, "/stop", lambda answer: bool(answer["stopped"])) or False
 
     def delete(self, submission_id: str) -> bool:
-        """Delete a submission that has ended; return False if the head does not know its id."""
+        """Delete a submitted job that has ended. Return False if the head does not know the job's id."""
         return self._about("DELETE", submission_id, "", lambda answer: True) or False
 
     def _submit_once(self, body: Mapping[str, Any]) -> bool:
         response = self._send("POST", "/api/jobs/", json=body)
-        # Ray wraps its own 400 for a duplicate into a 500, so the text decides.
-        # Two submissions at the same moment can both be refused (ray#31356): it counts only if it is there.
+        # Ray answers a duplicate id with status 500 instead of 400, so duplicates are recognized by the text of the
+        # answer. If two processes submit the same id at the same moment, Ray may refuse both (ray#31356). So a job
+        # counts as a duplicate only if the head has a job with this id.
         duplicate = response.is_error and "already exists" in response.text
         if duplicate and self.status(str(body["submission_id"])) is not None:
             return False
@@ -139,7 +144,7 @@ class RayHead:
         return True
 
     def _about(self, method: str, submission_id: str, what: str, read: Callable[[Any], T]) -> T | None:
-        """Send a request about a submission; return None if the head does not know its id."""
+        """Send a request about a submitted job. Return None if the head does not know the job's id."""
         response = self._send(method, f"/api/jobs/{submission_id}{what}")
         return None if response.status_code == httpx.codes.NOT_FOUND else self._read(response, read)
 
@@ -178,13 +183,13 @@ def _ray_job(answer: Mapping[str, Any]) -> RayJob:
 
 
 def last_line(text: str, *, empty: str = "(nothing)") -> str:
-    """Return the last line of a text that is not blank; `empty` if there is none."""
+    """Return the last non-blank line of a text, or `empty` if all lines are blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else empty
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether the cause of an error is that nothing listens at the address."""
+    """Return whether an error was caused by a refused connection, which means that nothing listens at the address."""
     if error is None or isinstance(error, ConnectionRefusedError):
         return error is not None
     return _is_refusal(error.__cause__ or error.__context__)

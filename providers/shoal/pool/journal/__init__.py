@@ -1,1 +1,2 @@
-"""The journal of pools: rows of requests, operations and nodes, and the only functions that change them."""
+"""The journal of pools: functions that read and change the database rows of pools, their operations, leases and
+nodes."""

@@ -1,4 +1,5 @@
-"""Take a pool's rows one step forward: expire and grant leases, end operations, plan nodes, claim starts."""
+"""Update a pool's rows: delete expired leases, end operations, grant waiting leases, and write which nodes to start and
+end."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState
 
 
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
-    """Mark lost nodes as failed and arrived nodes as ready, unless their rows have changed since they were checked."""
+    """Mark lost nodes as failed and arrived nodes as ready, unless a node's row has changed since the node was
+    checked."""
     for node, seen_as in list(_news(snapshot, looked_at, seen)):
         if isinstance(seen_as, str):
             node.state, node.error = NodeState.FAILED, seen_as
@@ -54,7 +56,8 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield each node whose observed state differs from its row, with the reason of its loss or its arrival."""
+    """Yield each node that was lost since its row was written, with the reason. Also yield each requested node that has
+    arrived since then (for which the Ray cluster has a node now), with its data."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -63,7 +66,8 @@ def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Itera
         reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id)
         if reason and node.state not in (NodeState.FAILED, NodeState.ENDING):
             yield node, reason
-        # Two processes that check at once may match the same new Ray node to different rows. The first row keeps it.
+        # Two processes that check the cluster at the same time may assign the same new Ray node to different rows. The
+        # row that is written first keeps the node.
         elif arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
             taken.add(arrival.endpoint["ray_node_id"])
             yield node, arrival
@@ -71,7 +75,8 @@ def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Itera
 
 @dataclass(frozen=True)
 class Intents:
-    """Nodes that `advance` wants started and ended, and the decisions that it wrote."""
+    """Result of `advance`: the nodes that have to be started and ended next, and the decisions that were written to the
+    rows."""
 
     start: list[NodeRef]
     end: list[NodeRef]
@@ -82,7 +87,8 @@ class Intents:
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
-    """End operations and leases that are due, grant waiting leases, then write which nodes to start and end.
+    """Delete expired leases, end operations that are complete or past their deadline, grant waiting leases, and write
+    which nodes to start and end.
 
     Args:
         session: The caller's transaction.
@@ -130,7 +136,8 @@ def _end_operations(session: Session, snapshot: Snapshot, now: float) -> tuple[S
 
 
 def _grant_leases(session: Session, snapshot: Snapshot) -> list[str]:
-    """Grant the waiting leases for which there is room. The nodes that ended leases leave behind go to them."""
+    """Grant the waiting leases that fit into MAX_NODES now, for example because other leases were released or have
+    expired."""
     granted = grantable(snapshot)
     for lease in granted:
         lease.waiting = False
@@ -139,7 +146,8 @@ def _grant_leases(session: Session, snapshot: Snapshot) -> list[str]:
 
 
 def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
-    """Take the pool down if nothing needs it any more, else write that it is in use."""
+    """Set the pool to stopping if nothing needs it any more. Otherwise, if the pool is in use, update its time of last
+    use."""
     if why := why_down(snapshot, now):
         rows.stop(session, snapshot.pool, now)
         return rows.load(session, snapshot.pool.name), [f"the pool goes down because {why}"]
@@ -149,7 +157,8 @@ def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Sn
 
 
 def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
-    """Write to the rows of surplus nodes that they have to end or drain."""
+    """Write to the rows of surplus nodes that these nodes have to end, or to drain (finish their work before they
+    end)."""
     difference = plan_nodes(snapshot, now)
     by_id = {node.id: node for node in snapshot.nodes}
     for node_id, reason in difference.end:
@@ -160,8 +169,9 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
 
 
 def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
-    """Write rows for the missing nodes."""
-    difference = plan_nodes(snapshot, now)  # plan again, because failed nodes may just have started a cooldown
+    """Add a row to the database for each missing node."""
+    # Plan again, because nodes that failed may have started a cooldown since the last plan.
+    difference = plan_nodes(snapshot, now)
     head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
     head_id = head.id if head else None
     started = []
@@ -175,7 +185,7 @@ def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
 
 
 def _has_expired(lease: Lease, shared_now: float) -> bool:
-    """Return whether a lease was not renewed for its time to live.
+    """Return whether a lease has expired, because it was not renewed within its time to live.
 
     A lease renewed on this host since its last boot is checked against the monotonic clock, which a suspend or a change
     of the wall clock does not affect. A lease of another host is checked against the clock that both hosts share.
@@ -216,7 +226,8 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
     never_ready = node.endpoint is None
     failed = node.state is NodeState.FAILED or (never_ready and now >= node.start_deadline)
     cause = session.get(Operation, node.operation_id) if node.operation_id else None
-    # The failure counts for the operation that caused the start. If that operation has ended, it does not count at all.
+    # If a node failed before it was ready, the failure counts for the operation for which the node was started. If that
+    # operation has ended, the failure does not count at all.
     if failed and never_ready and cause is not None:
         if cause.state is OperationState.OPEN:
             cause.failures += 1
@@ -230,7 +241,7 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
 
 
 def _claim_starts(nodes: Sequence[Node], now: float) -> list[NodeRef]:
-    """Write the spawn time to the nodes that need a supervisor now, and return these nodes."""
+    """Write the spawn time to the rows of the nodes that need a supervisor process now, and return these nodes."""
     due = unclaimed(nodes, now)
     for node in due:
         node.spawned_at = now

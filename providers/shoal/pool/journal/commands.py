@@ -1,4 +1,4 @@
-"""Record requests for a pool in its rows: up, scale, lease, renew, release, alter, down and delete.
+"""Write the requests of users to the database rows of a pool: up, scale, lease, renew, release, alter, down and delete.
 
 Every function works inside the caller's transaction. It either raises, or writes the request to the rows.
 `shoal.pool.reconcile` carries the request out.
@@ -26,7 +26,7 @@ from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, Op
 
 
 def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None, now: float) -> bool:
-    """Set a pool's state to up, without any demand. Return whether it was down before.
+    """Set a pool's state to up, but do not request any nodes yet. Return whether the pool was down before.
 
     If the pool was down, its epoch increases by one.
 
@@ -43,7 +43,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     else:
         clock.follow(session, pool)
     if pool.state is PoolState.STOPPING:
-        raise PoolStoppingError(f'pool "{spec.name}" is still going down')
+        raise PoolStoppingError(f'pool "{spec.name}" is still going down: try again in some seconds')
     if pool.state is PoolState.UP:
         rows.require_here(pool)
         return False
@@ -65,7 +65,8 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
 
 
 def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
-    """Set the base demand of a pool whose life has begun to MIN_NODES, unless it has one. Return the operation's id.
+    """Make MIN_NODES the base demand (the number of nodes to keep) of a pool in the state up, unless the pool already
+    has a base demand. Return the operation's id.
 
     Raises:
         InvalidArgumentError: The pool is up with other settings.
@@ -94,7 +95,7 @@ def scale(
     block_until_min_cluster_size: int | None,
     now: float,
 ) -> str:
-    """Set the base demand. Return the id of the new operation.
+    """Set a pool's base demand (the number of nodes to keep). Return the id of the new operation.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -107,13 +108,15 @@ def scale(
     _require_below_max(pool, size, "a size")
     if size < pool.min_nodes:
         raise InvalidArgumentError(
-            f'a size of {size} is below MIN_NODES={pool.min_nodes} of pool "{name}": lower it with '
+            f'a size of {size} is below MIN_NODES={pool.min_nodes} of pool "{name}": lower the limit with '
             f"`shoal pool alter {name} --min-nodes {size}` or shoal.alter_pool({name!r}, min_nodes={size})"
         )
     operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
     operation.block_until_min_cluster_size = block_until_min_cluster_size
     demand = snapshot.demand
-    if demand is None:  # a lease had started the pool; with a base demand it stays up after the lease
+    # If a lease has started the pool, the pool has no base demand yet. It gets one here, so it stays up after its last
+    # lease has ended.
+    if demand is None:
         session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
     else:
         operation.replaced_size = demand.size
@@ -136,7 +139,8 @@ def lease(
     block_until_min_cluster_size: int | None,
     now: float,
 ) -> tuple[str, Lease]:
-    """Create a holder's lease, or renew the lease that it has with the new size and a new epoch.
+    """Create a lease for a holder. If the holder already has a lease on the pool, renew that lease with the new size,
+    and increase its epoch, so that older handles can no longer renew it.
 
     A new lease waits in the pool's queue if it does not fit into MAX_NODES beside the other leases, or if a lease waits
     already. A lease that waits keeps its place when it is requested again, unless the new size is larger.
@@ -238,7 +242,8 @@ def release(session: Session, name: str, holder: str, now: float) -> int:
 
 
 def down(session: Session, name: str, now: float) -> None:
-    """Request that a pool goes down. Its demand and leases are deleted at once, each node's row after the node ended.
+    """Request that a pool goes down. The pool's base demand and leases are deleted at once. The row of each node is
+    deleted after the node has ended.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -293,7 +298,10 @@ def remove(session: Session, name: str, *, abandon: bool) -> None:
     else:
         rows.require_here(pool)
         if pool.state is not PoolState.DOWN:
-            raise PoolDownError(f'pool "{name}" is {pool.state.value}: `shoal pool down {name}` ends its nodes first')
+            raise PoolDownError(
+                f'pool "{name}" is {pool.state.value} and cannot be deleted: first end its nodes with '
+                f"`shoal pool down {name}`"
+            )
     session.delete(pool)
 
 
@@ -314,7 +322,7 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
     spec = PoolSpec.parse(fields)
     claims = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
-    claims["its leases together"] = leased(snapshot)
+    claims["the nodes that its leases take together"] = leased(snapshot)
     if snapshot.demand:
         claims["its base demand"] = snapshot.demand.size
     for what, size in claims.items():
@@ -342,7 +350,8 @@ def _kind(exclusive: bool) -> str:
 
 
 def _supersede_requests(snapshot: Snapshot, lease: Lease, now: float) -> None:
-    """End the open operations of a lease that waits and is requested again. The new operation has its own deadline."""
+    """End the open operations of a waiting lease that its holder has requested again. The new request has its own
+    operation with its own deadline."""
     for operation in snapshot.operations:
         if operation.lease_id == lease.id and operation.state is OperationState.OPEN:
             operation.state, operation.ended_at = OperationState.SUPERSEDED, now
@@ -360,14 +369,15 @@ def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
 
 
 def _try_at_once(pool: Pool) -> None:
-    """Reset the failure count and cooldown for a new request, because the cause may have been fixed."""
+    """Reset a pool's failure count and cooldown, so that a new request starts nodes at once: the cause of the failures
+    may have been fixed."""
     pool.start_failures, pool.last_failure, pool.cooldown_until = 0, None, None
 
 
 def _require_below_max(pool: Pool, size: int, what: str) -> None:
     if size > pool.max_nodes:
         raise InvalidArgumentError(
-            f'{what} of {size} is above MAX_NODES={pool.max_nodes} of pool "{pool.name}": raise it with '
+            f'{what} of {size} is above MAX_NODES={pool.max_nodes} of pool "{pool.name}": raise the limit with '
             f"`shoal pool alter {pool.name} --max-nodes {size}` or shoal.alter_pool({pool.name!r}, max_nodes={size})"
         )
 

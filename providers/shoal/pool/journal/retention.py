@@ -18,7 +18,8 @@ def retain(store: Store, name: str, now: float) -> None:
     with store.transaction() as session:
         nodes = {node.name for node in rows.load(session, name).nodes}
         rows.keep_newest_operations(session, name, KEEP_OPERATIONS)
-    # ray:// pools have no such folder. Another process may delete the same log at the same time.
+    # A ray:// pool has no log folder, so the loop finds no files. Another process may delete the same log at the same
+    # time, so a missing file is no error.
     for log in (home() / "pools" / name / "logs").glob("*.log"):
         with suppress(FileNotFoundError):
             if log.stem not in nodes and now - log.stat().st_mtime > KEEP_LOGS:

@@ -1,4 +1,5 @@
-"""End operations: record the result, and restore demand and leases when an operation is rolled back."""
+"""End operations: record the result. If an operation is rolled back, also restore the previous base demand and
+leases."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
 def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
-    """Roll an operation back because its caller gave it up. Return False if it had ended or was never written."""
+    """Roll an operation back because its caller gave it up. Return False if the operation has already ended or does not
+    exist."""
     operation = session.get(Operation, operation_id)
     if operation is None or operation.state is not OperationState.OPEN:
         return False
@@ -22,7 +24,8 @@ def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bo
 
 
 def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: float) -> str:
-    """Record how an operation ended, and update demand and leases. Return a sentence for the log."""
+    """Record how an operation ended, and update the pool's base demand and leases accordingly. Return a sentence for
+    the log."""
     operation = next(row for row in snapshot.operations if row.id == verdict.operation_id)
     operation.state, operation.error, operation.ended_at = verdict.state, verdict.reason, now
     if now >= operation.deadline:
@@ -35,7 +38,7 @@ def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: f
 
 
 def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: Verdict, now: float) -> None:
-    """Update demand and leases after an operation ended."""
+    """Update the pool's base demand and leases after an operation has ended."""
     demand = snapshot.demand
     if verdict.settle_at is not None and demand and demand.operation_id == operation.id:
         demand.size, demand.set_at = verdict.settle_at, now
@@ -48,8 +51,8 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # A later operation replaced this operation's demand. If it is rolled back, it must not restore that demand, but the
-    # demand that this operation had replaced.
+    # A later operation may have replaced the demand of this operation, which is rolled back now. If the later operation
+    # is also rolled back, it must restore the demand from before this operation.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -57,7 +60,7 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
     if demand is None or demand.operation_id != operation.id:
         return
     if operation.replaced_size is None:
-        session.delete(demand)  # there was no demand before; the pool goes down unless a lease keeps it up
+        session.delete(demand)  # the pool had no base demand before; it goes down unless a lease keeps it up
     else:
         demand.size, demand.operation_id, demand.set_at = operation.replaced_size, operation.replaced_operation_id, now
 
@@ -77,7 +80,9 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    if later is not None:  # the lease was requested again since; that request's rollback restores the older size
+    # If the lease was requested again after this operation, its present size belongs to the later request and is kept.
+    # If the later request is also rolled back, it restores the size from before this operation.
+    if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:
         session.delete(lease)

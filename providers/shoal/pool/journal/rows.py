@@ -1,4 +1,4 @@
-"""Read the rows of a pool, and make single changes to them.
+"""Read the database rows of a pool, and make simple changes to them.
 
 Every function of this package works inside the caller's transaction. Demand, operation and node rows change together or
 not at all, so that no process acts on half of a change.
@@ -35,7 +35,8 @@ _UNFINISHED = Job.state.not_in(JOB_ENDED)
 
 
 def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
-    """Return the names of all pools in alphabetical order. Include pools embedded in a process only if `embedded`."""
+    """Return the names of all pools in alphabetical order. Pools that belong to one process (embedded pools) are
+    included only if `embedded` is true."""
     rows = session.scalars(select(Pool).order_by(Pool.name))
     return [pool.name for pool in rows if embedded or pool.owner is None]
 
@@ -73,7 +74,8 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
 
 
 def _works(driver: dict[str, Any] | None) -> bool:
-    """Return whether an unfinished job still uses the pool. Its driver may have died without updating the job's row."""
+    """Return whether an unfinished job still uses the pool. If the job's driver process has died without updating the
+    job's row, the job does not use the pool any more."""
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
@@ -93,7 +95,8 @@ def require_here(pool: Pool) -> None:
 
 
 def adopt(pool: Pool) -> None:
-    """Write this host's name and id to a pool's row, for rows of shoal 0.1 and after the host was renamed."""
+    """Write this host's name and id to the row of a pool that is bound to this host. Rows of shoal 0.1, and rows from
+    before the host was renamed, need this update."""
     if pool.host != ANYWHERE:
         bind_here(pool)
 
@@ -110,7 +113,8 @@ def require_up(pool: Pool) -> None:
 
 
 def keep_newest_operations(session: Session, name: str, keep: int) -> None:
-    """Delete a pool's ended operations except the newest `keep`, because every read of the pool loads all of them."""
+    """Delete a pool's ended operations, but keep the newest ones (`keep` is their number). Every read of the pool loads
+    all its operations, so there must not be too many of them."""
     ended = session.scalars(
         select(Operation)
         .where(Operation.pool == name, Operation.state != OperationState.OPEN)
@@ -132,7 +136,7 @@ def note_stuck(session: Session, node_id: str, problem: str) -> None:
 
 
 def stop(session: Session, pool: Pool, now: float) -> None:
-    """Set a pool that is up to stopping, and delete its demand and leases."""
+    """Change a pool's state to stopping if the pool is up, and delete the pool's base demand and leases."""
     if pool.state is PoolState.UP:
         pool.state = PoolState.STOPPING
     pool.touched_at = now

@@ -1,4 +1,4 @@
-"""Journal steps: names for every transaction and every action that changes a pool.
+"""Names of the journal steps. Every transaction and every action that changes a pool is one step.
 
 A process may die before, during or after any step, and the next sweep continues from there. The crash tests kill a
 process at every `JournalStep`. So every change of a pool has to be part of a step, or the tests do not cover it.
@@ -14,7 +14,7 @@ __all__ = ["At", "JournalStep", "act", "transaction"]
 
 
 class JournalStep(StrEnum):
-    """One step of changing a pool. The members are in the order in which an operation passes them."""
+    """One step of changing a pool. The members are in the order in which the steps of an operation happen."""
 
     REQUEST = "request"
     """Transaction: write a request (demand, lease, limits, `down`) and its operation."""

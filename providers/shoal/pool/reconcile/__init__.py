@@ -1,1 +1,1 @@
-"""Reconcile pools: start and end nodes until they match the demand."""
+"""Reconcile pools: start their missing nodes and end their surplus nodes."""

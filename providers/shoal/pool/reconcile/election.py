@@ -30,14 +30,16 @@ class Turn:
 
     def take(self) -> bool:
         """Take the turn, or keep it. Return False if another process took it less than TURN_PATIENCE seconds ago."""
-        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:  # a negative age means the clock was set back
+        # If the file that records the turn has a negative age, the clock was set back. The turn is then free.
+        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:
             return False
         with suppress(OSError):  # if the disk is full, no turn is recorded, so all waiting processes reconcile
             self._path.write_text(self._me)
         return True
 
     def give_up(self) -> None:
-        """Give up the turn by removing the file, so that another process can take the turn at once."""
+        """Give up the turn by removing the file that records this process's turn. Another process can then take the
+        turn at once."""
         if self._is_mine():
             self._path.unlink(missing_ok=True)
 

@@ -1,4 +1,5 @@
-"""Reconcile a pool: start and end nodes until they match the demand. Safe at any time, repeatedly and concurrently.
+"""Reconcile a pool: start its missing nodes and end its surplus nodes. Reconciling is safe at any time, repeatedly and
+concurrently.
 
 Reconciling has four steps:
 
@@ -48,12 +49,13 @@ class Changes:
     decided: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """Return one sentence for each change."""
+        """Return the changes as sentences for the log, one sentence for each change."""
         return [*self.decided, *(f"started {name}" for name in self.started), *(f"ended {name}" for name in self.ended)]
 
 
 def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
-    """Start and end one pool's nodes so that they match its demand. Return without waiting until nodes are ready.
+    """Start the missing nodes and end the surplus nodes of one pool. Return without waiting until the started nodes are
+    ready.
 
     Args:
         store: The state store.

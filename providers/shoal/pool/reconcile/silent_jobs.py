@@ -1,4 +1,5 @@
-"""Find unfinished jobs that give no sign of life, so that the reconciler can have the pool's head asked about them."""
+"""Find unfinished jobs that give no sign of life, so that the reconciler can start a command that asks the pools' heads
+about these jobs."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ _PATIENCE_S = 30.0
 job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this limit."""
 
 _WAITING_PATIENCE_S = 45.0
-"""Seconds in the queue of its pool before a job counts as silent. A process on this host that waits for it starts it
-sooner."""
+"""Seconds that a job waits in the queue of its pool before it counts as silent. If a process on this host waits for the
+job, this process starts the job sooner."""
 
 
 class SilentJobs:
-    """Track for how long the rows of unfinished jobs have not changed, by this process's monotonic clock.
+    """Record of how long the rows of unfinished jobs have not changed, measured with this process's monotonic clock.
 
     Args:
         monotonic: Function that returns the seconds of a clock that never jumps.
@@ -29,7 +30,8 @@ class SilentJobs:
         self._unchanged_since: dict[tuple[object, ...], float] = {}
 
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
-        """Return the jobs whose driver or submitter is not found on this host, and whose rows stay unchanged for 30 s.
+        """Return the jobs that may be lost: no process on this host is known to submit or run them, and their rows have
+        not changed for 30 s (45 s for a job that waits in a queue).
 
         A job that was sent to the head and has not begun counts as one whose submitter is not seen running.
         A job that waits in a queue is returned when it has waited there for 45 s, whoever polls it: a process on
@@ -49,23 +51,26 @@ def _patience_s(job: Job) -> float:
 
 
 def _is_doubtful(job: Job) -> bool:
-    """Return whether no process responsible for a job is seen to run on this host."""
+    """Return whether no process on this host is known to submit or run a job, so that the job may be lost."""
     if job.is_waiting:
-        return True  # the submitter may run without polling the job any more, or run on another host
+        # The submitter's process shows nothing: it may be alive but no longer poll the job, or it may be on another
+        # host.
+        return True
     if job.state is JobState.PENDING:
         if job.admitted_at is not None:
-            return True  # its driver may have died before it could record that it runs
+            return True  # the job's driver may have died before it could record that it runs
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
-    # A driver of shoal 0.1 has no heartbeat. So it counts as lost only if it ran on this host and has ended. A driver
-    # with a heartbeat may also run on another host: then its unchanged row shows that the driver is lost.
+    # A driver of shoal 0.1 writes no heartbeat. So it counts as lost only if it ran on this host and has ended. A
+    # driver that writes a heartbeat may also run on another host: if its job's row does not change, the driver is lost.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 
 def _sign(job: Job) -> tuple[object, ...]:
-    """Return the part of a job's row that changes while a process that can start or run the job works for it."""
+    """Return those values of a job's row that change when a process starts the job or works on it. If two checks find
+    the same values, no process has done this between the two checks."""
     if job.is_waiting:
         return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

@@ -1,4 +1,5 @@
-"""Sweep this host: end the nodes that no demand needs, and the nodes that have no row in the database."""
+"""Sweep this host: end the nodes that their pool does not need any more, and the nodes that have no row in the
+database."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ further run ends its workers. A sixth run has never changed anything."""
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
-    """End the nodes on this host that no demand needs, and nodes that have no row in the database.
+    """End the nodes on this host that their pool does not need any more, and the nodes that have no row in the
+    database.
 
     The sweep is safe at any time, repeatedly and concurrently. After an error in one pool, it goes on with the next.
 
@@ -61,7 +63,7 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
         try:
             changes = reconcile(store, name, clock=clock)
         except PoolNotFoundError:
-            return  # the pool was embedded in a process that has ended, and its row was removed
+            return  # nothing is left to sweep: the pool belonged to a process that has ended, so its row was removed
         yield from changes.sentences()
         if changes == Changes():
             with suppress(PoolNotFoundError):

@@ -1,1 +1,1 @@
-"""Backend for nodes on this machine. Each node is a Ray node on loopback, owned by a supervisor process."""
+"""Backend for nodes on this machine. Each node is a Ray node on the loopback address, owned by a supervisor process."""

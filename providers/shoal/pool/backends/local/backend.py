@@ -40,11 +40,13 @@ Airflow or Prefect task do not get into the pool."""
 _SUPERVISOR = "shoal.pool.supervisor"
 
 _START_TIMEOUT_PER_NODE = 10.0
-"""Additional seconds for each node that starts before. A host starts only a few nodes at once, each in 3 to 9 s."""
+"""Additional seconds for each node that starts before this node. A host starts only a few nodes at once, each in 3 to 9
+s."""
 
 
 class LocalBackend:
-    """The default backend. It needs no service, and works only for the user and the host that started the pool."""
+    """The default backend: nodes on this machine. It needs no service, but only the user and the host that started a
+    pool can use the pool."""
 
     def __init__(self, supervisor_module: str = _SUPERVISOR) -> None:
         self._module = supervisor_module
@@ -62,7 +64,8 @@ class LocalBackend:
         runtime_root()
 
     def prepare(self, spec: PoolSpec) -> None:
-        """Write a new token, so that tokens from before the pool last went down are no longer valid."""
+        """Create a new bearer token for the pool. A token from before the pool last went down is then no longer
+        valid."""
         path = token_path(spec.name)
         try:
             path.unlink(missing_ok=True)
@@ -74,13 +77,13 @@ class LocalBackend:
             ) from error
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Remove the token. With `everything`, remove the pool's whole folder."""
+        """Remove the pool's token. With `everything`, remove the pool's whole folder."""
         token_path(name).unlink(missing_ok=True)
         if everything:
             remove_folder(token_path(name).parent)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Report nodes whose supervisor does not run any more as lost."""
+        """Report as lost each node whose supervisor process does not run any more."""
         return Seen(
             lost={
                 node.id: f"its supervisor (pid {node.supervisor.pid}) is gone"
@@ -90,7 +93,8 @@ class LocalBackend:
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Spawn a supervisor for each node. It claims the node's row, or exits if it cannot."""
+        """Spawn a supervisor process for each node. The supervisor claims the node's row (it writes its process id
+        there), or exits if it cannot claim the row."""
         for node in nodes:
             processes.spawn_detached(
                 [sys.executable, "-m", self._module, node.id, str(node.epoch)],
@@ -105,19 +109,20 @@ class LocalBackend:
                 node.supervisor.signal(signal.SIGTERM)
         until = time.monotonic() + TERMINATE_PATIENCE
         while time.monotonic() < until and any(node.supervisor and node.supervisor.alive() for node in nodes):
-            time.sleep(0.05)  # a supervisor needs 0.3 to 2 s to end its node
+            time.sleep(0.05)  # a short pause, because a supervisor needs 0.3 to 2 s to end its node
         return {node.id: self._end_rest(node) for node in nodes}
 
     def existing(self) -> list[str]:
-        """Return the ids of all nodes that have a folder in a runtime root of this home and store."""
+        """Return the ids of all nodes of this `$SHOAL_HOME` and store that have a folder on this host."""
         return node_ids()
 
     def clear(self, node_id: str) -> str | None:
-        """End the node's processes, found by its folder and its environment tag, and remove its folder."""
+        """End all processes of a node that has no row, and remove the node's folder. The processes are found by this
+        folder and by an environment variable."""
         return self._end_rest(NodeRef(node_id, node_id, "", 0, None))
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the head's address from its row, with the pool's token."""
+        """Build the head's addresses from the data in its row, and add the path of the pool's token file."""
         return Endpoint(head["api"], head["gcs"], token_path(spec.name))
 
     def log(self, node: NodeRef) -> str:
@@ -152,10 +157,13 @@ def token_path(pool: str) -> Path:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment of a detached process: the allowed variables of this process, and SHOAL_HOME."""
+    """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, and
+    SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
-        kept["TMPDIR"] = str(temp_folder())  # this process's TMPDIR lies in its node's folder, removed with the node
+        # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
+        # The detached process may run longer, so it gets the host's temp folder instead.
+        kept["TMPDIR"] = str(temp_folder())
     return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
 
@@ -165,9 +173,11 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         **inherited_environment(),
         NODE_TAG: node.id,
         ROOT_VARIABLE: str(runtime_root()),
-        "SHOAL_PYTHON": sys.executable,  # Python of a job's entry point; the submitter may use another environment
+        # The Python that runs a job's entry point is the pool's, because the submitter may use another environment.
+        "SHOAL_PYTHON": sys.executable,
         "SHOAL_POOL": node.pool,
-        # Ray's dashboard leaves folders in TMPDIR when it is killed. Here they are removed with the node's folder.
+        # Ray's dashboard leaves folders in TMPDIR when it is killed. With this TMPDIR, they are removed together with
+        # the node's folder.
         "TMPDIR": str(node_folder(node.id)),
         **ray_environment(token_path(node.pool)),
     }

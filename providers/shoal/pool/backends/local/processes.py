@@ -1,4 +1,4 @@
-"""Start a node's processes detached, find all of them, and end them."""
+"""Start processes that outlive the caller, find all processes of a node, and end them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stderr=sink,
             check=False,
         ).returncode
-    # SIGKILL is not a failure: another process ended the node with this tag before its program started.
+    # If the new process was ended by SIGKILL, this is not an error. Another process has ended the node: it has found
+    # the new process by the node's environment tag, and has killed it before `argv` was started.
     if code not in (0, -signal.SIGKILL):
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
 
 def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | None) -> list[ProcessId]:
-    """Find all processes that belong to a node, except the caller.
+    """Find all processes that belong to a node, except the calling process.
 
     A process belongs to the node if it shows any of three signs, because each sign alone misses some processes:
 
@@ -91,7 +92,8 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
 
 
 def _owns_session(supervisor: ProcessId) -> bool:
-    """Return whether the session with the supervisor's pid is still the supervisor's.
+    """Return whether the process session with the supervisor's pid as its id is the supervisor's. It is not if another
+    process has got this pid since then.
 
     The kernel does not reuse a pid while it is the id of a session. So the answer is False only if another process has
     this pid now.
@@ -112,7 +114,7 @@ def _has_tag(pid: int, tag: bytes) -> bool:
 
 
 def _has_open(pid: int, prefixes: tuple[str, ...]) -> bool:
-    """Return whether a process has a file open for writing in one of some folders.
+    """Return whether a process has opened a file in one of the given folders for writing.
 
     Files open for reading do not count, because any process may read a log there.
     """

@@ -37,7 +37,8 @@ class RayletSpec:
 
 
 class Raylet:
-    """A running Ray node. The constructor has to run in the main thread, and returns after the node has joined.
+    """A running Ray node. The constructor has to run in the main thread, and returns when the node has joined its
+    cluster.
 
     Raises:
         Exception: Ray could not start the node.
@@ -67,7 +68,8 @@ class Raylet:
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The node's ``gcs`` (host:port to join), ``api`` (URL of the Job API) and ``ray_node_id`` (Ray's id)."""
+        """The node's ``gcs`` (host:port at which nodes join the cluster), ``api`` (URL of Ray's Job API) and
+        ``ray_node_id`` (Ray's id of the node)."""
         return {
             "gcs": self._node.gcs_address,
             "api": f"http://{self._node.webui_url}",
@@ -79,8 +81,8 @@ class Raylet:
         gone = [f"{kind} (exit code {process.returncode})" for kind, process in self._node.dead_processes()]
         if gone:
             return f"{', '.join(gone)} ended by itself"
-        # Without this check, Ray itself gives up after 180 s (the TCP timeout plus one minute), and then ends the
-        # process that sends the requests, which is the supervisor.
+        # Without this check of the head's silence, Ray would wait for an unreachable head for 180 s (the TCP timeout
+        # plus one minute). Then Ray would end the process that sends the requests, which is the supervisor.
         if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
             return f"the head at {self._head} cannot be reached"
         return None
@@ -93,10 +95,10 @@ class Raylet:
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
         except RayError:
-            # The time counts from the first missed answer, not from the last received one. So a supervisor that was
-            # paused asks again before it gives up.
+            # The head's silence is counted from the first missed answer, not from the last received answer. So a
+            # supervisor that was paused asks the head again before it gives up.
             self._silent_since = self._silent_since or time.monotonic()
-            return True  # ending a busy node would be worse than keeping an idle one
+            return True  # "busy" is the safe answer: ending a busy node would be worse than keeping an idle one
         self._silent_since = None
         state = autoscaler_pb2.GetClusterResourceStateReply.FromString(said).cluster_resource_state
         mine = bytes.fromhex(self._node.node_id)

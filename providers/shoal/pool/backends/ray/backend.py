@@ -39,7 +39,7 @@ class RayBackend:
             return
         raise InvalidArgumentError(
             f'pool "{spec.name}" is a static Ray cluster of {there} nodes (it has no autoscaler): it cannot have '
-            f"{size}; request {there} at most, or ask the administrator of {spec.address} to add nodes"
+            f"{size} nodes; request at most {there}, or ask the administrator of {spec.address} to add nodes"
         )
 
     def prepare(self, spec: PoolSpec) -> None:
@@ -49,7 +49,8 @@ class RayBackend:
         """Do nothing, because `prepare` creates nothing."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Report bound nodes that have left the cluster, and match free nodes of the cluster to unbound rows."""
+        """Report the pool's nodes that have left the cluster, and assign free nodes of the cluster to the rows that
+        wait for a node."""
         if not nodes:
             return Seen()
         try:
@@ -70,7 +71,8 @@ class RayBackend:
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Request the pool's total size from the autoscaler. A cluster without autoscaler already has all its nodes."""
+        """Request all nodes of the pool from the cluster's autoscaler. Without an autoscaler nothing is requested,
+        because such a cluster already has all its nodes."""
         if pool.size <= 1:
             return  # the head runs already
         cluster = Cluster(pool.spec)
@@ -78,14 +80,15 @@ class RayBackend:
             if cluster.autoscaling() is not False:
                 cluster.submit(_job_id(pool), _order(pool))
         except PoolUnreachableError as error:
-            log.warning("%s", error)  # the next reconcile run requests the missing nodes again
+            log.warning("%s", error)  # no error, as the next reconcile run requests again
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Ask the autoscaler for only as many nodes as the pool's size; then the nodes' rows may end."""
+        """Request only as many nodes from the autoscaler as the pool should have now. After that, the caller may delete
+        the rows of the surplus nodes."""
         try:
             self._lower(pool)
         except ConnectionRefusedByClusterError:
-            pass  # the head is gone, and its request to the autoscaler with it
+            pass  # the head has ended, so its autoscaler and the request for nodes are gone too
         except PoolUnreachableError as error:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
             return {node.id: f"the autoscaler may still keep nodes for this pool: {error}; {hint}" for node in nodes}
@@ -96,11 +99,12 @@ class RayBackend:
         return []
 
     def clear(self, node_id: str) -> str | None:
-        """Do nothing, because `existing` returns no nodes."""
+        """Do nothing: `existing` never returns a node of a Ray cluster, so there is no node to end."""
         return None
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the head's address from its row, with the token file of the spec."""
+        """Build the head's addresses from the data in its row, and add the path of the token file from the pool's
+        spec."""
         return Endpoint(head["api"], head["gcs"], Path(spec.token_file).expanduser() if spec.token_file else None)
 
     def log(self, node: NodeRef) -> str:
@@ -108,20 +112,24 @@ class RayBackend:
         return ""
 
     def _lower(self, pool: PoolRef) -> None:
-        """Lower the request to the autoscaler, if the cluster's job list shows that nodes were requested before."""
+        """Ask the autoscaler for fewer nodes, if the cluster's list of jobs shows that this pool has requested nodes
+        before."""
         cluster = Cluster(pool.spec)
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):
             cluster.submit(_job_id(pool), _order(pool))
             cluster.answer(_job_id(pool))
             if pool.size <= 1:
-                cluster.forget(_job_id(pool))  # no request is left to remember
+                # At size 1, the pool no longer requests nodes from the autoscaler. So this job is deleted from the
+                # cluster's list of jobs, where later calls of `_lower` look for the pool's requests.
+                cluster.forget(_job_id(pool))
         for job in before:
             cluster.forget(job)
 
 
 def _job_id(pool: PoolRef) -> str:
-    """Return the id of a decision's Ray job, so that a second process with the same decision finds the job."""
+    """Return the id of the Ray job that carries out a decision about the pool's size. The same decision always gives
+    the same id, so the job is not submitted twice."""
     return f"shoal-demand-{pool.spec.name}-{pool.stamp:.6f}-{pool.size}"
 
 
@@ -137,7 +145,8 @@ def _order(pool: PoolRef) -> dict[str, object]:
 
 
 def _matched(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
-    """Match rows to nodes: the head's row to the head, the others in order. All processes get the same result."""
+    """Assign free nodes of the cluster to the database rows that wait for a node: the head to the head's row, and the
+    other nodes to the other rows in order. The same rows and nodes always give the same result."""
     pairs: list[tuple[NodeRef, ClusterNode]] = []
     for is_head in (True, False):
         rows = [ref for ref in waiting if ref.is_head is is_head]

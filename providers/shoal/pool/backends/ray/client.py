@@ -1,4 +1,5 @@
-"""HTTP client of a Ray cluster that others run: its nodes, its autoscaler, small jobs. It does not need Ray here."""
+"""HTTP client of an existing Ray cluster: list its nodes, check for an autoscaler, and run small jobs. Ray need not be
+installed on this machine."""
 
 from __future__ import annotations
 
@@ -19,23 +20,24 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
 _MOST_NODES = 10_000
-"""What the state API gives at most; it gives 100 if not asked."""
+"""Largest number of nodes that Ray's state API returns. Without a limit in the request, it returns only 100."""
 
 _RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
-"""The cluster's own Python, or the one that whoever set it up named."""
+"""Shell command that runs a script with the Python of the cluster: `$SHOAL_PYTHON` if this variable is set there, else
+`python`."""
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
-    """Nothing listens at the address: the head is gone, and with it the demand that it was told."""
+    """Nothing listens at the head's address. So the head has ended, and all its node requests are gone."""
 
 
 class _BusyClusterError(PoolUnreachableError):
-    """The head failed to answer the request."""
+    """The head could not answer the request now. A later try may succeed."""
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A node that is alive."""
+    """One node of a Ray cluster that is alive, as the head reports it."""
 
     id: str
     name: str
@@ -47,13 +49,14 @@ class ClusterNode:
 
 
 class Cluster:
-    """Client of the head of a `ray://` pool's cluster.
+    """HTTP client of the Ray cluster of a `ray://` pool. All requests go to the cluster's head.
 
     Args:
         spec: The pool.
 
     Raises:
-        PoolUnreachableError: From every method: nothing answers, it refuses us, or it is no Ray head.
+        PoolUnreachableError: Raised by every method if no answer comes, the request is refused, or the address is not
+            that of a Ray head.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -61,7 +64,8 @@ class Cluster:
         self._spec = spec
         self._address = spec.address.rstrip("/")
         token, self._unread = _token(spec)
-        # A head that has just come up answers submissions with 500 at first.
+        # A head that has just started answers job submissions with status 500 at first. So a submission is tried again
+        # for a while.
         retrying = Retrying(
             retry=retry_if_exception_type(_BusyClusterError),
             stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
@@ -73,7 +77,7 @@ class Cluster:
         )
 
     def nodes(self) -> list[ClusterNode]:
-        """Return the nodes that are alive, the head first, then by name."""
+        """Return the cluster's nodes that are alive: first the head, then the other nodes, sorted by name."""
         found = self._head.get(
             "/api/v0/nodes",
             lambda answer: [_node(row) for row in answer["data"]["result"]["result"]],
@@ -88,15 +92,18 @@ class Cluster:
         return sorted(found, key=lambda node: (not node.is_head, node.name, node.id))
 
     def autoscaling(self) -> bool | None:
-        """Whether Ray's autoscaler runs it; None where the head's status does not say (autoscaler v2, or no monitor).
+        """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not answer this
+        question (autoscaler v2, or no monitor process).
 
-        A monitor that only reports, as `ray start --head` brings one, gives each node a type of its own, ``node_<id>``.
+        A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node its own type,
+        ``node_<id>``, so these types do not count.
         """
         types = self._head.get("/api/cluster_status", _node_types)
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
 
     def has_autoscaler(self) -> bool:
-        """Return whether an autoscaler runs; if the head does not say, a job on the cluster finds out (about 3 s)."""
+        """Return whether the cluster has an autoscaler. If the head's status does not answer this question, run a small
+        job on the cluster that looks for an autoscaler (about 3 s)."""
         known = self.autoscaling()
         if known is not None:
             return known
@@ -107,13 +114,15 @@ class Cluster:
         return answer["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Run `demand` on the cluster, unless a job of this id is there already."""
+        """Start the script `demand.py` as a Ray job on the cluster, unless the cluster already has a job with this
+        id."""
         script = Path(__file__).with_name("demand.py").read_text()
         argv = ["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]
         self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})
 
     def answer(self, job_id: str) -> dict[str, Any]:
-        """Wait for what a submitted `demand` has to say."""
+        """Wait until a submitted `demand.py` job has ended, and return its answer (the last line of its log, read as
+        JSON)."""
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(
@@ -123,7 +132,8 @@ class Cluster:
         return answer
 
     def asked(self, job_id: str) -> bool:
-        """Whether a submitted `demand` asked the autoscaler for something, or may have; waits for its end."""
+        """Wait until a submitted `demand.py` job has ended, and return whether it has requested nodes from the
+        autoscaler, or may have requested them."""
         return ASKING in self._outcome(job_id)[1].splitlines()
 
     def _outcome(self, job_id: str) -> tuple[str, str]:
@@ -131,21 +141,23 @@ class Cluster:
         while (job := self._head.status(job_id)) is not None and not job.ended:
             if time.monotonic() > until:
                 raise PoolUnreachableError(
-                    f"the Ray cluster at {self._address} has not run a small job within {CLUSTER_JOB_PATIENCE:.0f} s"
+                    f"the Ray cluster at {self._address} did not complete a small job of shoal within "
+                    f"{CLUSTER_JOB_PATIENCE:.0f} s: check in the cluster's dashboard whether it can start jobs"
                 )
             time.sleep(0.2)
         if job is None:
             raise PoolUnreachableError(
-                f"the Ray cluster at {self._address} does not know shoal's job {job_id} any more"
+                f"the Ray cluster at {self._address} has lost shoal's job {job_id}: check whether its head was "
+                "restarted, and try again"
             )
         return job.status, self._head.logs(job_id)
 
     def jobs(self) -> list[str]:
-        """Ids of the jobs submitted here for this pool that the cluster remembers."""
+        """Return the ids of the small jobs that shoal has submitted for this pool and that the cluster still lists."""
         return self._head.get("/api/jobs/", self._own_jobs)
 
     def forget(self, job_id: str) -> None:
-        """Have the cluster forget a job that has ended; a job that still runs stays."""
+        """Delete an ended job from the cluster's list of jobs. A job that still runs is not deleted."""
         with suppress(_BusyClusterError):
             self._head.delete(job_id)
 
@@ -160,7 +172,8 @@ class Cluster:
         cluster, reason = f"the Ray cluster at {self._address}", failure.reason
         match failure:
             case Failure(problem=Problem.NOTHING_LISTENS | Problem.NO_CONNECTION):
-                # An address that cannot be reached now says nothing of the head: its autoscaler may hold nodes for us.
+                # If the address cannot be reached now, the head may still run, and its autoscaler may still keep nodes
+                # for this pool. Only a refused connection shows that the head has ended.
                 is_gone = failure.problem is Problem.NOTHING_LISTENS
                 return (ConnectionRefusedByClusterError if is_gone else PoolUnreachableError)(
                     f"no Ray cluster answers at {self._address} ({reason}): is it up, and is this the address of its "
@@ -171,20 +184,22 @@ class Cluster:
             case Failure(problem=Problem.TOKEN_REFUSED):
                 file = self._spec.token_file
                 given = f"the token in {file}" if file else "a request without a token"
-                hint = "is it this cluster's?" if file else "give token_file= in the pool's URI"
+                hint = "is it this cluster's token?" if file else "give token_file= in the pool's URI"
                 return PoolUnreachableError(self._unread or f"{cluster} refused {given}: {hint}")
             case Failure(problem=Problem.BUSY | Problem.REFUSED, method="POST"):
                 is_busy = failure.problem is Problem.BUSY
-                return (_BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} takes no job: {reason}")
+                return (_BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} accepts no jobs: {reason}")
             case Failure(problem=Problem.BUSY):
                 return _BusyClusterError(f"{cluster} cannot answer now ({failure.status}: {reason})")
         return PoolUnreachableError(
-            f"{self._address} answers, but not as the head of a Ray cluster does: address= is the URL of its dashboard"
+            f"{self._address} answers, but not as the head of a Ray cluster does: set address= to the URL of its "
+            "dashboard"
         )
 
 
 def _token(spec: PoolSpec) -> tuple[str, str | None]:
-    """Return the token, and why it cannot be read. The reason is only reported if the cluster asks for a token."""
+    """Return the pool's bearer token, and an error text if the token file cannot be read. The error text is reported
+    only if the cluster refuses a request because of the token."""
     if spec.token_file is None:
         return "", None
     try:

@@ -1,4 +1,5 @@
-"""The script that runs as a Ray job on an existing cluster. It requests nodes from the autoscaler, or looks for one.
+"""The script that runs as a Ray job on an existing cluster. It requests nodes from the cluster's autoscaler, or finds
+out whether there is one.
 
 Usage: ``python -c <this file> JSON``. The script needs only the cluster's Ray. Its last line is the answer, as JSON.
 
@@ -33,8 +34,8 @@ def autoscaler() -> str | None:
     if is_autoscaler_v2(fetch_from_server=True):
         reply = GetClusterStatusReply()
         reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status())
-        # An autoscaler reports a state version, and its nodes have a type. A monitor without autoscaler reports nodes
-        # without a type.
+        # An autoscaler reports a state version, and its nodes have a type. A cluster without autoscaler may report its
+        # nodes too, but these nodes have no type.
         typed = any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
         return "v2" if reply.autoscaling_state.autoscaler_state_version and typed else None
     report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
@@ -43,17 +44,21 @@ def autoscaler() -> str | None:
 
 
 def write(pool: str, stamp: float, size: int, cpus: int, gpus: int) -> None:
-    """Write a pool's demand to Ray's key-value store, and delete its older demands."""
+    """Write a pool's demand (the number and size of its nodes) to Ray's key-value store, and delete the pool's older
+    demands."""
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 
     mine = f"{_PREFIX}/{pool}/"
     _internal_kv_put(f"{mine}{stamp:020.6f}/{size}/{cpus}/{gpus}", b"", overwrite=True)
     for key in sorted(_internal_kv_list(mine))[:-1]:
-        _internal_kv_del(key)  # the newest demand is kept even if its size is 0, so that a late older job finds it
+        # The newest demand is kept even if its size is 0. Otherwise a delayed job with an older demand would not find
+        # the newer one, and would request the older number of nodes.
+        _internal_kv_del(key)
 
 
 def read() -> tuple[int, int, int]:
-    """Return the demand of the pool that demands most: number of nodes, CPUs per node, GPUs per node."""
+    """Return the demand of the pool that requests the most nodes, as a tuple: number of nodes, CPUs per node, GPUs per
+    node."""
     from ray.experimental.internal_kv import _internal_kv_list
 
     newest: dict[str, tuple[int, int, int]] = {}
@@ -84,7 +89,8 @@ def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, flo
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an order and return the answer.
+    """Carry out one order: request nodes from the autoscaler, or only look for an autoscaler. Return a dict with the
+    autoscaler's version and, after a request, the number of requested nodes.
 
     Args:
         order: ``gcs`` (address of the cluster, or None), and the arguments of `write`. Without the latter, only look
@@ -100,7 +106,8 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
 
     print(ASKING, flush=True)
     write(order["pool"], order["stamp"], order["size"], order["cpus"], order["gpus"])
-    while True:  # repeat until no other job wrote between reading and requesting, so that the last request is current
+    # Repeat if another job has written a demand since `read`, so that the last request contains the newest demands.
+    while True:
         wanted = read()
         request_resources(bundles=bundles(kind, *wanted))
         if read() == wanted:
