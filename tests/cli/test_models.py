@@ -85,6 +85,7 @@ def test_a_name_that_does_not_exist(shoal, delays):
     wrong = shoal("models", "show", "delay")
     assert wrong.exit_code == 3
     assert "the model 'delay' does not exist: did you mean \"delays\"?" in wrong.stderr
+    assert shoal("models", "show", "a/b").exit_code == 3
     assert "shoal has registered no version" in shoal("models", "history", "by_hand").stderr
 
 

@@ -213,7 +213,7 @@ class TestJobs:
     def prune(self, **options: Any) -> set[Key]:
         return {Key(each.job_id, each.attempt) for each in prune_jobs(clock=lambda: NOW, **options)}
 
-    def test_only_jobs_that_ended_long_ago_are_removed(self, fresh_home):
+    def test_only_jobs_that_ended_long_ago_are_removed(self, either_store):
         chosen = {"run_config": {"job_id": "mine"}}
         old = [
             add_job(Key("old", 1), JobState.FAILED, days=40),

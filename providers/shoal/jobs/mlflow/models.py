@@ -6,7 +6,7 @@ import difflib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -99,7 +99,7 @@ class ModelStatus:
     champion_since: float | None
     challenger: VersionStatus
     registered: int
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,9 @@ class Registry:
                 # MLflow would create an empty database.
                 raise RegistryError(f"the MLflow database {file} does not exist: check the tracking URI")
             if uri.startswith(("http://", "https://")):
-                # Any answer shows that the server can be reached. No credentials are sent, so the server's certificate
-                # is not checked here; MLflow checks it.
-                httpx.get(uri, timeout=_ANSWER_S, verify=False)
+                # Any answer shows that the server can be reached. The request has no credentials, so the server's
+                # certificate is not checked here; MLflow checks it.
+                httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=_ANSWER_S, verify=False)
             client = tracking.connect(uri)
         return cls(client, without_credentials(client._registry_uri))
 
@@ -126,7 +126,8 @@ class Registry:
             try:
                 return self.client.get_registered_model(name)
             except mlflow.MlflowException as error:
-                if is_missing(error):
+                # MLflow calls a name invalid if no model can have it, such as one with a slash.
+                if is_missing(error) or error.error_code == "INVALID_PARAMETER_VALUE":
                     return None
                 raise
 
