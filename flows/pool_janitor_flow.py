@@ -5,6 +5,9 @@ The program creates two automations on the server. The first sets a run to Crash
 `SILENCE`. The second runs the deployment `after-a-crash` as soon as a run has crashed. A killed run is therefore
 cleaned up after `SILENCE` plus the time that a run needs to start. Without the automations, the killed run's job ends
 after `orphan_after`, and its lease expires after its time to live.
+
+The program also serves the flow `retention` every night, which deletes old versions of registered models that no alias
+needs, and jobs that ended long ago.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 
-from shoal.jobs import sweep
+from shoal.jobs import retain, sweep
 from shoal.prefect import clean_up_ended_runs
 
 SILENCE = timedelta(minutes=9)
@@ -61,6 +64,52 @@ def pool_janitor() -> list[str]:
         The actions that were taken, one sentence each.
     """
     return end_what_is_left()
+
+
+@task(cache_policy=NO_CACHE)
+def delete_old(
+    versions_older_than: timedelta, keep_last: int, jobs_older_than: timedelta, tracking_uri: str | None, dry_run: bool
+) -> list[str]:
+    """Delete old model versions and old jobs; return and log the actions."""
+    did = retain(
+        versions_older_than=versions_older_than,
+        keep_last=keep_last,
+        jobs_older_than=jobs_older_than,
+        tracking_uri=tracking_uri,
+        dry_run=dry_run,
+    )
+    for sentence in did:
+        get_run_logger().info(sentence)
+    return did
+
+
+@flow(name="retention")
+def retention(
+    versions_older_than_days: int = 90,
+    keep_last: int = 10,
+    jobs_older_than_days: int = 30,
+    tracking_uri: str | None = None,
+    dry_run: bool = False,
+) -> list[str]:
+    """Delete old versions of registered models that no alias needs, and jobs that ended long ago.
+
+    Args:
+        versions_older_than_days: Age in days from which model versions are deleted.
+        keep_last: Number of newest versions of each model that are kept.
+        jobs_older_than_days: Days after its end from which a job is deleted.
+        tracking_uri: MLflow server or database; None: MLFLOW_TRACKING_URI, or the database in `$SHOAL_HOME`.
+        dry_run: Delete nothing, only return and log what would be deleted.
+
+    Returns:
+        The actions that were taken, one sentence each.
+    """
+    return delete_old(
+        timedelta(days=versions_older_than_days),
+        keep_last,
+        timedelta(days=jobs_older_than_days),
+        tracking_uri,
+        dry_run,
+    )
 
 
 def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automation]:
@@ -119,22 +168,23 @@ def _put(automation: Automation) -> Automation:
 
 
 def deployments() -> list[RunnerDeployment]:
-    """Return the janitor's deployments: one with a schedule, and one without that the automation runs."""
+    """Return the deployments: the janitor with a schedule, the janitor that the automation runs, and the retention."""
     return [
         pool_janitor.to_deployment(name="every-five-minutes", cron="*/5 * * * *", concurrency_limit=1),
         pool_janitor.to_deployment(name="after-a-crash"),
+        retention.to_deployment(name="every-night", cron="30 4 * * *", concurrency_limit=1),
     ]
 
 
 def main(silence: timedelta = SILENCE) -> None:
-    """Create the automations, and serve the flow until the process is ended.
+    """Create the automations, and serve the flows until the process is ended.
 
     Args:
         silence: Time without a heartbeat after which a run counts as crashed.
     """
-    every_five_minutes, after_a_crash = deployments()
+    every_five_minutes, after_a_crash, every_night = deployments()
     automate(after_a_crash.apply(), silence)
-    serve(every_five_minutes, after_a_crash, pause_on_shutdown=False)
+    serve(every_five_minutes, after_a_crash, every_night, pause_on_shutdown=False)
 
 
 if __name__ == "__main__":

@@ -150,6 +150,14 @@ class JobNotFoundError(JobError, LookupError):
     """The store has no job with this id."""
 
 
+class ModelNotFoundError(ShoalError, LookupError):
+    """The model registry has no model with this name, or none that shoal has registered."""
+
+
+class RegistryError(ShoalError):
+    """The MLflow model registry does not exist, does not answer, or rejects the request."""
+
+
 class JobFailedError(JobError):
     """The job ended without a result. The message ends with the cause."""
 

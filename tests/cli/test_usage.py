@@ -18,7 +18,7 @@ from tests.cli.conftest import document
 def test_help_lists_every_command_and_the_exit_codes(shoal):
     result = shoal("--help")
     assert result.exit_code == 0
-    for word in ("pool", "train", "jobs", "sweep", "doctor", "Exit codes", "130"):
+    for word in ("pool", "train", "jobs", "models", "sweep", "doctor", "Exit codes", "130"):
         assert word in result.stdout
 
 
@@ -26,7 +26,8 @@ def test_help_lists_every_command_and_the_exit_codes(shoal):
     ("group", "commands"),
     [
         ("pool", ["up", "list", "describe", "nodes", "scale", "alter", "down"]),
-        ("jobs", ["list", "show", "logs", "cancel"]),
+        ("jobs", ["list", "show", "logs", "cancel", "prune"]),
+        ("models", ["list", "show", "history", "prune"]),
     ],
 )
 def test_the_help_of_a_group_lists_its_commands(shoal, group, commands):

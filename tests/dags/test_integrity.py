@@ -52,6 +52,7 @@ def test_no_file_fails_to_load(bag):
         "many_models",
         "model_alerts",
         "pool_janitor",
+        "retention",
         "scheduled_retraining",
         "score_on_promotion",
         "train_networks",
@@ -59,7 +60,7 @@ def test_no_file_fails_to_load(bag):
 
 
 def test_ids_are_not_used_twice(bag):
-    assert len({dag.dag_id for dag in bag.dags.values()}) == len(DAGS)
+    assert len({dag.dag_id for dag in bag.dags.values()}) == len(DAGS) + 1  # the janitor's file has two
 
 
 @pytest.mark.parametrize("file", DAGS, ids=lambda file: file.stem)
@@ -223,6 +224,20 @@ def test_a_month_as_parameter_is_a_month_of_2013_and_another_model(prepared):
     assert (months(spec.dataset), months(spec.register_as.holdout)) == (["2013-01", "2013-02"], ["2013-03"])
     scheduled = retraining(prepared, logical_date=datetime(2026, 4, 1, tzinfo=UTC))
     assert spec.register_as.model != scheduled.register_as.model
+
+
+def test_the_retention_deletes_what_its_parameters_say(bag, fresh_home, monkeypatch, capsys):
+    dag, given = bag.dags["retention"], {}
+    delete_old = dag.get_task("delete_old").python_callable
+    params = {**dag.params.dump(), "keep_last": 3}
+    monkeypatch.setitem(delete_old.__globals__, "get_current_context", lambda: {"params": params})
+    monkeypatch.setattr("shoal.jobs.retain", lambda **options: given.update(options) or ["model m: deleted 2"])
+
+    assert delete_old() == ["model m: deleted 2"]
+
+    assert "model m: deleted 2" in capsys.readouterr().out
+    ages = {"versions_older_than": timedelta(days=90), "jobs_older_than": timedelta(days=30)}
+    assert given == {**ages, "keep_last": 3, "tracking_uri": None, "dry_run": False}
 
 
 MODEL = "recent-flight-delays"

@@ -9,6 +9,8 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.states import Crashed
 
 from shoal.pool.api import ComputePool
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
 
 pytestmark = pytest.mark.server
 FILE = "flows/pool_janitor_flow.py"
@@ -30,9 +32,35 @@ def test_it_ends_what_an_ended_run_left(server, tiny, janitor, logged):
     logged(f"released the lease of prefect:{run_id}")
 
 
+def test_the_retention_removes_old_jobs(server, fresh_home, janitor, logged, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with Store().transaction() as session:
+        session.add(
+            Job(
+                id="old",
+                attempt=1,
+                pool="gone",
+                holder="cli:me@here",
+                spec={},
+                state=JobState.FAILED,
+                endpoint={},
+                last_polled_at=0.0,
+                created_at=0.0,
+                ended_at=1.0,
+            )
+        )
+    retention = janitor.fn.__globals__["retention"]
+    said = "deleted 1 ended attempts of 1 jobs"
+    assert retention(dry_run=True) == [said.replace("deleted", "would delete")]
+    assert retention() == [said]
+    assert retention() == []
+    logged(said)
+
+
 def test_its_automations_are_made_once(server, janitor):
     module = janitor.fn.__globals__
-    every_five_minutes, after_a_crash = module["deployments"]()
+    every_five_minutes, after_a_crash, every_night = module["deployments"]()
+    assert [schedule.schedule.cron for schedule in every_night.schedules] == ["30 4 * * *"]
     assert [schedule.schedule.cron for schedule in every_five_minutes.schedules] == ["*/5 * * * *"]
     deployment = after_a_crash.apply()
     first, second = ([one.id for one in module["automate"](deployment)] for _ in range(2))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mlflow.models import infer_signature
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.jobs import Register, Tracking
+from shoal.jobs import Register, Tracking, describe_model, model_history
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, scoring, training_rows
@@ -87,6 +87,7 @@ class Gate:
         time_col: str | None = None,
         run: Run | None = None,
         label_col: str = "y",
+        tags: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Outcome:
         dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
@@ -97,7 +98,7 @@ class Gate:
             run or self.run,
             self.register(**options),
             is_current=lambda: attempts.is_current(self.store, KEY),
-            tags={},
+            tags=tags or {},
             model_uri=self.uris[model],
             model=scoring.load(self.uris[model]),
             label_col=label_col,
@@ -339,6 +340,35 @@ def test_the_report_is_in_the_log_and_in_mlflow(gate: Gate, capsys):
     assert [(each.version, each.promoted) for each in last.recent] == [("2", True), ("1", True)]
     assert last.recent[0].value == last.champion.value
     assert last.result()["recent"] == last.recent
+
+
+def test_the_registry_says_how_it_was_decided(gate: Gate):
+    rows = frame(0)
+    signature = infer_signature(rows[INPUTS], rows["y"])
+    logged = mlflow.pyfunc.log_model(
+        name="linear", python_model=MODELS["fair"], signature=signature, pip_requirements=[]
+    )
+    gate = dataclasses.replace(gate, uris={**gate.uris, "fair": logged.model_uri})
+    refused = gate.enter("constant", alias="best", tags={"shoal.job_id": "a"})
+    first = gate.enter("fair", alias="best", tags={"shoal.job_id": "b"}, **BY_WHEN)
+
+    details = describe_model(gate.name, gate.run.uri)
+
+    status, (newest, oldest) = details.status, details.challengers
+    assert (status.alias, status.champion, details.versions) == ("best", newest, 2)
+    assert (newest.promoted, newest.reason, newest.job_id) == (True, "first", "b")
+    assert (newest.metric, newest.value) == ("rmse", first.challenger.value)
+    told = ("baseline_not_beaten", refused.decision.sentence)
+    assert (oldest.promoted, (oldest.reason, oldest.decision)) == (False, told)
+    slices = first.challenger.evaluation.slices
+    assert [(each.name, each.rows, each.value) for each in details.slices] == [
+        (name, each.rows, each.value) for name, each in slices.items()
+    ]
+    entries = model_history(gate.name, tracking_uri=gate.run.uri)
+    assert [(each.version, each.promoted, each.promoted_at is None) for each in entries] == [
+        ("2", True, False), ("1", False, True),
+    ]  # fmt: skip
+    assert entries[0].holdout_digest == entries[1].holdout_digest is not None
 
 
 def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, capsys):

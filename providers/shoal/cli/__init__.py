@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import doctor, interrupts, jobs, pools
+from shoal.cli import doctor, interrupts, jobs, models, pools
 from shoal.cli.exits import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
@@ -105,6 +105,7 @@ def _root(
 app.add_typer(pools.app, name="pool")
 app.command()(jobs.train)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(models.app, name="models")
 app.command()(pools.sweep)
 app.command()(doctor.doctor)
 

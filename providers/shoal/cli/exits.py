@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from shoal.errors import CapacityError, InvalidArgumentError, JobNotFoundError, PoolNotFoundError, ScaleError
+from shoal.errors import (
+    CapacityError,
+    InvalidArgumentError,
+    JobNotFoundError,
+    ModelNotFoundError,
+    PoolNotFoundError,
+    ScaleError,
+)
 
 
 class ExitCode(IntEnum):
@@ -22,7 +29,7 @@ MEANINGS = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed",
     ExitCode.WRONG_ARGUMENT: "wrong usage or argument; nothing was started",
-    ExitCode.NOT_FOUND: "the pool or job does not exist",
+    ExitCode.NOT_FOUND: "the pool, job or model does not exist",
     ExitCode.NO_CAPACITY: "the pool did not reach the size and was rolled back, or the training does not fit there",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C, SIGTERM)",
 }
@@ -41,7 +48,7 @@ def exit_code(error: BaseException) -> ExitCode:
     match error:
         case InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT
-        case PoolNotFoundError() | JobNotFoundError():
+        case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
             return ExitCode.NOT_FOUND
         case ScaleError() | CapacityError():
             return ExitCode.NO_CAPACITY

@@ -1,4 +1,4 @@
-"""Commands `shoal train` (submit a job) and `shoal jobs …` (list, show, follow and cancel jobs)."""
+"""Commands `shoal train` (submit a job) and `shoal jobs …` (list, show, follow, cancel and remove jobs)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.durations import duration
 from shoal.cli.interrupts import on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.errors import InvalidArgumentError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
     from shoal.jobs.handle import JobHandle, JobStatus
 
-app = typer.Typer(no_args_is_help=True, help="List, show, follow and cancel training jobs.")
+app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
 
 _NO_PATHS = {"params", "hyper_params", "args", "kwargs"}
 """Fields of a spec that contain the user's own values. Other fields may contain a list `paths`, whose relative paths
@@ -158,6 +159,27 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
         show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended: {state}")
         if handle.left:
             show(handle.left)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Time since a job's end: hours, days or weeks, such as 12w.")
+    ] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing. Print what would be removed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove jobs that ended long ago, with their logs and models in $SHOAL_HOME. Models in MLflow stay."""
+    from shoal.jobs import prune_jobs
+
+    removed = prune_jobs(older_than=duration(older_than), dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "removed": removed})
+        return
+    if removed:
+        rows = [(each.job_id, each.attempt, each.state.value, when(each.ended_at)) for each in removed]
+        show(table(("JOB", "ATTEMPT", "STATE", "ENDED"), rows))
+    show(f"{len(removed)} attempts {'would be removed' if dry_run else 'removed'}")
 
 
 def _follow(handle: JobHandle) -> JobResult:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from shoal.jobs.cleanup import CleanupReport, clean_up, sweep
+from shoal.jobs.cleanup import CleanupReport, clean_up, retain, sweep
 from shoal.jobs.files.artifacts import load_results, load_training
+from shoal.jobs.files.retention import DeletedAttempt, prune_jobs
 from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
 from shoal.jobs.many.alerts import StaleModel, WaitingJob, stale_models, waiting_jobs
 from shoal.jobs.many.for_each import for_each
 from shoal.jobs.many.message import Message, summary_message
 from shoal.jobs.many.summary import ModelLine, NoResult, summary, summary_headline, summary_table
+from shoal.jobs.mlflow.models import (
+    HistoryEntry,
+    ModelDetails,
+    ModelStatus,
+    SliceStatus,
+    VersionStatus,
+    describe_model,
+    list_models,
+    model_history,
+)
+from shoal.jobs.mlflow.retention import DeletedVersion, ModelPruning, prune_models
 from shoal.jobs.results import ChampionResult, JobResult, RecentVersion
 from shoal.jobs.specs.base import Tracking
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, FunctionRegister, parse_spec
@@ -22,31 +34,45 @@ __all__ = [
     "AnyJobSpec",
     "ChampionResult",
     "CleanupReport",
+    "DeletedAttempt",
+    "DeletedVersion",
     "FunctionJobSpec",
     "FunctionRegister",
+    "HistoryEntry",
     "JobHandle",
     "JobResult",
     "JobSpec",
     "JobStatus",
     "JobTimeoutError",
     "Message",
+    "ModelDetails",
     "ModelLine",
+    "ModelPruning",
+    "ModelStatus",
     "NoResult",
     "PredictJobSpec",
     "PredictResult",
     "RecentVersion",
     "Register",
+    "SliceStatus",
     "StaleModel",
     "Tracking",
+    "VersionStatus",
     "WaitingJob",
     "attach",
     "cancel",
     "clean_up",
+    "describe_model",
     "for_each",
     "list_jobs",
+    "list_models",
     "load_results",
     "load_training",
+    "model_history",
     "parse_spec",
+    "prune_jobs",
+    "prune_models",
+    "retain",
     "skipping_if_unchanged",
     "spec_of",
     "stale_models",

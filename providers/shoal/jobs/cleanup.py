@@ -1,4 +1,4 @@
-"""Cancel the jobs of a workflow run on a pool, release its leases of nodes, and record the end of lost jobs.
+"""Cancel the jobs of a workflow run on a pool, release its leases of nodes, record lost jobs, and delete old ones.
 
 A job is lost if its driver or its submitter died before it could record the end of the job.
 """
@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import select
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
+from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.journal import admission, attempts
+from shoal.jobs.mlflow import tracking
+from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
@@ -100,6 +105,48 @@ def sweep() -> list[str]:
         The actions that were taken, one sentence each.
     """
     return [*settle_jobs(), *sweep_pools()]
+
+
+def retain(
+    *,
+    versions_older_than: timedelta = timedelta(days=90),
+    keep_last: int = 10,
+    jobs_older_than: timedelta = timedelta(days=30),
+    tracking_uri: str | None = None,
+    dry_run: bool = False,
+) -> list[str]:
+    """Delete old versions of registered models that no alias needs, and old ended attempts of jobs.
+
+    `prune_models` and `prune_jobs` do this; their documentation says what is kept. If MLflow is not installed, only
+    attempts are deleted. The function may be called at any time and repeatedly, for example once a day by a janitor.
+
+    Args:
+        versions_older_than: Age from which versions are deleted, at least one day.
+        keep_last: Number of each model's newest versions that are kept.
+        jobs_older_than: Time since the end of the deleted attempts, at least one day.
+        tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
+            the database in `$SHOAL_HOME`.
+        dry_run: Delete nothing, only return what would be deleted.
+
+    Returns:
+        The actions that were taken, and what could not be deleted, one sentence each.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal.
+        RegistryError: The model registry cannot be used. The attempts of jobs are deleted nevertheless.
+    """
+    verb = "would delete" if dry_run else "deleted"
+    did = []
+    if removed := prune_jobs(older_than=jobs_older_than, dry_run=dry_run):
+        did.append(f"{verb} {len(removed)} ended attempts of {len({each.job_id for each in removed})} jobs")
+    if not tracking.available():
+        return did
+    pruned = prune_models(
+        older_than=versions_older_than, keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run
+    )
+    for model, count in Counter(each.model for each in pruned.deleted).items():
+        did.append(f"model {model}: {verb} {count} old versions")
+    return [*did, *pruned.failed]
 
 
 def settle_jobs() -> list[str]:

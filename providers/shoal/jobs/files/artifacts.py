@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import shutil
 from base64 import b64encode
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError, JobError
@@ -81,6 +83,26 @@ def discard_unfinished(folder: str, claim: Claim) -> None:
     """
     if claim.has_marked(folder):
         storage.discard_unfinished(folder)
+
+
+def folder_of_job(job_id: str) -> Path:
+    """Return the folder under `$SHOAL_HOME` that has the folders of a job's attempts."""
+    return Path(storage.root(None)) / job_id
+
+
+def remove(folder: str, claim: Claim) -> None:
+    """Remove an attempt's folder, if the folder belongs to the attempt; any other folder stays.
+
+    Args:
+        folder: Local path of the folder.
+        claim: The attempt's claim. The folder belongs to the attempt if its marker file has the same claim, or if it
+            has nothing but the attempt's log.
+    """
+    path = Path(folder)
+    if claim.has_marked(folder):
+        claim.remove(folder)
+    elif path.is_dir() and not path.is_symlink() and {each.name for each in path.iterdir()} <= {*_LOGS}:
+        shutil.rmtree(path)
 
 
 def save(folder: str, claim: Claim, trained: TrainResult) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Text, cast, select
-from sqlalchemy.orm import defer
+from sqlalchemy.orm import Session, defer
 
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
@@ -49,10 +49,7 @@ def _credentials(store: Store) -> Iterator[str]:
 
 
 def _staged_data(store: Store) -> Iterator[str]:
-    from shoal.data.staging.staged_data import default_location
-
-    folder = Path(default_location())
-    there = {str(path) for path in folder.iterdir()} if folder.exists() else set()
+    there = _staged_here()
     if not there:
         return
     done: list[tuple[Key, str]] = []
@@ -63,8 +60,7 @@ def _staged_data(store: Store) -> Iterator[str]:
             if key is not None and job is not None:
                 there.remove(location)
                 done += [(key, location)] if job.state in JOB_ENDED else []
-        for spec in session.scalars(select(Job.spec).where(Job.state.not_in(JOB_ENDED))) if there else ():
-            there -= set(_staged(spec))
+        there -= _needed(session) if there else set()
         if there:
             # All ended jobs are searched, because the data may be those of an old one. Only the few specs that name a
             # folder of staged data are read.
@@ -81,6 +77,29 @@ def _staged_data(store: Store) -> Iterator[str]:
             log.warning("job %s, attempt %d: staged data could not be removed: %s", key.job_id, key.attempt, error)
         else:
             yield f"job {key.job_id}, attempt {key.attempt}: removed its staged data"
+
+
+def discard_staged(store: Store, job: Job) -> None:
+    """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless an active job needs them."""
+    here, key = _staged_here(), Key(job.id, job.attempt)
+    mine = here.intersection(_staged(job.spec)) | {location for location in here if _of_query(location) == key}
+    if mine:
+        with store.reading() as session:
+            mine -= _needed(session)
+        staging.discard(mine)
+
+
+def _staged_here() -> set[str]:
+    from shoal.data.staging.staged_data import default_location
+
+    folder = Path(default_location())
+    return {str(path) for path in folder.iterdir()} if folder.exists() else set()
+
+
+def _needed(session: Session) -> set[str]:
+    """Return the folders of staged data that the specs of active jobs name."""
+    specs = session.scalars(select(Job.spec).where(Job.state.not_in(JOB_ENDED)))
+    return {location for spec in specs for location in _staged(spec)}
 
 
 def _of_query(location: str) -> Key | None:

@@ -2,7 +2,7 @@
 
 A process may die before, during and after each step. The next submission, or the next clean-up of the host, then goes
 on from that state. The crash tests end a process at every member of `JobStep`, so every new transaction or action on a
-job needs a member.
+job needs a member. The members of `RetentionStep` are the steps that remove what is no longer needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from shoal.state.steps import At, act, transaction
 
-__all__ = ["At", "JobStep", "act", "transaction"]
+__all__ = ["At", "JobStep", "RetentionStep", "act", "transaction"]
 
 
 class JobStep(StrEnum):
@@ -58,3 +58,18 @@ class JobStep(StrEnum):
     read."""
     COLLECT = "collect"
     """Transaction: record that the result was collected."""
+
+
+class RetentionStep(StrEnum):
+    """Steps that remove old versions of models and old attempts of jobs."""
+
+    CHECK = "check"
+    """Transaction, while the locks of a model's aliases are held: check that a version is not needed."""
+    DELETE_LOGGED_MODEL = "delete-logged-model"
+    """Action, while the locks are held: delete the logged model of a version in MLflow."""
+    DELETE_VERSION = "delete-version"
+    """Action, while the locks are held: delete a version in MLflow."""
+    REMOVE_FILES = "remove-files"
+    """Action: remove the files of a job's old attempts."""
+    REMOVE_ROWS = "remove-rows"
+    """Transaction: remove the rows of a job's old attempts."""

@@ -8,11 +8,13 @@ alias points to another version, it was moved by a person, or by a process that 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy.orm import Session
 
 from shoal.jobs.credentials import without_credentials
 from shoal.jobs.journal.locks import HeldLock
@@ -45,6 +47,12 @@ class Ledger:
     def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
         """Return the ledger of the model and alias that `register` names, in the MLflow registry that `client` uses."""
         return cls(store, without_credentials(client._registry_uri), register.model, register.alias)
+
+    @property
+    def lock_name(self) -> str:
+        """Return the name of the lock in the store under which the alias is moved."""
+        registry = hashlib.sha256(self.registry.encode()).hexdigest()[:12]
+        return f"promote:{registry}:{self.model}:{self.alias}"[:255]
 
     def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
         """Write the row that records a promotion, right before the alias is set in MLflow.
@@ -132,6 +140,49 @@ class Ledger:
             Promotion.model == self.model,
             Promotion.alias == self.alias,
         )
+
+
+def confirmed_promotions(store: Store, registry: str, model: str | None = None) -> list[Promotion]:
+    """Return the rows of all confirmed promotions in a model registry, the newest first.
+
+    Args:
+        store: Store that has the rows.
+        registry: URI of the model registry, without credentials.
+        model: Name of the registered model; None: all models.
+    """
+    query = select(Promotion).where(Promotion.registry_uri == registry, Promotion.state == PromotionState.CONFIRMED)
+    if model is not None:
+        query = query.where(Promotion.model == model)
+    with store.reading() as session:
+        return list(session.scalars(query.order_by(Promotion.id.desc())))
+
+
+def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
+    """Return the versions of a model that shoal chose last as the champion of an alias.
+
+    For each alias, this is the version of the newest confirmed promotion. If a process died after it wrote a newer
+    promotion and before it confirmed that, the newer promotion's version is returned, too.
+
+    Args:
+        session: Transaction on the store.
+        registry: URI of the model registry, without credentials.
+        model: Name of the registered model.
+    """
+    query = (
+        select(Promotion.alias, Promotion.version, Promotion.state)
+        .where(
+            Promotion.registry_uri == registry,
+            Promotion.model == model,
+            Promotion.state != PromotionState.WITHDRAWN,
+        )
+        .order_by(Promotion.id.desc())
+    )
+    chosen, done = set(), set()
+    for alias, version, state in session.execute(query):
+        if alias not in done:
+            chosen.add(version)
+            done |= {alias} if state is PromotionState.CONFIRMED else set()
+    return chosen
 
 
 def _confirm(promotion: Promotion) -> None:

@@ -5,7 +5,6 @@ The champion is the registered version that has the alias.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -30,6 +29,7 @@ from shoal.jobs.mlflow.decision import (
 )
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.ledger import Ledger
+from shoal.jobs.mlflow.registry import ALIAS_TAG, DECISION_TAG, REASON_TAG
 from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
@@ -170,6 +170,7 @@ def enter(
         score_champion=score_champion,
     )
     try:
+        _note_decision(run.client, register.model, outcome)
         built = report.build(
             register,
             outcome.decision,
@@ -221,7 +222,7 @@ def challenge(
     import mlflow
 
     measured = {f"holdout.{legal_name(name)}": repr(value) for name, value in evaluation.metrics.items()}
-    tagged = {**measured, f"holdout.{legal_name(register.metric)}.digest": holdout_digest}
+    tagged = {**measured, f"holdout.{legal_name(register.metric)}.digest": holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
     contest = _Contest(
         client=client,
@@ -240,6 +241,13 @@ def challenge(
 
 def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
+
+
+def _note_decision(client: MlflowClient, model: str, outcome: Outcome) -> None:
+    """Write the decision about a challenger into tags of its version."""
+    tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
+    for name, value in tags.items():
+        client.set_model_version_tag(model, outcome.challenger.version, name, value)
 
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
@@ -328,7 +336,7 @@ class _Contest:
         for version in standing.rivals:
             if version not in self.rivals:
                 self.rivals[version] = Candidate(version, self.score_champion(version))
-        with store_lock(self.ledger.store, self._lock_name(), _LOCK_TTL_S) as lock:
+        with store_lock(self.ledger.store, self.ledger.lock_name, _LOCK_TTL_S) as lock:
             alias = _champion(self.client, self.register)
             if not self.ledger.settle(lock, alias) or self._standing(alias) != standing:
                 return None
@@ -409,10 +417,6 @@ class _Contest:
         with act(JobStep.PROMOTE):
             self.client.set_registered_model_alias(self.register.model, self.register.alias, winner)
         return self.ledger.confirm(lock, intended)
-
-    def _lock_name(self) -> str:
-        registry = hashlib.sha256(self.ledger.registry.encode()).hexdigest()[:12]
-        return f"promote:{registry}:{self.register.model}:{self.register.alias}"[:255]
 
 
 def _champion(client: MlflowClient, register: Register) -> str | None:

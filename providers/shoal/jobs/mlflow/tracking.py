@@ -11,7 +11,9 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.specs.base import Tracking
@@ -43,6 +45,8 @@ _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
 """Pattern of the experiment names that are used unchanged as folder names. Other characters are not safe, because the
 folder's name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
 
+_SQLITE = "sqlite:///"
+
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
 
@@ -54,6 +58,42 @@ def available() -> bool:
 def default_uri() -> str:
     """Return the URI of the SQLite database in `$SHOAL_HOME`, which MLflow uses if the job names no tracking server."""
     return f"sqlite:///{subfolder('mlflow') / 'mlflow.db'}"
+
+
+def uri_of(given: str | None = None) -> str:
+    """Return the tracking URI to use: the given one, else ``MLFLOW_TRACKING_URI``, else `default_uri`."""
+    uri = given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri()
+    # A job's spec has the absolute path, too, and the store's records of promotions have the URI from there.
+    relative = uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/")
+    return _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute()) if relative else uri
+
+
+def connect(uri: str) -> MlflowClient:
+    """Open an MLflow server or database, and return a client for it.
+
+    Args:
+        uri: Tracking URI.
+    """
+    # MLflow's telemetry would send data about users' trainings to MLflow's developers.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+
+    for logger in _NOISY:
+        logging.getLogger(logger).setLevel(logging.WARNING)
+    # MLflow warns if the Python environment has no pip, as in environments that uv creates. shoal does not need pip, so
+    # the warning is not shown.
+    logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
+    with _opening():
+        return mlflow.MlflowClient(uri)
+
+
+def _opening() -> AbstractContextManager[object]:
+    """Return the lock that a process holds while it opens an MLflow database, or creates an experiment there.
+
+    The first process that opens a new SQLite database runs MLflow's migrations, which take some seconds. A second
+    process that opened the database during that time would fail, so the lock makes other processes wait.
+    """
+    return file_lock(subfolder("mlflow") / "first.lock")
 
 
 @dataclass(frozen=True)
@@ -83,21 +123,12 @@ class Run:
             name: Name of the run if `tracking` has none.
             tags: Tags in addition to those of `tracking`.
         """
-        # MLflow's telemetry would send data about users' trainings to MLflow's developers.
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        uri = tracking.uri or default_uri()
+        client = connect(uri)
         import mlflow
 
-        for logger in _NOISY:
-            logging.getLogger(logger).setLevel(logging.WARNING)
-        # MLflow warns if the Python environment has no pip, as in environments that uv creates. shoal does not need
-        # pip, so the warning is not shown.
-        logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
-        uri = tracking.uri or default_uri()
         mlflow.set_tracking_uri(uri)
-        # The first process that opens a new SQLite database runs MLflow's migrations, which take some seconds. A second
-        # process that opened the database during that time would fail, so the file lock makes other processes wait.
-        with file_lock(subfolder("mlflow") / "first.lock"):
-            client = mlflow.MlflowClient(uri)
+        with _opening():
             experiment = _experiment(client, uri, tracking.experiment)
         run = mlflow.start_run(
             experiment_id=experiment,

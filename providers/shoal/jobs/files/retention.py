@@ -1,0 +1,172 @@
+"""Remove old ended attempts of jobs from the store, with their files in `$SHOAL_HOME`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from shoal.errors import InvalidArgumentError, shown
+from shoal.jobs import credentials
+from shoal.jobs.files import artifacts
+from shoal.jobs.files.sweep import discard_staged
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.steps import RetentionStep, act, transaction
+from shoal.pool.holder import is_here
+from shoal.state import Store
+from shoal.state.home import lock_file
+from shoal.state.locks import file_lock
+from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, PromotionState
+
+log = logging.getLogger(__name__)
+
+_YOUNGEST = timedelta(days=1)
+"""Smallest legal age of an attempt that is removed. A task that is retried within this time finds its result."""
+
+
+@dataclass(frozen=True)
+class DeletedAttempt:
+    """An attempt that was removed, or that a dry run found.
+
+    Attributes:
+        job_id: Id of the job.
+        attempt: Number of the attempt.
+        state: State in which the attempt had ended.
+        ended_at: Time at which the attempt had ended, in seconds since the epoch.
+    """
+
+    job_id: str
+    attempt: int
+    state: JobState
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The columns of an attempt's row that decide whether the attempt is removed."""
+
+    key: Key
+    state: JobState
+    ended_at: float
+
+
+def prune_jobs(
+    *,
+    older_than: timedelta = timedelta(days=30),
+    dry_run: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> tuple[DeletedAttempt, ...]:
+    """Remove attempts that ended long ago: their rows in the store, and their files in `$SHOAL_HOME`.
+
+    Attempts that have not ended are kept, and so are attempts that a promotion names. A job with a `job_id` from its
+    spec keeps its first and its newest attempt, so that its numbers go on. All other jobs are removed as a whole, when
+    their last attempt is old enough.
+
+    The files are the log, the model and the return values. Files in an `artifact_location`, in MLflow and in folders
+    without shoal's marker stay. Jobs of a pool on another host are left to that host.
+
+    The function may be called at any time, by several processes at the same time, and again after it was killed.
+
+    Args:
+        older_than: Time since the end of the attempt, at least one day.
+        dry_run: Remove nothing, only return what would be removed.
+        clock: Returns seconds since the epoch.
+
+    Raises:
+        InvalidArgumentError: `older_than` is not legal.
+        StoreError: The store cannot be used.
+    """
+    if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
+        raise InvalidArgumentError(f"older_than={shown(older_than)} is not legal: it must be a timedelta, from one day")
+    store, before = Store(), clock() - older_than.total_seconds()
+    removed: list[DeletedAttempt] = []
+    # The lock is for this host only, as the files are; the rows of a job are removed by the host of its pool.
+    with file_lock(lock_file("retention")):
+        for job_id in _with_old_attempts(store, before):
+            with store.reading() as session:
+                rows, chosen = _rows(session, job_id), _is_chosen_id(session, job_id)
+                old = unneeded(rows, _promoted(session, job_id), before=before, id_is_chosen=chosen)
+            if old and not dry_run:
+                try:
+                    old = _remove(store, job_id, old, before, id_is_chosen=chosen)
+                except (OSError, InvalidArgumentError) as error:  # the files of the other jobs are removed nevertheless
+                    log.warning("job %s could not be removed: %s", job_id, error)
+                    continue
+            removed += (DeletedAttempt(job_id, row.key.attempt, row.state, row.ended_at) for row in old)
+    return tuple(removed)
+
+
+def unneeded(rows: Sequence[_Row], promoted: Collection[int], *, before: float, id_is_chosen: bool) -> list[_Row]:
+    """Return the attempts of a job that may be removed.
+
+    Args:
+        rows: All attempts of the job, the oldest first.
+        promoted: Numbers of the attempts that a promotion names.
+        before: Time in seconds since the epoch before which the removed attempts have ended.
+        id_is_chosen: Whether the job's id is from its spec, so that the job may be submitted again.
+    """
+    old = [row for row in rows if row.state in JOB_ENDED and row.ended_at < before and row.key.attempt not in promoted]
+    if not id_is_chosen:
+        return old if len(old) == len(rows) else []
+    # The first attempt's row has the time that the markers in the other attempts' folders contain.
+    return [row for row in old if row not in (rows[0], rows[-1])]
+
+
+def _with_old_attempts(store: Store, before: float) -> list[str]:
+    """Return the ids of the jobs with an attempt that ended before a time, without those of pools on other hosts."""
+    ended = func.coalesce(Job.ended_at, Job.created_at)
+    query = select(Job.id, Job.pool).where(Job.state.in_(JOB_ENDED), ended < before).distinct()
+    with store.reading() as session:
+        elsewhere = {pool.name for pool in session.scalars(select(Pool)) if not is_here(pool)}
+        return sorted({job_id for job_id, pool in session.execute(query) if pool not in elsewhere})
+
+
+def _rows(session: Session, job_id: str) -> list[_Row]:
+    ended = func.coalesce(Job.ended_at, Job.created_at)
+    query = select(Job.attempt, Job.state, ended).where(Job.id == job_id).order_by(Job.attempt)
+    return [_Row(Key(job_id, attempt), state, ended_at) for attempt, state, ended_at in session.execute(query)]
+
+
+def _is_chosen_id(session: Session, job_id: str) -> bool:
+    spec = session.scalar(select(Job.spec).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1))
+    return bool(((spec or {}).get("run_config") or {}).get("job_id"))
+
+
+def _promoted(session: Session, job_id: str) -> set[int]:
+    query = select(Promotion.attempt).where(Promotion.job_id == job_id, Promotion.state != PromotionState.WITHDRAWN)
+    return set(session.scalars(query))
+
+
+def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id_is_chosen: bool) -> list[_Row]:
+    """Remove attempts of a job, and return the removed ones.
+
+    The rows are removed after the files, and in one transaction. If this process is killed earlier, the next call finds
+    the rows again, and the markers in the folders still match the job's first row.
+    """
+    with act(RetentionStep.REMOVE_FILES):
+        for row in old:
+            _remove_files(store, row.key)
+        with suppress(OSError):  # the folder does not exist, or has files of other attempts
+            artifacts.folder_of_job(job_id).rmdir()
+    with transaction(store, RetentionStep.REMOVE_ROWS) as session:
+        # A retry may have added an attempt meanwhile.
+        now = unneeded(_rows(session, job_id), _promoted(session, job_id), before=before, id_is_chosen=id_is_chosen)
+        removed = [row for row in old if row in now]
+        for row in removed:
+            session.delete(session.get_one(Job, (job_id, row.key.attempt)))
+    return removed
+
+
+def _remove_files(store: Store, key: Key) -> None:
+    with store.reading() as session:
+        job = session.get_one(Job, (key.job_id, key.attempt))
+    discard_staged(store, job)
+    if key.submission_id in credentials.left():
+        credentials.discard_all(key.submission_id)
+    artifacts.remove(artifacts.folder(key, None), artifacts.claim_of(store, key))

@@ -1,0 +1,381 @@
+"""Report on the registered models that jobs have trained: champion, challengers, and metric over time."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from shoal.errors import InvalidArgumentError, ModelNotFoundError, shown
+from shoal.jobs.mlflow import report
+from shoal.jobs.mlflow.ledger import confirmed_promotions
+from shoal.jobs.mlflow.registry import (
+    ALIAS_TAG,
+    ATTEMPT_TAG,
+    DECISION_TAG,
+    JOB_TAG,
+    REASON_TAG,
+    Registry,
+    aliases_of,
+)
+from shoal.jobs.results import Reason
+from shoal.state import Store
+from shoal.state.schema import Promotion
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+
+_ALIAS = "champion"
+"""Alias of a model for which no other alias is recorded."""
+
+_CHALLENGERS = 10
+"""Number of challengers that `describe_model` returns."""
+
+_PROMOTING = frozenset(get_args(Reason)[:3])
+"""The rules that promote a challenger."""
+
+_DATA = "shoal.data_"
+"""Prefix of the tags about a version's training rows."""
+
+_DIGEST = ".digest"
+_HOLDOUT = "holdout."
+
+
+@dataclass(frozen=True)
+class VersionStatus:
+    """One version of a registered model. Facts that the version's tags do not have are None, or empty.
+
+    Attributes:
+        version: Version number in MLflow's registry.
+        created_at: Time at which the version was registered, in seconds since the epoch.
+        metric: Name of the metric that decided about the version.
+        value: Value of that metric on the holdout.
+        metrics: Values of all metrics on the holdout, by name.
+        promoted: Whether the version became the champion; None if that is not recorded.
+        reason: Name of the rule that decided.
+        decision: The decision in one sentence.
+        job_id: Id of the job that trained the version.
+        attempt: Number of the attempt that trained the version.
+        mlflow_run_id: Id of the MLflow run in which the version was trained.
+        data: Description of the training rows: `rows`, `digest`, `time_from` and `time_to`.
+    """
+
+    version: str
+    created_at: float
+    metric: str | None
+    value: float | None
+    metrics: Mapping[str, float]
+    promoted: bool | None
+    reason: str | None
+    decision: str | None
+    job_id: str | None
+    attempt: int | None
+    mlflow_run_id: str | None
+    data: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """One registered model: its champion, and its newest challenger.
+
+    Attributes:
+        name: Name of the model in MLflow's registry.
+        alias: Alias of the champion.
+        champion: Version that has the alias; None if no version has the alias.
+        champion_since: Time at which the champion was promoted, or registered if no promotion is recorded, in seconds
+            since the epoch; None if there is no champion.
+        challenger: The newest version that shoal has registered.
+        registered: Number of versions that were registered so far, deleted ones included.
+        aliases: Versions of all aliases of the model, by alias.
+    """
+
+    name: str
+    alias: str
+    champion: VersionStatus | None
+    champion_since: float | None
+    challenger: VersionStatus
+    registered: int
+    aliases: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SliceStatus:
+    """Metric of a version on one slice of the holdout, as its report recorded it.
+
+    Attributes:
+        name: Value of the column `by`.
+        rows: Number of rows of the slice.
+        value: Metric of the version on these rows; None if it is not defined.
+    """
+
+    name: str
+    rows: int
+    value: float | None
+
+
+@dataclass(frozen=True)
+class ModelDetails:
+    """A registered model with the champion's slices and the latest challengers.
+
+    Attributes:
+        status: Champion, newest challenger and aliases.
+        versions: Number of versions that shoal has registered and that still exist.
+        slices: The champion's metric on each slice, when it was promoted; empty if that is not recorded.
+        challengers: The newest versions that shoal has registered, ten at most, the newest first.
+    """
+
+    status: ModelStatus
+    versions: int
+    slices: tuple[SliceStatus, ...]
+    challengers: tuple[VersionStatus, ...]
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One version in the history of a model. A promoted version stays in the history after it is deleted.
+
+    Attributes:
+        version: Version number in MLflow's registry.
+        at: Time at which the version was registered, or promoted if it does not exist any more, in seconds since the
+            epoch.
+        metric: Name of the metric that decided.
+        value: Value of that metric on the holdout of that time.
+        holdout_digest: Digest of the rows of that holdout. Only values with equal digests were measured on equal rows.
+        promoted: Whether the version became the champion; None if that is not recorded.
+        promoted_at: Time of the version's latest promotion; None if no promotion is recorded in this store.
+        previous: Version that had the alias before that promotion.
+        exists: Whether the version still exists in the registry.
+        decision: The decision in one sentence.
+        job_id: Id of the job that trained the version.
+    """
+
+    version: str
+    at: float
+    metric: str | None
+    value: float | None
+    holdout_digest: str | None
+    promoted: bool | None
+    promoted_at: float | None
+    previous: str | None
+    exists: bool
+    decision: str | None
+    job_id: str | None
+
+
+def list_models(tracking_uri: str | None = None) -> list[ModelStatus]:
+    """List the registered models of which shoal has registered versions, by name.
+
+    Args:
+        tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
+            the database in `$SHOAL_HOME`.
+
+    Raises:
+        RegistryError: The registry cannot be used.
+        MissingExtraError: MLflow is not installed.
+    """
+    registry = Registry.open(tracking_uri)
+    if registry is None:
+        return []
+    promotions: dict[str, list[Promotion]] = {}
+    for promotion in confirmed_promotions(Store(), registry.uri):
+        promotions.setdefault(promotion.model, []).append(promotion)
+    found = []
+    for model in sorted(registry.models(), key=lambda model: model.name):
+        newest = registry.newest(model, search=model.name in promotions)
+        if newest is not None:
+            found.append(_status(registry, model, newest, promotions.get(model.name, [])))
+    return found
+
+
+def describe_model(name: str, tracking_uri: str | None = None) -> ModelDetails:
+    """Return a registered model's champion, the champion's metric per slice, and the last ten challengers.
+
+    Args:
+        name: Name of the registered model.
+        tracking_uri: URI of the MLflow server or database; None as in `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model, or shoal has registered no version of it.
+        RegistryError: The registry cannot be used.
+        MissingExtraError: MLflow is not installed.
+    """
+    registry, model, versions = _found(name, tracking_uri)
+    promotions = confirmed_promotions(Store(), registry.uri, name)
+    status = _status(registry, model, versions[0], promotions)
+    promoted = {each.version for each in promotions}
+    challengers = tuple(_version(each, promoted) for each in versions[:_CHALLENGERS])
+    return ModelDetails(status, len(versions), _slices(registry, status.champion), challengers)
+
+
+def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = None) -> list[HistoryEntry]:
+    """Return the versions of a registered model with their metric, the newest first.
+
+    Promoted versions that were deleted since are included; the store's records of promotions have them.
+
+    Args:
+        name: Name of the registered model.
+        limit: Greatest number of versions to return, from 1.
+        tracking_uri: URI of the MLflow server or database; None as in `list_models`.
+
+    Raises:
+        InvalidArgumentError: `limit` is not a positive whole number.
+        ModelNotFoundError: There is no such model, or shoal has registered no version of it.
+        RegistryError: The registry cannot be used.
+        MissingExtraError: MLflow is not installed.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, from 1")
+    registry, _, versions = _found(name, tracking_uri)
+    latest: dict[str, Promotion] = {}
+    for promotion in confirmed_promotions(Store(), registry.uri, name):
+        latest.setdefault(promotion.version, promotion)
+    existing = {str(version.version): version for version in versions}
+    numbers = sorted({*existing, *latest}, key=int, reverse=True)[:limit]
+    return [_entry(number, existing.get(number), latest.get(number)) for number in numbers]
+
+
+def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredModel, list[ModelVersion]]:
+    """Open the registry, and return it with a model and the versions of it that shoal has registered."""
+    registry = Registry.open(tracking_uri)
+    if registry is None:
+        raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
+    model = registry.model(name)
+    if model is not None:
+        if versions := registry.versions(name).get(name):
+            return registry, model, versions
+        raise ModelNotFoundError(f"shoal has registered no version of the model {shown(name)}")
+    near = difflib.get_close_matches(name, [model.name for model in registry.models()], n=1, cutoff=0.5)
+    hint = f'did you mean "{near[0]}"?' if near else "`shoal models list` shows all models"
+    raise ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")
+
+
+def _status(
+    registry: Registry, model: RegisteredModel, newest: ModelVersion, promotions: Sequence[Promotion]
+) -> ModelStatus:
+    """Build the status of a model.
+
+    Args:
+        registry: Registry that has the model.
+        model: The model.
+        newest: The newest version that shoal has registered.
+        promotions: Confirmed promotions of the model, the newest first.
+    """
+    aliases, promoted = aliases_of(model), {each.version for each in promotions}
+    alias = newest.tags.get(ALIAS_TAG) or (promotions[0].alias if promotions else _ALIAS)
+    number = aliases.get(alias)
+    champion = since = None
+    if number is not None:
+        found = newest if number == str(newest.version) else registry.version(model.name, number)
+        champion = _version(found, promoted)
+        times = (each.confirmed_at for each in promotions if (each.version, each.alias) == (number, alias))
+        since = next(times, None) or champion.created_at
+    return ModelStatus(
+        name=model.name,
+        alias=alias,
+        champion=champion,
+        champion_since=since,
+        challenger=_version(newest, promoted),
+        registered=max(int(version.version) for version in (newest, *(model.latest_versions or ()))),
+        aliases=aliases,
+    )
+
+
+def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:
+    """Build the status of a version.
+
+    Args:
+        version: The version.
+        promoted: Versions of the model that promotions have given an alias to.
+    """
+    tags = version.tags
+    metric, metrics = _metrics(tags)
+    reason, number = tags.get(REASON_TAG), str(version.version)
+    was = True if number in promoted else None if reason is None else reason in _PROMOTING
+    attempt = tags.get(ATTEMPT_TAG, "")
+    return VersionStatus(
+        version=number,
+        created_at=version.creation_timestamp / 1000,
+        metric=metric,
+        value=None if metric is None else metrics.get(metric),
+        metrics=metrics,
+        promoted=was,
+        reason=reason,
+        decision=tags.get(DECISION_TAG),
+        job_id=tags.get(JOB_TAG),
+        attempt=int(attempt) if attempt.isdigit() else None,
+        mlflow_run_id=version.run_id or None,
+        data={name.removeprefix(_DATA): value for name, value in sorted(tags.items()) if name.startswith(_DATA)},
+    )
+
+
+def _metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, float]]:
+    """Return the name of the metric that decided, and the values of all metrics, from a version's tags.
+
+    Only the metric that decided has a tag with the digest of the holdout.
+    """
+    values, deciding = {}, None
+    for name, text in sorted(tags.items()):
+        if not name.startswith(_HOLDOUT):
+            continue
+        metric = name.removeprefix(_HOLDOUT)
+        if metric.endswith(_DIGEST):
+            deciding = metric.removesuffix(_DIGEST)
+            continue
+        try:
+            values[metric] = float(text)
+        except ValueError:  # a person may have changed the tag
+            continue
+    return deciding, values
+
+
+def _entry(number: str, version: ModelVersion | None, promotion: Promotion | None) -> HistoryEntry:
+    status = None if version is None else _version(version, {number} if promotion else set())
+    tags: Mapping[str, str] = {} if version is None else version.tags
+    metric = status.metric if status and status.metric else promotion.metric if promotion else None
+    value = status.value if status and status.value is not None else promotion.value if promotion else None
+    recorded = promotion.holdout_digest if promotion else None
+    return HistoryEntry(
+        version=number,
+        at=status.created_at if status else promotion.created_at if promotion else 0.0,
+        metric=metric,
+        value=value,
+        holdout_digest=tags.get(f"{_HOLDOUT}{metric}{_DIGEST}") or recorded,
+        promoted=status.promoted if status else True,
+        promoted_at=promotion.confirmed_at if promotion else None,
+        previous=promotion.previous if promotion else None,
+        exists=version is not None,
+        decision=status.decision if status else None,
+        job_id=status.job_id if status else promotion.job_id if promotion else None,
+    )
+
+
+def _slices(registry: Registry, champion: VersionStatus | None) -> tuple[SliceStatus, ...]:
+    """Read the champion's metric on each slice from the report in its MLflow run.
+
+    Returns:
+        The slices; empty if there were none, or if the report is gone or cannot be read from this machine.
+    """
+    if champion is None or champion.mlflow_run_id is None:
+        return ()
+    import mlflow
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = registry.client.download_artifacts(champion.mlflow_run_id, f"{report.FOLDER}/promotion.json", folder)
+            document: dict[str, Any] = json.loads(Path(path).read_text())
+        if document["challenger"]["version"] != champion.version:  # one run may have registered several versions
+            return ()
+        return tuple(
+            SliceStatus(str(each["slice"]), int(each["rows"]), _number(each["challenger"]))
+            for each in document["slices"]
+        )
+    except (mlflow.MlflowException, OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _number(value: float | str | None) -> float | None:
+    return value if isinstance(value, int | float) else None

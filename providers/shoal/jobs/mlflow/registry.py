@@ -1,0 +1,209 @@
+"""Read the models and versions that shoal has registered from MLflow's registry, with few requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from sqlalchemy.exc import SQLAlchemyError
+
+from shoal.errors import MissingExtraError, RegistryError
+from shoal.jobs.credentials import without_credentials
+from shoal.jobs.mlflow import tracking
+from shoal.state.engines import sqlite_file
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+
+JOB_TAG = "shoal.job_id"
+"""Name of a version's tag with the id of the job that registered the version."""
+
+ATTEMPT_TAG = "shoal.attempt"
+"""Name of a version's tag with the number of the attempt that registered the version."""
+
+ALIAS_TAG = "shoal.alias"
+"""Name of a version's tag with the alias for which the version was a challenger."""
+
+REASON_TAG = "shoal.reason"
+"""Name of a version's tag with the rule that decided whether the version was promoted."""
+
+DECISION_TAG = "shoal.decision"
+"""Name of a version's tag with the decision about the version in one sentence."""
+
+_REGISTERED_BY_SHOAL = f"tags.`{JOB_TAG}` LIKE '%'"
+
+_COPY = re.compile(r"models:/[^/]+/\d+")
+"""Pattern of the source of a version that a person has copied from another version. MLflow copies the tags, too, so
+that the tags alone do not show which versions shoal has registered."""
+
+_MODELS_PER_REQUEST = 1000
+_VERSIONS_PER_REQUEST = 5000
+"""Number of versions per request. Databricks allows 10,000."""
+
+_ANSWER_S = 10.0
+"""Seconds that a tracking server has for its first answer. MLflow's own client tries for several minutes."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The part of an MLflow model registry that shoal has written.
+
+    Attributes:
+        client: MLflow client.
+        uri: URI of the model registry, without credentials, as it is in the store's records of promotions.
+    """
+
+    client: MlflowClient = field(repr=False)  # not printed, because the client may contain credentials
+    uri: str
+
+    @classmethod
+    def open(cls, tracking_uri: str | None = None) -> Registry | None:
+        """Open the registry of a tracking server or database.
+
+        Args:
+            tracking_uri: URI of the server or database. None: the environment variable MLFLOW_TRACKING_URI, or else the
+                database in `$SHOAL_HOME`.
+
+        Returns:
+            The registry; None if no URI was named and there is no database in `$SHOAL_HOME` yet.
+
+        Raises:
+            MissingExtraError: MLflow is not installed.
+            RegistryError: The server does not answer, or the database does not exist.
+        """
+        if not tracking.available():
+            raise MissingExtraError("mlflow", "mlflow")
+        uri = tracking.uri_of(tracking_uri)
+        with answering(uri):
+            if uri.startswith("sqlite:") and (file := sqlite_file(uri)) is not None and not file.exists():
+                if uri == tracking.default_uri():
+                    return None
+                # MLflow would create an empty database.
+                raise RegistryError(f"the MLflow database {file} does not exist: check the tracking URI")
+            if uri.startswith(("http://", "https://")):
+                # Any answer shows that the server can be reached. The request has no credentials, so the server's
+                # certificate is not checked here; MLflow checks it.
+                httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=_ANSWER_S, verify=False)
+            client = tracking.connect(uri)
+        return cls(client, without_credentials(client._registry_uri))
+
+    def versions(self, model: str | None = None) -> dict[str, list[ModelVersion]]:
+        """Return the versions that shoal has registered, by the name of the model, the newest versions first.
+
+        MLflow reads about 1,400 versions per second, so that a year's versions of forty models take ten seconds.
+
+        Args:
+            model: Name of the model whose versions are returned; None: all models.
+        """
+        where = _REGISTERED_BY_SHOAL if model is None else f"name = {quoted(model)} AND {_REGISTERED_BY_SHOAL}"
+        found: dict[str, list[ModelVersion]] = {}
+        with answering(self.uri):
+            for version in _pages(
+                self.client.search_model_versions,
+                filter_string=where,
+                max_results=_VERSIONS_PER_REQUEST,
+                order_by=["name ASC", "version_number DESC"],
+            ):
+                if is_ours(version):
+                    found.setdefault(version.name, []).append(version)
+        return found
+
+    def models(self) -> list[RegisteredModel]:
+        """Return all registered models, those of others included, with their aliases and latest versions."""
+        with answering(self.uri):
+            return list(_pages(self.client.search_registered_models, max_results=_MODELS_PER_REQUEST))
+
+    def model(self, name: str) -> RegisteredModel | None:
+        """Return a registered model; None if the registry has none of this name."""
+        import mlflow
+
+        with answering(self.uri):
+            try:
+                return self.client.get_registered_model(name)
+            except mlflow.MlflowException as error:
+                # MLflow calls a name invalid if no model can have it, such as one with a slash.
+                if is_missing(error) or error.error_code == "INVALID_PARAMETER_VALUE":
+                    return None
+                raise
+
+    def newest(self, model: RegisteredModel, *, search: bool) -> ModelVersion | None:
+        """Return the newest version of a model that shoal has registered, usually without a request.
+
+        Args:
+            model: The model, as `models` returned it.
+            search: Whether to search for the version if the model's latest version is not shoal's.
+
+        Returns:
+            The version; None if there is none, or if it was not searched for.
+        """
+        latest = max(model.latest_versions or (), key=lambda version: int(version.version), default=None)
+        if latest is not None and is_ours(latest):
+            return latest
+        return next(iter(self.versions(model.name).get(model.name, [])), None) if search else None
+
+    def version(self, model: str, version: str) -> ModelVersion:
+        """Return one version of a model, with its aliases."""
+        with answering(self.uri):
+            return self.client.get_model_version(model, version)
+
+
+def aliases_of(model: RegisteredModel) -> dict[str, str]:
+    """Return the version of each alias of a model."""
+    return {alias: str(version) for alias, version in model.aliases.items()}
+
+
+def is_ours(version: ModelVersion) -> bool:
+    """Return whether shoal has registered a version."""
+    return JOB_TAG in version.tags and not _COPY.fullmatch(version.source or "")
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether an error of MLflow means that the model, version or run does not exist."""
+    return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a string in a filter of MLflow.
+
+    Raises:
+        RegistryError: The text has both kinds of quotation marks, which MLflow cannot express.
+    """
+    for mark in "'\"":
+        if mark not in text:
+            return f"{mark}{text}{mark}"
+    raise RegistryError(f"MLflow cannot search for {text}, because it has both kinds of quotation marks: rename it")
+
+
+@contextmanager
+def answering(uri: str) -> Iterator[None]:
+    """Raise errors of MLflow in the block as `RegistryError`.
+
+    Args:
+        uri: URI of the server or database, for the message.
+    """
+    import mlflow
+
+    try:
+        yield
+    except (mlflow.MlflowException, httpx.HTTPError, httpx.InvalidURL, SQLAlchemyError, OSError) as error:
+        cause = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RegistryError(
+            f"the MLflow registry {without_credentials(uri)} cannot be used: {cause}. Check that the server runs, and "
+            "the tracking URI (--tracking-uri or MLFLOW_TRACKING_URI)"
+        ) from error
+
+
+def _pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:
+    """Yield the results of a search of MLflow, page by page."""
+    token: str | None = None
+    while True:
+        page = search(**options, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return

@@ -1,0 +1,272 @@
+"""Delete old versions of registered models that no alias needs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+
+from shoal.errors import InvalidArgumentError, RegistryError, ShoalError, shown
+from shoal.jobs.journal.locks import store_lock
+from shoal.jobs.journal.steps import RetentionStep, act, transaction
+from shoal.jobs.mlflow.ledger import Ledger, chosen_versions, confirmed_promotions
+from shoal.jobs.mlflow.registry import (
+    ALIAS_TAG,
+    ATTEMPT_TAG,
+    JOB_TAG,
+    Registry,
+    aliases_of,
+    answering,
+    is_missing,
+    quoted,
+)
+from shoal.state import Store
+from shoal.state.schema import JOB_ACTIVE, Job
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+_LOCK_TTL_S = 120.0
+"""Seconds until the lock for an alias expires. It is held for at most four requests to MLflow."""
+
+_YOUNGEST = timedelta(days=1)
+"""Smallest legal age of a version that is deleted. Its job may have another store, so that it is not known whether the
+job still compares the version with the champion."""
+
+_LOGGED_MODEL = re.compile(r"models:/(m-[^/]+)")
+"""Pattern of the source of a version that was registered from a logged model."""
+
+Attempts = set[tuple[str, str]]
+"""Pairs of a job's id and an attempt's number."""
+
+
+@dataclass(frozen=True)
+class DeletedVersion:
+    """A version that was deleted, or that a dry run found.
+
+    Attributes:
+        model: Name of the registered model.
+        version: Version number.
+        created_at: Time at which the version was registered, in seconds since the epoch.
+    """
+
+    model: str
+    version: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class ModelPruning:
+    """Result of `prune_models`.
+
+    Attributes:
+        deleted: The deleted versions; in a dry run, those that would be deleted.
+        kept: Number of the other versions that shoal has registered.
+        failed: One sentence for each model whose versions could not all be deleted. The next call tries again.
+    """
+
+    deleted: tuple[DeletedVersion, ...]
+    kept: int
+    failed: tuple[str, ...] = ()
+
+
+def prune_models(
+    *,
+    older_than: timedelta = timedelta(days=90),
+    keep_last: int = 10,
+    tracking_uri: str | None = None,
+    dry_run: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> ModelPruning:
+    """Delete old versions of registered models.
+
+    A version is deleted only if shoal has registered it, and it is older than `older_than`, and not among the newest
+    `keep_last` versions of its model. Versions with any alias or stage are kept, and so are the version that shoal
+    promoted last and the versions of running jobs.
+
+    The logged model of a deleted version is deleted, too, unless another version uses it. MLflow marks both as deleted;
+    `mlflow gc` then removes the files. The MLflow run stays.
+
+    The function may be called at any time, by several processes at the same time, and again after it was killed.
+
+    Args:
+        older_than: Age from which versions are deleted, at least one day.
+        keep_last: Number of each model's newest versions that are kept.
+        tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
+            the database in `$SHOAL_HOME`.
+        dry_run: Delete nothing, only return what would be deleted.
+        clock: Returns seconds since the epoch.
+
+    Raises:
+        InvalidArgumentError: `older_than` or `keep_last` is not legal.
+        RegistryError: The registry cannot be used.
+        MissingExtraError: MLflow is not installed.
+    """
+    if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
+        raise InvalidArgumentError(f"older_than={shown(older_than)} is not legal: it must be a timedelta, from one day")
+    if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
+        raise InvalidArgumentError(f"keep_last={shown(keep_last)} is not legal: it must be a whole number, from 0")
+    registry = Registry.open(tracking_uri)
+    if registry is None:
+        return ModelPruning((), 0)
+    store, before = Store(), clock() - older_than.total_seconds()
+    versions, aliases = registry.versions(), {model.name: aliases_of(model) for model in registry.models()}
+    active = _active(store)
+    deleted: list[DeletedVersion] = []
+    failed = []
+    for model, all_of_it in sorted(versions.items()):
+        with store.reading() as session:
+            chosen = chosen_versions(session, registry.uri, model)
+        kept = {*aliases.get(model, {}).values(), *chosen}
+        old = unneeded(all_of_it, kept, active, before=before, keep_last=keep_last)
+        if dry_run:
+            deleted += map(_described, old)
+            continue
+        names = {version.tags[ALIAS_TAG] for version in all_of_it if ALIAS_TAG in version.tags}
+        deletion = _Deletion(store, registry, model, {*names, *aliases.get(model, {})})
+        try:
+            deleted += (_described(version) for version in deletion.of(old))
+        except ShoalError as error:  # an error with one model must not keep the versions of the others
+            failed.append(f"{model}: not all old versions could be deleted: {error}")
+    total = sum(map(len, versions.values()))
+    return ModelPruning(tuple(deleted), total - len(deleted), tuple(failed))
+
+
+def unneeded(
+    versions: Sequence[ModelVersion], kept: Collection[str], active: Attempts, *, before: float, keep_last: int
+) -> list[ModelVersion]:
+    """Return the versions of a model that may be deleted, the oldest first.
+
+    Args:
+        versions: Versions that shoal has registered, the newest first.
+        kept: Versions that must be kept, such as those with an alias.
+        active: Attempts that have not ended; their versions are kept.
+        before: Time in seconds since the epoch before which the deleted versions were registered.
+        keep_last: Number of the newest versions that are kept.
+    """
+    return [
+        version
+        for version in reversed(versions[keep_last:])
+        if version.creation_timestamp / 1000 < before
+        and str(version.version) not in kept
+        and not _has_alias(version)
+        and _attempt(version) not in active
+    ]
+
+
+@dataclass(frozen=True)
+class _Deletion:
+    """Deletion of versions of one model.
+
+    Before each version is deleted, all that speaks against it is checked again, under the locks under which promotions
+    of the model move its aliases.
+
+    Attributes:
+        store: Store with the locks and the records of promotions.
+        registry: Registry that has the model.
+        model: Name of the model.
+        aliases: The model's aliases, as far as they are known.
+    """
+
+    store: Store
+    registry: Registry
+    model: str
+    aliases: set[str]
+
+    def of(self, versions: Sequence[ModelVersion]) -> Iterator[ModelVersion]:
+        """Delete the versions that are still unneeded, and yield each one after it is deleted."""
+        if not versions:
+            return
+        recorded = {each.alias for each in confirmed_promotions(self.store, self.registry.uri, self.model)}
+        # All processes take the locks in the same order, so that they never wait for each other in a circle.
+        locks = [
+            Ledger(self.store, self.registry.uri, self.model, alias).lock_name
+            for alias in sorted(self.aliases | recorded)
+        ]
+        for version in versions:
+            if self._delete(version, locks):
+                yield version
+
+    def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
+        """Delete one version if it is still unneeded.
+
+        Returns:
+            False if the version is needed, is already deleted, or a lock was lost. It is left to the next call then.
+        """
+        import mlflow
+
+        number = str(version.version)
+        with ExitStack() as stack, answering(self.registry.uri):
+            locks = [stack.enter_context(store_lock(self.store, name, _LOCK_TTL_S)) for name in lock_names]
+            try:
+                shared = self._is_shared(version)
+                with transaction(self.store, RetentionStep.CHECK) as session:
+                    if not all(lock.renew(session) for lock in locks):
+                        return False
+                    chosen = chosen_versions(session, self.registry.uri, self.model)
+                    job_id, attempt = _attempt(version)
+                    job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
+                    if number in chosen or (job is not None and job.state in JOB_ACTIVE):
+                        return False
+                if _has_alias(self.registry.client.get_model_version(self.model, number)):
+                    return False
+                # The version is deleted last: if this process dies before, the next call finds the version again.
+                logged = _LOGGED_MODEL.fullmatch(version.source or "")
+                if logged and not shared:
+                    with act(RetentionStep.DELETE_LOGGED_MODEL):
+                        self._delete_logged_model(logged[1])
+                with act(RetentionStep.DELETE_VERSION):
+                    self.registry.client.delete_model_version(self.model, number)
+            except mlflow.MlflowException as error:
+                if is_missing(error):  # another process has deleted the version
+                    return False
+                raise
+        return True
+
+    def _is_shared(self, version: ModelVersion) -> bool:
+        """Return whether another version has the same files: a copy, or one from the same logged model."""
+        try:
+            copied = f"models:/{self.model}/{version.version}"
+            sources = [quoted(source) for source in (version.source, copied) if source]
+        except RegistryError:  # the search is not possible, so the files are kept
+            return True
+        me = (self.model, str(version.version))
+        return any(
+            (other.name, str(other.version)) != me
+            for source in sources
+            for other in self.registry.client.search_model_versions(f"source_path = {source}", max_results=2)
+        )
+
+    def _delete_logged_model(self, model_id: str) -> None:
+        import mlflow
+
+        try:
+            self.registry.client.delete_logged_model(model_id)
+        except mlflow.MlflowException as error:
+            if not is_missing(error):  # it may be gone already, for example after `mlflow gc`
+                raise
+
+
+def _active(store: Store) -> Attempts:
+    with store.reading() as session:
+        rows = session.execute(select(Job.id, Job.attempt).where(Job.state.in_(JOB_ACTIVE)))
+        return {(job_id, str(attempt)) for job_id, attempt in rows}
+
+
+def _attempt(version: ModelVersion) -> tuple[str, str]:
+    tags: Mapping[str, str] = version.tags
+    return tags[JOB_TAG], tags.get(ATTEMPT_TAG, "")
+
+
+def _has_alias(version: ModelVersion) -> bool:
+    return bool(version.aliases) or version.current_stage not in (None, "", "None")
+
+
+def _described(version: ModelVersion) -> DeletedVersion:
+    return DeletedVersion(version.name, str(version.version), version.creation_timestamp / 1000)
