@@ -132,7 +132,7 @@ def measure(plan: _Plan, data: str, home: str) -> list[str]:
     from shoal import jobs
     from shoal.jobs.journal import admission
     from shoal.state import Store
-    from shoal.state.schema import Job, JobState
+    from shoal.state.schema import JOB_ENDED, Job, JobState
 
     context = multiprocessing.get_context("fork")
     told = context.Queue()
@@ -153,7 +153,9 @@ def measure(plan: _Plan, data: str, home: str) -> list[str]:
         if to_cancel:
             waiting = max(waiting, len(admission.places(Store())))
             with Store().reading(snapshot=False) as session:
-                asked = len(session.execute(select(Job.id).where(Job.queued_at.is_not(None))).all())
+                asked = len(
+                    session.execute(select(Job.id).where(Job.queued_at.is_not(None) | Job.state.in_(JOB_ENDED))).all()
+                )
             if asked == plan.jobs:
                 waiter_bytes = sum(tree_bytes(waiter.pid or 0) for waiter in waiters if waiter.is_alive())
                 all_asked = time.perf_counter() - began
