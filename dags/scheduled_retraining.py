@@ -7,8 +7,12 @@ current champion. The sample data has the same flights every year. To run past m
     airflow backfill create --dag-id scheduled_retraining --max-active-runs 1 \\
         --from-date 2026-02-01 --to-date 2026-04-30
 
-With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it. The
-pool is ``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+A run that finds the months, the holdout and the settings of the newest version trains nothing: its task ``train`` and
+the tasks after it are skipped.
+
+With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it, in any
+case. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The pool is
+``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
 ``shoal_retrain_pool``.
 """
 
@@ -26,6 +30,12 @@ from shoal.airflow.sensors import NodesSensor
 
 POOL = "{{ var.value.get('shoal_retrain_pool', 'local://retrain?max_nodes=4') }}"
 NODES = 3
+WINDOW_MONTHS = 6
+FEATURES = (
+    "month", "day", "weekday", "sched_dep_minute", "sched_arr_minute", "dep_delay", "distance",
+    "carrier_code", "origin_code", "dest_code", "temp", "humid", "wind_speed", "precip", "pressure", "visib",
+)  # fmt: skip
+PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
 
 MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
 """Schedule at the beginning of each month. The DAG has no start date, because with a start date in the past, unpausing
@@ -57,14 +67,29 @@ def scheduled_retraining() -> None:
     @task
     def prepare() -> dict[str, Any]:
         """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-        from shoal.examples.flights import retraining_spec, scheduled_spec
+        from shoal.examples.flights_data import month_files, months_before, recent_files
 
         context = get_current_context()
         run, month, rounds = context["dag_run"], context["params"]["month"], context["params"]["rounds"]
+        # Sample data. With a table of your own, the paths are for example ["s3://warehouse/flights/2026-10/"].
         if month:
-            return retraining_spec(month, n_estimators=rounds).document()
-        # A run that was triggered by hand may have no logical date.
-        return scheduled_spec(run.logical_date or run.run_after, n_estimators=rounds).document()
+            train, holdout, model = month_files(range(1, month)), month_files([month]), "flight-delays"
+            period = f"until 2013-{month - 1:02}"
+        else:
+            # A run that was triggered by hand may have no logical date.
+            *window, last = months_before(run.logical_date or run.run_after, WINDOW_MONTHS + 1)
+            # Another model than for the months of 2013, because the sample has the same flights in every year.
+            train, holdout, model = recent_files(window), recent_files([last]), "recent-flight-delays"
+            period = f"{window[0]} to {window[-1]}"
+        return {
+            "dataset": {"paths": train},
+            "input_cols": list(FEATURES),
+            "label_col": "arr_delay",
+            "params": PARAMS,
+            "n_estimators": rounds,
+            "register": {"model": model, "metric": "rmse", "holdout": {"paths": holdout}},
+            "tracking": {"experiment": model, "run_name": period},
+        }
 
     @task
     def evaluate(result: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +113,12 @@ def scheduled_retraining() -> None:
     spec = prepare()
     with pool_for_run(size=NODES, pool_name=POOL, is_async=True) as pool:
         nodes = NodesSensor(task_id="wait_for_nodes", expected_nodes=NODES, pool_name=POOL)
-        train = DistributedTrainOperator(task_id="train", spec=spec, pool_name=POOL)
+        train = DistributedTrainOperator(
+            task_id="train",
+            spec=spec,
+            skip_if_unchanged="{{ params.month is none }}",  # A run for a month was started by a person, so it trains.
+            pool_name=POOL,
+        )
         nodes >> train
     spec >> pool.setup
     report = evaluate(train.output)

@@ -1,40 +1,54 @@
-"""Train two PyTorch networks, for digits and for flight delays, on a pool whose nodes are leased for the run.
+"""Train two PyTorch networks every month, for digits and for flight delays, on nodes that are leased for the run.
 
 Two workers train each network with DDP. Each network is evaluated on rows that are not in its training data, registered
-in MLflow, and becomes the champion if it is better than the current champion. The pool is
-``local://networks?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+in MLflow, and becomes the champion if it is better than the current champion. The network for delays is trained on the
+three complete months before the last complete month, and evaluated on the last one. The images of digits have no date
+and are always the same. If one network fails, the other one is trained and reported all the same.
+
+The pool is ``local://networks?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
 ``shoal_networks_pool``.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, get_current_context, task
+from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException
 
 from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.results import training_results
 
 POOL = "{{ var.value.get('shoal_networks_pool', 'local://networks?max_nodes=4') }}"
 NODES = 2
 
+MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
+"""Schedule at the beginning of each month. The DAG has no start date, because with a start date in the past, unpausing
+it would start the last run at once."""
+
 
 @dag(
-    schedule=None,
-    start_date=datetime(2013, 2, 1, tzinfo=UTC),
-    catchup=False,
+    schedule=MONTHLY,
+    catchup=False,  # With True, unpausing the DAG would train networks for each past month. Use a backfill for that.
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
         "epochs": Param(15, type="integer", minimum=1, description="Number of epochs over the digits."),
-        "month": Param(12, type="integer", minimum=2, maximum=12, description="Month to evaluate delays on."),
+        "month": Param(
+            None,
+            type=["null", "integer"],
+            minimum=2,
+            maximum=12,
+            description="Month of 2013 to evaluate delays on. Default: the last complete month before the run.",
+        ),
     },
     tags=["shoal", "pytorch"],
     doc_md=__doc__,
 )
 def train_networks() -> None:
-    """Prepare both datasets, lease nodes, train the networks in sequence, release the nodes, and report."""
+    """Prepare both datasets, lease nodes, train the networks one after the other, release the nodes, and report."""
 
     @task
     def prepare_digits() -> dict[str, Any]:
@@ -46,24 +60,37 @@ def train_networks() -> None:
     @task
     def prepare_delays() -> dict[str, Any]:
         """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-        from shoal.examples.delays import training_spec
+        from shoal.examples.delays import scheduled_spec, training_spec
 
-        return training_spec(get_current_context()["params"]["month"]).document()
+        context = get_current_context()
+        run, month = context["dag_run"], context["params"]["month"]
+        if month:
+            return training_spec(month).document()
+        # A run that was triggered by hand may have no logical date.
+        return scheduled_spec(run.logical_date or run.run_after).document()
 
-    @task
-    def report(results: list[dict[str, Any]]) -> None:
-        """Print for each network whether it became the champion."""
-        for result in results:
-            verdict = "promoted" if result["promoted"] else "kept the champion"
-            print(f"{result['job_id']}: version {result['model_version']}, {result['metrics']}: {verdict}")
+    @task(trigger_rule="all_done", retries=0)
+    def report(digits: dict[str, Any] | None, delays: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Print and return one line per network: promoted, kept or failed, with the metric or the cause."""
+        from shoal.jobs import summary, summary_headline
 
-    specs = [prepare_digits(), prepare_delays()]
-    with pool_for_run(size=NODES, pool_name=POOL) as pool:
-        digits = DistributedTrainOperator(task_id="train_digits", spec=specs[0], pool_name=POOL)
-        delays = DistributedTrainOperator(task_id="train_delays", spec=specs[1], pool_name=POOL)
-        digits >> delays  # The jobs run in sequence, because the leased nodes have room for only one job at a time.
-    specs >> pool.setup
-    report([digits.output, delays.output])
+        # A spec is None if the task that prepares it has failed.
+        lines = summary([digits or "digits", delays or "delays"], training_results("train_digits", "train_delays"))
+        for line in lines:
+            print(line)
+        if any(line.outcome == "failed" for line in lines):
+            raise AirflowFailException(summary_headline(lines))
+        return [line.to_dict() for line in lines]
+
+    digits, delays = prepare_digits(), prepare_delays()
+    # The lease does not wait for the two tasks that prepare the data, because it would not be requested if one of them
+    # failed. The leased nodes have room for one job: the other job waits in the pool's queue.
+    with pool_for_run(size=NODES, pool_name=POOL):
+        trainings = [
+            DistributedTrainOperator(task_id="train_digits", spec=digits, pool_name=POOL),
+            DistributedTrainOperator(task_id="train_delays", spec=delays, pool_name=POOL),
+        ]
+    trainings >> report(digits, delays)
 
 
 train_networks()

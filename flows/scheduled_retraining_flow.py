@@ -1,8 +1,11 @@
 """Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
 ``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs it once.
-A run trains on the six complete months before the last complete month, and evaluates the model on the last one. With
-the parameter `month`, it trains on the months of 2013 before this month and evaluates the model on it.
+A run trains on the six complete months before the last complete month, and evaluates the model on the last one. If it
+finds the months, the holdout and the settings of the newest version, it trains nothing. With the parameter `month`, it
+trains on the months of 2013 before this month and evaluates the model on it, in any case.
+
+To train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
 """
 
 from __future__ import annotations
@@ -15,25 +18,61 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from shoal.examples.flights import POOL, retraining_spec, scheduled_spec
+from shoal.examples.flights import POOL, retraining_spec
+from shoal.examples.flights_data import months_before, recent_files
 from shoal.jobs import JobSpec
 from shoal.prefect import clean_up_run, distributed_train, pool_lease, wait_for_nodes
 
 NODES = 3
+WINDOW_MONTHS = 6
+
+
+def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
+    """Return the spec of a run: it trains on six complete months, and evaluates the model on the complete month after.
+
+    Args:
+        moment: Time for which the run is scheduled. No row of its month or of a later month is used.
+        rounds: Number of boosting rounds.
+    """
+    *window, last = months_before(moment, WINDOW_MONTHS + 1)
+    return JobSpec.parse(
+        {
+            # Sample data. With a table of your own, the paths are for example ["s3://warehouse/flights/2026-10/"].
+            "dataset": {"paths": recent_files(window)},
+            "input_cols": [
+                "month", "day", "weekday", "sched_dep_minute", "sched_arr_minute", "dep_delay", "distance",
+                "carrier_code", "origin_code", "dest_code",
+                "temp", "humid", "wind_speed", "precip", "pressure", "visib",
+            ],
+            "label_col": "arr_delay",
+            "params": {
+                "objective": "reg:squarederror", "eval_metric": "rmse", "eta": 0.1, "max_depth": 8, "subsample": 0.9,
+            },
+            "n_estimators": rounds,
+            # Not the model of the months of 2013, because the sample has the same flights in every year.
+            "register": {
+                "model": "recent-flight-delays",
+                "metric": "rmse",
+                "holdout": {"paths": recent_files([last])},
+            },
+            "tracking": {"experiment": "recent-flight-delays", "run_name": f"{window[0]} to {window[-1]}"},
+        }
+    )  # fmt: skip
 
 
 @task(cache_policy=NO_CACHE)
 def prepare(month: int | None, scheduled: datetime, rounds: int) -> JobSpec:
     """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-    if month:
-        return retraining_spec(month, n_estimators=rounds)
-    return scheduled_spec(scheduled, n_estimators=rounds)
+    return retraining_spec(month, n_estimators=rounds) if month else spec_of_the_month(scheduled, rounds)
 
 
 @task(cache_policy=NO_CACHE)
 def report(result: dict[str, Any]) -> str:
-    """Log and return whether the new model was promoted; the job compared it with the champion on the holdout."""
-    verdict = "promoted" if result["promoted"] else "kept the champion"
+    """Log and return whether the new model was promoted; the job compared it with the champion on the holdout.
+
+    If no model was trained, because rows and settings are those of the newest version, the verdict is "skipped".
+    """
+    verdict = "skipped" if result["skipped"] else "promoted" if result["promoted"] else "kept the champion"
     get_run_logger().info("%s: version %s, %s", verdict, result["model_version"], result["metrics"])
     return verdict
 
@@ -58,7 +97,8 @@ def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> di
     spec = prepare(month, flow_run.scheduled_start_time, rounds)
     with pool_lease(NODES, pool_name=pool) as leased:
         wait_for_nodes(NODES, pool_name=leased.name)
-        result = distributed_train(spec, pool_name=leased.name)
+        # A run for a month was started by a person, so it trains even if it has no new rows.
+        result = distributed_train(spec, skip_if_unchanged=month is None, pool_name=leased.name)
     report(result)
     return result
 

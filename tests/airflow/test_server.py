@@ -35,6 +35,9 @@ pytestmark = [pytest.mark.server, pytest.mark.ray]
 POOL = "local://server-tests?max_nodes=4"
 ANY, TIMED, JANITOR, FUNCTION = "any_training", "timed_training", "pool_janitor", "function_training"
 MAPPED = "mapped_training"
+MANY = "many_trainings"
+MODELS = int(os.environ.get("SHOAL_MODELS", "6"))
+"""How many models the test of many models trains; `make soak` trains more."""
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +185,51 @@ def test_four_of_five_mapped_trainings_succeed_and_the_fifth_fails_alone(airflow
     mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{MAPPED}/{run}#many_lease_pool"]
     assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * 4
     assert len({job.job_id for job in mine}) == 5
+    wait_until(is_given_back, "the pool as it was")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300 + 60 * MODELS)
+def test_of_many_models_one_fails_alone_and_one_survives_the_loss_of_its_worker(airflow: LocalAirflow, tmp_path: Path):
+    kinds = [f"kind {number:02}" for number in range(MODELS)]
+    bad = kinds[1]
+    for name in ("train", "holdout"):
+        rows = [(kind, x) for kind in kinds for x in range(60 if name == "train" else 30)]
+        labels = [None if kind == bad else float(x % 10) for kind, x in rows]
+        columns = {"kind": [kind for kind, _ in rows], "x": [float(x % 10) for _, x in rows], "y": labels}
+        pq.write_table(pa.table(columns), tmp_path / name, row_group_size=60)
+    spec = {
+        "dataset": {"paths": [str(tmp_path / "train")]},
+        "input_cols": ["x"],
+        "label_col": "y",
+        "n_estimators": 50,
+        "scaling_config": {"num_workers": 1},
+        "run_config": {"max_restarts": 1},
+        "register": {"model": "many", "metric": "rmse", "holdout": {"paths": [str(tmp_path / "holdout")]}},
+    }
+
+    run = airflow.trigger(MANY, {"spec": spec})
+    wait_until(a_worker, "a worker", 240).kill()
+    sizes: set[int] = set()
+
+    def is_over() -> bool:
+        status = ComputePool(POOL).describe()
+        sizes.add(len(status.active) + len(status.pending) + len(status.leaving))
+        return airflow.run_state(MANY, run) in ("success", "failed")
+
+    wait_until(is_over, "the end of the run", 240 + 60 * MODELS)
+
+    assert airflow.run_state(MANY, run) == "success", airflow.task_states(MANY, run)
+    lines = airflow.returned(MANY, run, "report")
+    assert [line["model"] for line in lines] == [f"many-{kind.replace(' ', '_')}" for kind in kinds]
+    assert [line["outcome"] for line in lines] == ["failed" if kind == bad else "promoted" for kind in kinds]
+    assert '"y"' in lines[1]["sentence"]
+    mine = [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:{MANY}/{run}"]
+    # A retry attempts the same job again, so a training that fails has one job with several attempts.
+    states = {job.job_id: job.state.value for job in sorted(mine, key=lambda job: job.attempt)}
+    assert sorted(states.values()) == ["failed"] + ["succeeded"] * (MODELS - 1)
+    assert sum(job.result.restarts for job in mine if job.result) == 1
+    assert max(sizes) <= 4
     wait_until(is_given_back, "the pool as it was")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +12,14 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.serialization.serialized_objects import DagSerialization
 
+from shoal.data import DataConnector
+from shoal.data.filters import describe_filters
+from shoal.examples.flights import retraining_spec
 from shoal.examples.flights_data import FEATURES, LABEL
-from shoal.jobs import JobSpec
+from shoal.jobs import FunctionJobSpec, JobSpec
 from tests.airflow.test_provider import HEAVY
 
 DAGS = sorted((Path(__file__).parents[2] / "dags").glob("*.py"))
@@ -27,13 +32,21 @@ def bag():
     return DagBag(dag_folder=str(DAGS[0].parent), bundle_name="dags")
 
 
+def type_of(task) -> str:
+    return (task.operator_class if isinstance(task, MappedOperator) else type(task)).__name__
+
+
+def argument(task, name):
+    return task.partial_kwargs[name] if isinstance(task, MappedOperator) else getattr(task, name)
+
+
 def of_type(dag, *names):
-    return [task for task in dag.tasks if type(task).__name__ in names]
+    return [task for task in dag.tasks if type_of(task) in names]
 
 
 def test_no_file_fails_to_load(bag):
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"scheduled_retraining", "pool_janitor", "train_networks"}
+    assert set(bag.dags) == {"scheduled_retraining", "many_models", "pool_janitor", "train_networks"}
 
 
 def test_ids_are_not_used_twice(bag):
@@ -72,32 +85,57 @@ def test_every_training_has_its_lease_and_is_cleaned_up_after(bag):
     for dag in bag.dags.values():
         for training in of_type(dag, "DistributedTrainOperator"):
             leases = [
-                task
-                for task in training.get_flat_relatives(upstream=True)
-                if type(task).__name__ == "LeasePoolOperator"
+                task for task in training.get_flat_relatives(upstream=True) if type_of(task) == "LeasePoolOperator"
             ]
-            assert [lease.pool_name for lease in leases] == [training.pool_name]
+            assert [lease.pool_name for lease in leases] == [argument(training, "pool_name")]
             assert any(task.is_teardown for task in training.get_flat_relatives(upstream=False))
 
 
-def test_what_follows_the_training_does_not_hold_its_nodes(bag):
-    dag = bag.dags["scheduled_retraining"]
-    assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "wait_for_nodes", "train"}
+@pytest.mark.parametrize(
+    ("dag_id", "held_by"),
+    [
+        ("scheduled_retraining", {"wait_for_nodes", "train"}),
+        ("many_models", {"train"}),
+        ("train_networks", {"train_digits", "train_delays"}),
+    ],
+)
+def test_what_follows_the_training_does_not_hold_its_nodes(bag, dag_id, held_by):
+    assert bag.dags[dag_id].get_task("clean_up_pool").upstream_task_ids == {"lease_pool", *held_by}
+
+
+def test_a_network_that_fails_stops_neither_the_other_nor_the_report(bag):
+    dag = bag.dags["train_networks"]
+    before = {
+        name: {task.task_id for task in dag.get_task(f"train_{name}").get_flat_relatives(upstream=True)}
+        for name in ("digits", "delays")
+    }
+    assert before == {name: {f"prepare_{name}", "lease_pool"} for name in before}
+    assert dag.get_task("report").trigger_rule == bag.dags["many_models"].get_task("report").trigger_rule == "all_done"
 
 
 @pytest.fixture
-def prepared(bag, fresh_home, monkeypatch):
-    """The spec of a run of `scheduled_retraining`, as its task makes it; the flights are one row a month."""
+def few_flights(fresh_home, monkeypatch):
+    """Flights of few rows: one a month, of the carrier with the month's number."""
     rows = pd.DataFrame({name: range(1, 13) for name in (*FEATURES, LABEL)})
     monkeypatch.setattr("shoal.examples.flights_data._joined", lambda: rows)
-    prepare = bag.dags["scheduled_retraining"].get_task("prepare").python_callable
+    return rows
 
-    def spec(month=None, **run) -> JobSpec:
-        context = {"dag_run": SimpleNamespace(**run), "params": {"month": month, "rounds": 5}}
+
+@pytest.fixture
+def prepared(bag, few_flights, monkeypatch):
+    """What a task of a run of a DAG returns; the task prepares a spec or several."""
+
+    def run(dag_id, task_id, params, **run):
+        prepare = bag.dags[dag_id].get_task(task_id).python_callable
+        context = {"dag_run": SimpleNamespace(**run), "params": params}
         monkeypatch.setitem(prepare.__globals__, "get_current_context", lambda: context)
-        return JobSpec.parse(prepare())
+        return prepare()
 
-    return spec
+    return run
+
+
+def retraining(prepared, month=None, **run) -> JobSpec:
+    return JobSpec.parse(prepared("scheduled_retraining", "prepare", {"month": month, "rounds": 5}, **run))
 
 
 def months(dataset) -> list[str]:
@@ -107,32 +145,72 @@ def months(dataset) -> list[str]:
     return [Path(path).stem for path in dataset.paths]
 
 
-def test_the_next_ten_runs_have_a_window_and_a_holdout_before_their_date(bag, prepared):
-    """As Airflow schedules them: its scheduler computes the runs from the serialised DAG."""
-    dag = DagSerialization.from_dict(DagSerialization.to_dict(bag.dags["scheduled_retraining"]))
-    now, info, dates = datetime.now(UTC), None, []
+def next_ten(bag, dag_id: str) -> Iterator[dict[str, datetime]]:
+    """The dates of the next ten runs, as Airflow's scheduler computes them from the serialised DAG."""
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(bag.dags[dag_id]))
+    info = None
     for _ in range(10):
         info = dag.next_dagrun_info(last_automated_run_info=info)
         assert info.logical_date == info.run_after
-        dates.append(info.logical_date)
-        spec = prepared(logical_date=info.logical_date, run_after=info.run_after)
+        yield {"logical_date": info.logical_date, "run_after": info.run_after}
+
+
+def test_the_next_ten_runs_have_a_window_and_a_holdout_before_their_date(bag, prepared):
+    now, dates = datetime.now(UTC), []
+    for run in next_ten(bag, "scheduled_retraining"):
+        dates.append(run["logical_date"])
+        spec = retraining(prepared, **run)
         window, [holdout] = months(spec.dataset), months(spec.register_as.holdout)
         assert len(window) == 6
-        assert window == sorted(window) and window[-1] < holdout < f"{info.logical_date:%Y-%m}"
+        assert window == sorted(window) and window[-1] < holdout < f"{dates[-1]:%Y-%m}"
         # The holdout is the month that has ended last.
-        assert f"{info.logical_date - timedelta(days=1):%Y-%m}" == holdout
+        assert f"{dates[-1] - timedelta(days=1):%Y-%m}" == holdout
     assert now - timedelta(hours=1) <= dates[0] < now + timedelta(days=32)
     assert all(timedelta(days=28) <= after - before <= timedelta(days=31) for before, after in pairwise(dates))
 
 
+def test_the_next_ten_runs_of_the_networks_end_before_their_date(bag, prepared):
+    for run in next_ten(bag, "train_networks"):
+        fields = prepared("train_networks", "prepare_delays", {"month": None}, **run)
+        spec = FunctionJobSpec.parse(fields)
+        window, [holdout] = months(spec.dataset_map["train"]), months(spec.register_as.holdout)
+        assert len(window) == 3
+        assert window[-1] < holdout == f"{run['logical_date'] - timedelta(days=1):%Y-%m}"
+
+
+def test_the_next_ten_nights_have_a_model_per_carrier_and_end_before_their_date(bag, prepared):
+    dates = []
+    for run in next_ten(bag, "many_models"):
+        dates.append(run["logical_date"])
+        specs = [
+            JobSpec.parse(fields) for fields in prepared("many_models", "specs", {"rounds": 5, "min_rows": 1}, **run)
+        ]
+        day = dates[-1].date()
+        assert len({spec.register_as.model for spec in specs}) == len(specs) >= 2
+        for spec in specs:
+            rows, holdout = (DataConnector.from_spec(one) for one in (spec.dataset, spec.register_as.holdout))
+            first, last = rows.time_range()
+            assert day - timedelta(days=97) <= first <= last < day - timedelta(days=7)
+            assert describe_filters(spec.register_as.holdout.filters) == (
+                f"date >= '{day - timedelta(days=7)}' and date < '{day}' and carrier = {spec.register_as.model[-2:]!r}"
+            )
+            assert set(holdout.to_arrow()["date"].to_pylist()) <= {day - timedelta(days=ago) for ago in range(1, 8)}
+    assert datetime.now(UTC) - timedelta(hours=1) <= dates[0] < datetime.now(UTC) + timedelta(days=1)
+    assert all(after - before == timedelta(days=1) for before, after in pairwise(dates))
+
+
 def test_a_run_without_a_logical_date_ends_its_window_before_it_runs(prepared):
-    spec = prepared(logical_date=None, run_after=datetime(2026, 3, 31, 23, tzinfo=UTC))
+    run = {"logical_date": None, "run_after": datetime(2026, 3, 31, 23, tzinfo=UTC)}
+    spec = retraining(prepared, **run)
     assert months(spec.dataset) == ["2025-08", "2025-09", "2025-10", "2025-11", "2025-12", "2026-01"]
     assert months(spec.register_as.holdout) == ["2026-02"]
+    [first, *_] = prepared("many_models", "specs", {"rounds": 5, "min_rows": 1}, **run)
+    assert first["register"]["holdout"]["filters"][0][1] == ["date", "<", "2026-03-31"]
 
 
 def test_a_month_as_parameter_is_a_month_of_2013_and_another_model(prepared):
-    spec = prepared(month=3, logical_date=None)
+    spec = retraining(prepared, month=3, logical_date=None)
+    assert spec == retraining_spec(3, n_estimators=5)  # the same job as the flow's and `make run-python`'s
     assert (months(spec.dataset), months(spec.register_as.holdout)) == (["2013-01", "2013-02"], ["2013-03"])
-    scheduled = prepared(logical_date=datetime(2026, 4, 1, tzinfo=UTC))
+    scheduled = retraining(prepared, logical_date=datetime(2026, 4, 1, tzinfo=UTC))
     assert spec.register_as.model != scheduled.register_as.model

@@ -11,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from shoal.data import DataConnector
+from shoal.data.queries import narrowed_query
 from shoal.data.spec import DatasetSpec
-from shoal.data.staging.sql import stage_select
+from shoal.data.staging.sql import count_values, quoted_column, stage_select
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.postgres import PASSWORD, Postgres
 
@@ -140,6 +141,15 @@ def test_postgresql_refuses_writes_and_shows_no_password(postgres: Postgres, tmp
         window = "SELECT id FROM trips WHERE day >= :low AND day < :high ORDER BY id"
         assert stage_select(window, {"low": "2024-01-11", "high": "2024-02-01"}, url, str(tmp_path)) == 21
         assert pq.read_table(tmp_path)["id"].to_pylist() == list(range(10, 31))
+        table = 'SELECT id, day, id % 2 AS "Odd:ly" FROM trips WHERE id < :end ORDER BY id DESC -- newest first'
+        for column, value, ids in (("Odd:ly", 1, [*range(49, 0, -2)]), ("day", "2024-01-11", [10])):
+            quoted = quoted_column(table, {"end": 50}, url, column)
+            assert sum(count_values(table, {"end": 50}, url, quoted).values()) == 50
+            of_value, params = narrowed_query(table, {"end": 50}, quoted, value)
+            assert stage_select(of_value, params, url, str(tmp_path)) == len(ids)
+            assert pq.read_table(tmp_path)["id"].to_pylist() == ids
+        with pytest.raises(DataError, match='the query has no column "od"'):
+            quoted_column(table, {"end": 50}, url, "od")
         with pytest.raises(DataError, match="cannot be reached") as caught:
             stage_select("SELECT 1", {}, postgres.url("warehouse", password="mistaken"), str(tmp_path))
         assert "mistaken" not in str(caught.value) and PASSWORD not in str(caught.value)

@@ -23,7 +23,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
-from shoal.jobs import JobHandle, JobSpec, Register, Tracking
+from shoal.jobs import JobHandle, JobSpec, Register, Tracking, skipping_if_unchanged
 from shoal.jobs.client import JobClient
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
@@ -113,7 +113,9 @@ def test_train_register_beat_the_champion_and_predict(
     queried = DatasetSpec(sql="SELECT a, b, y FROM train ORDER BY row", connection="warehouse")
 
     first = jobs.submit(spec).wait(on_log=lines.append)
-    second = jobs.submit(spec.model_copy(update={"n_estimators": 30, "dataset": queried})).wait(on_log=None)
+    again = spec.model_copy(update={"n_estimators": 30, "dataset": queried})
+    second = jobs.submit(again).wait(on_log=None)
+    third = jobs.submit(skipping_if_unchanged(again, None)).wait(on_log=lines.append)
 
     assert second.data is not None
     assert (second.data.rows, second.data.digest) == (
@@ -122,6 +124,8 @@ def test_train_register_beat_the_champion_and_predict(
     )
     assert (first.rows, first.num_workers, first.model_version, first.promoted) == (20_000, 2, "1", True)
     assert (second.model_version, second.promoted) == ("2", True)
+    assert (third.model_version, third.num_workers, third.data) == ("2", 0, second.data)
+    assert third.skipped in lines
     assert second.champion is not None
     assert second.champion.value == first.metrics["holdout-rmse"]
     assert len(first.peak_memory_per_worker) == 2
@@ -337,3 +341,44 @@ def test_secrets_reach_the_function_and_nothing_else(
     assert len(seen) > 10
     assert not [text for text in seen for part in secret if part in text]
     assert not list((session_home / "credentials").glob("secretive*"))
+
+
+def test_many_models_from_one_table_of_which_two_fail_alone(pool: ComputePool, tracking: Tracking, tmp_path: Path):
+    """As a workflow's run maps over the specs: all jobs at once, each by a task of its own."""
+    table = pd.DataFrame({"kind": ["good", "null"] * 40, "x": [float(i // 2 % 10) for i in range(80)]})
+    table["y"] = table["x"].where(table["kind"] == "good")
+    table[:60].to_parquet(tmp_path / "train")
+    table[60:].to_parquet(tmp_path / "holdout")
+    specs = jobs.for_each(
+        {
+            "dataset": {"paths": [str(tmp_path / "train")]},
+            "input_cols": ["x"],
+            "label_col": "y",
+            "n_estimators": 3,
+            "scaling_config": {"num_workers": 1},
+            "register": {"model": "kind-{kind}", "metric": "rmse", "holdout": {"paths": [str(tmp_path / "holdout")]}},
+            "tracking": tracking.model_dump(),
+            "run_config": {"pool_name": pool.name},
+        },
+        column="kind",
+        values=["good", "null", "absent"],
+    )
+
+    def task(index: int) -> tuple[str, Any]:
+        # Each retry of a task, and no other task, finds the task's own job.
+        handles = [jobs.submit(jobs.parse_spec(specs[index]), holder=ENGINE, key=f"train/{index}") for _ in range(2)]
+        assert handles[0].job_id == handles[1].job_id
+        try:
+            return handles[1].job_id, handles[1].wait()
+        except JobFailedError as error:
+            return handles[1].job_id, error
+
+    with ThreadPoolExecutor() as threads:
+        ended = list(threads.map(task, range(len(specs))))
+
+    lines = jobs.summary(specs, [result for _, result in ended])
+    models = [(line.model, line.outcome) for line in lines]
+    assert models == [("kind-good", "promoted"), ("kind-null", "failed"), ("kind-absent", "failed")]
+    assert '"y"' in lines[1].sentence and "no rows" in lines[2].sentence
+    assert ended[0][1].rows == 30
+    assert len({job_id for job_id, _ in ended}) == 3

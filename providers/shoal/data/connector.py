@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.columns import check_present
@@ -17,6 +17,7 @@ from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
+from shoal.data.time_range import TimeRange
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -177,10 +178,10 @@ class DataConnector:
         ingestor_class: IngesterClass = RayDataIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Run a Ray Data pipeline, whose Ray tasks write the rows as Parquet files to a staging location.
+        """Run a Ray Data pipeline, write its rows as Parquet files to a staging location, and connect to these files.
 
-        The pipeline's transformations run once, not in every epoch. Shards are planned from the footers of the staged
-        files.
+        Ray tasks write the files. The pipeline's transformations run once, not in every epoch. Shards are planned from
+        the footers of the staged files.
 
         Args:
             ds: A ``ray.data.Dataset``.
@@ -198,7 +199,7 @@ class DataConnector:
         sources: PathLike | ParquetSource | Iterable[PathLike | ParquetSource],
         ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
-        """Connect to several sources as one dataset, whose rows are in the order of `sources`.
+        """Connect to paths or ``ParquetSource`` objects as one dataset, whose rows are in the order of `sources`.
 
         Args:
             sources: Paths or ``ParquetSource`` objects.
@@ -211,12 +212,13 @@ class DataConnector:
                 paths.append(source)
             elif source.splits and len(several) > 1:
                 raise InvalidArgumentError(
-                    "a part of a random split cannot be joined with other sources: join the sources first, then split"
+                    "sources contains a part of a random split, which cannot be combined with other sources: combine "
+                    "the sources first, then call random_split()"
                 )
             elif source.filters and len(several) > 1:
                 raise InvalidArgumentError(
-                    "a source with filters cannot be joined with other sources: give all paths and the filters to "
-                    "DataConnector.from_parquet"
+                    "sources contains a source with filters, which cannot be combined with other sources: give all "
+                    "paths and the filters to DataConnector.from_parquet"
                 )
             else:
                 paths += source.paths
@@ -291,15 +293,16 @@ class DataConnector:
         """
         return self.source.digest()
 
-    def time_range(self, column: str | None = None) -> tuple[Any, Any] | None:
+    def time_range(self, column: str | None = None, *, without: Collection[str] = ()) -> TimeRange | None:
         """Read a column and return its smallest and its largest value.
 
         Args:
             column: Column of any type that has an order; by default the date or timestamp column of the filters, if
                 there is exactly one.
+            without: Canonical paths of files whose rows are left out.
 
         Returns:
-            The two values as Python objects; None if there is no such column, or it has only nulls.
+            The range; None if there is no such column, or it has only nulls.
 
         Raises:
             DataError: If there is no column of this name, or its values have no order.
@@ -315,8 +318,9 @@ class DataConnector:
             column = times[0]
         check_present(self.source.reference().path, column, schema.names)
         ends: list[Any] = []
+        ranges = [rows for rows in self.source.ranges() if rows.path not in without]
         try:
-            for table in self.iter_batches([column]):
+            for table in self.source.read(ranges, [column]):
                 found = pc.min_max(table.column(column)).as_py()
                 ends += [end for end in found.values() if end is not None]
         except pa.ArrowNotImplementedError:
@@ -324,7 +328,43 @@ class DataConnector:
                 f'column "{column}" is of type {schema.field(column).type}, which has no order: name a '
                 "column of dates, timestamps or numbers"
             ) from None
-        return (min(ends), max(ends)) if ends else None
+        return TimeRange.of(column, (min(ends), max(ends))) if ends else None
+
+    def value_counts(self, column: str) -> dict[Any, int]:
+        """Count the rows of each distinct value of a column.
+
+        For a partition column (``month=1/``), only the footers are read; otherwise the column is read.
+
+        Args:
+            column: Name of the column.
+
+        Returns:
+            Number of rows by value, in order of the first row; the key None is for nulls.
+
+        Raises:
+            DataError: If there is no column of this name, or its values cannot be compared, such as those of a list.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        schema = self.schema()
+        check_present(self.source.reference().path, column, schema.names)
+        counts: dict[Any, int] = {}
+        if column in self.source.partition_fields():
+            for group in self.source.row_groups():
+                if group.rows:
+                    value = self.source.partition_value(group.path, column)
+                    counts[value] = counts.get(value, 0) + group.rows
+            return counts
+        try:
+            for table in self.iter_batches([column]):
+                for entry in pc.value_counts(table.column(column)).to_pylist():
+                    counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
+        except (pa.ArrowNotImplementedError, TypeError):  # TypeError: the value is a list or a dict
+            raise DataError(
+                f'column "{column}" is of type {schema.field(column).type}, whose values cannot be compared'
+            ) from None
+        return counts
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
         """Assign the rows to workers, one shard per worker; see :func:`shoal.data.planning.row_groups.plan_shards`.
@@ -347,7 +387,7 @@ class DataConnector:
         return plan_shards(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
-        """Return the number of groups of rows. To count the groups, the whole group column is read."""
+        """Return the number of groups of rows that the column `group_col` defines. The whole column is read."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:
@@ -375,7 +415,7 @@ class DataConnector:
         return self._read(None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Read rows, in the order of the files, into a DataFrame.
+        """Read all rows, or the first `limit` rows, in the order of the files, into a DataFrame.
 
         Args:
             limit: Maximum number of rows to read; all by default. Only the row groups with these rows are read.

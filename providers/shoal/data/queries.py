@@ -14,6 +14,9 @@ CONNECTION_PREFIX = "SHOAL_CONNECTION_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
 _EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
+_ROWS = "shoal_rows"
+"""Name of a query's rows in another query that selects from them."""
+
 _SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
 
@@ -47,7 +50,7 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
     """
     import sqlalchemy as sa
 
-    body = sql.rstrip().removesuffix(";")
+    body = without_end(sql)
     if ";" in body:
         # A ";" inside a quoted text or a comment is refused, too, because each database has its own rules for quotes
         # and comments, so this code cannot reliably find where they end.
@@ -79,6 +82,38 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
             f'params has "{unused[0]}", but sql has no parameter :{unused[0]}: correct the name, or remove it from '
             "params"
         )
+
+
+def narrowed_query(
+    sql: str, params: Mapping[str, Any], column: str, value: bool | int | float | str
+) -> tuple[str, dict[str, Any]]:
+    """Return a query for those rows of another query in which a column has a given value.
+
+    Args:
+        sql: The query: one SELECT, with parameters as ``:name``.
+        params: Parameter -> its value.
+        column: Name of the column, quoted as the database needs it;
+            see :func:`shoal.data.staging.sql.quoted_column`.
+        value: The value. It becomes a parameter, and is not inserted into the text.
+
+    Returns:
+        The new query, and its parameters.
+    """
+    name = "each_value"
+    while name in params:
+        name += "_"
+    return f"SELECT * FROM {as_table(sql)} WHERE {_ROWS}.{column} = :{name}", {**params, name: value}
+
+
+def as_table(sql: str) -> str:
+    """Return a query in the form in which the FROM of another query takes it."""
+    # The closing parenthesis is on a line of its own, because the query may end in a comment.
+    return f"(\n{without_end(sql)}\n) {_ROWS}"
+
+
+def without_end(sql: str) -> str:
+    """Return a query without a ``;`` at its end."""
+    return sql.rstrip().removesuffix(";")
 
 
 def connection_variable(name: str) -> str:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from shoal.examples.flights_data import FEATURES, LABEL, month_files
+from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
 
 if TYPE_CHECKING:
     from shoal.jobs import FunctionJobSpec
 
 MODEL = "flight-delays-net"
+RECENT_MODEL = "recent-flight-delays-net"
+"""Name of the registered model of the scheduled runs. Its versions must not be compared with those of `MODEL`, which
+may have been trained on the same flights of 2013."""
+
+WINDOW_MONTHS = 3
+"""Number of months that a scheduled run trains on."""
 
 COLUMNS = tuple(name for name in FEATURES if name not in ("month", "day"))
 """Feature columns of the network. The date is left out because the network is evaluated on a month that is not in the
@@ -28,26 +35,47 @@ def training_spec(month: int = 12, epochs: int = 3, workers: int = 2) -> Functio
         epochs: Number of epochs over the training data.
         workers: Number of workers, one per node.
     """
+    run_name = f"until 2013-{month - 1:02}"
+    return _spec(MODEL, month_files(range(1, month)), month_files([month]), run_name, epochs, workers)
+
+
+def scheduled_spec(moment: datetime, epochs: int = 3, workers: int = 2) -> FunctionJobSpec:
+    """Return the spec of a job that trains the network on a moving window of months, and evaluates it on the next one.
+
+    All these months are complete: the last one ends before the month of `moment` begins.
+
+    Args:
+        moment: Time for which the run is scheduled.
+        epochs: Number of epochs over the training data.
+        workers: Number of workers, one per node.
+    """
+    *window, holdout = months_before(moment, WINDOW_MONTHS + 1)
+    run_name = f"{window[0]} to {window[-1]}"
+    return _spec(RECENT_MODEL, recent_files(window), recent_files([holdout]), run_name, epochs, workers)
+
+
+def _spec(
+    model: str, train: list[str], holdout: list[str], run_name: str, epochs: int, workers: int
+) -> FunctionJobSpec:
     from shoal.data import DataConnector, ShardedDataConnector
     from shoal.jobs import FunctionJobSpec
 
-    learn = ShardedDataConnector.from_parquet(month_files(range(1, month)))
     return FunctionJobSpec.parse(
         {
             "train_func": "shoal.examples.delays:train",
             "name": "delays",
-            "dataset_map": {"train": learn},
+            "dataset_map": {"train": ShardedDataConnector.from_parquet(train)},
             "hyper_params": {"epochs": epochs, "batch_size": 256, "rate": 0.005},
             "scaling_config": {"num_nodes": workers},
             "run_config": {"max_restarts": 1},
             "register": {
-                "model": MODEL,
+                "model": model,
                 "metric": "rmse",
-                "holdout": DataConnector.from_parquet(month_files([month])),
+                "holdout": DataConnector.from_parquet(holdout),
                 "label_col": LABEL,
                 "input_cols": list(COLUMNS),
             },
-            "tracking": {"experiment": MODEL, "run_name": f"until 2013-{month - 1:02}"},
+            "tracking": {"experiment": model, "run_name": run_name},
         }
     )
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.errors import ShoalError
-from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
+from shoal.examples.flights_data import FEATURES, LABEL, month_files
 from shoal.pool.api import ComputePool
 from shoal.pool.status import PoolStatus
 from shoal.state.home import home, subfolder
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.training import JobSpec
 
 MODEL = "flight-delays"
-RECENT_MODEL = "recent-flight-delays"
-"""Name of the registered model of the scheduled runs. It is not `MODEL`, because the sample's recent months have the
-same flights as 2013: `MODEL` may have been trained on them, so versions of the two must not be compared."""
-
-WINDOW_MONTHS = 6
-"""Number of months that a scheduled run trains on."""
-
 POOL = "local://flights?max_nodes=4"
 PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
 
@@ -62,37 +54,18 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
         InvalidArgumentError: `month` is not from 2 to 12.
     """
     check_month(month)
-    run_name = f"until 2013-{month - 1:02}"
-    return _spec(MODEL, month_files(range(1, month)), month_files([month]), run_name, n_estimators)
-
-
-def scheduled_spec(moment: datetime, *, n_estimators: int = 100) -> JobSpec:
-    """Return the spec of a job that trains on a moving window of months, and evaluates the model on the month after it.
-
-    All these months are complete: the last one ends before the month of `moment` begins.
-
-    Args:
-        moment: Time for which the run is scheduled.
-        n_estimators: Number of boosting rounds.
-    """
-    *window, holdout = months_before(moment, WINDOW_MONTHS + 1)
-    run_name = f"{window[0]} to {window[-1]}"
-    return _spec(RECENT_MODEL, recent_files(window), recent_files([holdout]), run_name, n_estimators)
-
-
-def _spec(model: str, train: list[str], holdout: list[str], run_name: str, n_estimators: int) -> JobSpec:
     from shoal.data import DataConnector
     from shoal.jobs.specs.training import JobSpec
 
     return JobSpec.parse(
         {
-            "dataset": DataConnector.from_parquet(train),
+            "dataset": DataConnector.from_parquet(month_files(range(1, month))),
             "input_cols": FEATURES,
             "label_col": LABEL,
             "params": PARAMS,
             "n_estimators": n_estimators,
-            "register": {"model": model, "metric": "rmse", "holdout": DataConnector.from_parquet(holdout)},
-            "tracking": {"experiment": model, "run_name": run_name},
+            "register": {"model": MODEL, "metric": "rmse", "holdout": DataConnector.from_parquet(month_files([month]))},
+            "tracking": {"experiment": MODEL, "run_name": f"until 2013-{month - 1:02}"},
         }
     )
 

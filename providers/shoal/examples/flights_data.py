@@ -14,7 +14,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,8 +35,12 @@ FEATURES = (
 )  # fmt: skip
 """Feature columns: all numeric, and known when the plane leaves the gate."""
 
+_CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
+"""The carriers in the order of their codes in the column `carrier_code`."""
+
 _WEATHER = ["temp", "humid", "wind_speed", "precip", "pressure", "visib"]
-# With this size, a month has three to four row groups, which can be divided evenly among a few workers.
+# Number of rows of a Parquet row group. With this number a month has three to four row groups, which can be divided
+# evenly among a few workers.
 _ROWS_PER_GROUP = 8192
 
 
@@ -97,6 +101,42 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
             shutil.copyfile(source, partial)
             # The file is copied under a temporary name and then renamed, because another process may do the same at the
             # same time, and no process may read an incomplete file.
+            partial.rename(file)
+    return [str(file) for file in files]
+
+
+def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]:
+    """Return the paths of files that contain the flights of a period of days; write those that do not exist.
+
+    There is one file per month. It has the columns of the flights of 2013, and also `date` and `carrier` (its code as
+    text, such as ``UA``), by which the rows can be filtered. The flights repeat every year, without 29 February.
+
+    Args:
+        first: First day of the period.
+        end: Day after the last day of the period.
+        folder: Folder of the files; by default a folder in ``$SHOAL_HOME``.
+
+    Raises:
+        MissingExtraError: The package with the data is not installed.
+    """
+    import pandas as pd
+
+    folder = folder or subfolder("examples") / "daily-flights"
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = end - timedelta(days=1)
+    count = (newest.year - first.year) * 12 + newest.month - first.month + 1
+    files = [folder / f"{month}.parquet" for month in months_before(newest.replace(day=28) + timedelta(days=4), count)]
+    for file in files:
+        if not file.exists():
+            year, _, month = file.stem.partition("-")
+            table = pd.read_parquet(month_files([int(month)])[0])
+            days = pd.to_datetime({"year": int(year), "month": table["month"], "day": table["day"]})
+            carriers = table["carrier_code"].map(dict(enumerate(_CARRIERS)))
+            partial = folder / f".{file.stem}-{uuid.uuid4().hex[:8]}"
+            table.assign(date=days.dt.date, carrier=carriers).to_parquet(
+                partial, row_group_size=_ROWS_PER_GROUP, index=False
+            )
+            # The file is renamed in one step, because another process may write the same file at the same time.
             partial.rename(file)
     return [str(file) for file in files]
 

@@ -1,4 +1,4 @@
-"""Cancel the jobs and release the leases that a run still has on a pool, and record the end of lost jobs.
+"""Cancel the jobs of a workflow run on a pool, release its leases of nodes, and record the end of lost jobs.
 
 A job is lost if its driver or its submitter died before it could record the end of the job.
 """
@@ -17,7 +17,6 @@ from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
@@ -40,7 +39,7 @@ _SETTLE_EVERY = 30
 not wait any more, for example because their timeout is over."""
 
 _AT_ONCE = 1000
-"""Largest number of running jobs, and of pending jobs, that one sweep checks; the next sweep checks the rest."""
+"""Largest number of running jobs, and of pending jobs, that one sweep checks."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,12 @@ class CleanupReport:
     left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, for an Airflow XCom or a Prefect artifact."""
+        """Return the actions that the clean-up has taken as plain data, for an Airflow XCom or a Prefect artifact."""
         return asdict(self)
 
 
 def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
-    """Cancel a run's jobs on a pool, release the run's lease of nodes, and call `sweep` for this host.
+    """Cancel a workflow run's jobs on a pool, release its lease of nodes, and tidy up this host with `sweep`.
 
     The function may be called at any time and repeatedly. If the pool is on another host, this function only cancels
     the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes; the report mentions
@@ -94,7 +93,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
 
 
 def sweep() -> list[str]:
-    """Remove processes and files on this host that no run needs any more, and record the end of lost jobs.
+    """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove their files.
 
     The function may be called at any time, repeatedly, and by several processes at the same time.
 
@@ -111,24 +110,25 @@ def settle_jobs() -> list[str]:
         The actions that were taken, one sentence each.
     """
     did = []
+    store = Store()
     # One query lists the running jobs, another one the pending jobs: in a common list, which is limited to `_AT_ONCE`
-    # jobs, many newer pending jobs could leave no room for the running ones.
-    running, pending = (list_jobs(states={state}, limit=_AT_ONCE) for state in (JobState.RUNNING, JobState.PENDING))
-    for job in [*running, *pending]:
+    # jobs, many pending jobs could leave no room for the running ones. Of a list that is too long, the jobs that no
+    # process waits for come first: a process that waits for a job checks it itself.
+    states = (JobState.RUNNING, JobState.PENDING)
+    for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:
-            handle = attach(job.job_id, job.attempt)
-            lost = handle.end_if_lost()
-        except ShoalError as error:  # no failure: for example, the pool is on another host, which checks the job itself
-            log.info("job %s was not checked: %s", job.job_id, error)
+            lost = attach(key.job_id, key.attempt).end_if_lost()
+        except ShoalError as error:  # expected; for example, the pool is on another host, which checks the job
+            log.info("job %s was not checked: %s", key.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
-            log.exception("job %s could not be checked", job.job_id)
-            did.append(f"job {job.job_id}: could not be checked: {type(error).__name__}: {error}")
+            log.exception("job %s could not be checked", key.job_id)
+            did.append(f"job {key.job_id}: could not be checked: {type(error).__name__}: {error}")
             continue
         if lost:
-            ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
-            did.append(f"job {job.job_id}, attempt {handle.attempt}: {ended.state.value}, {ended.error}")
-    return [*did, *discard_leftovers(Store())]
+            ended = attempts.load(store, key)
+            did.append(f"job {key.job_id}, attempt {key.attempt}: {ended.state.value}, {ended.error}")
+    return [*did, *discard_leftovers(store)]
 
 
 def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
@@ -165,7 +165,7 @@ def start_next(store: Store, pool: str) -> None:
     for key in admission.look(store, pool).free_for:
         try:
             JobHandle(store, attempts.load(store, key)).start_if_room()
-        except ShoalError as error:  # no failure: for example, the pool was deleted meanwhile
+        except ShoalError as error:  # an expected error; for example, the pool was deleted
             log.info("job %s was not started: %s", key.job_id, error)
 
 
@@ -177,7 +177,7 @@ def _pools_with_queue(store: Store) -> list[str]:
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
-    """Call `clean_up` for every pool on which a run has an unfinished job or a lease of nodes.
+    """Call `clean_up` for every pool on which a workflow run has an unfinished job or a lease of nodes.
 
     An error on one pool is logged and reported, and the function goes on with the next pool.
 

@@ -33,6 +33,16 @@ _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
 """Pattern that matches the names of variables whose values are secret. A variable such as AWS_REGION does not match, so
 that its value stays readable in logs."""
 
+_REFUSED = re.compile(
+    r"expired|invalid.?token|access.?denied|permission denied|unauthori[sz]ed|forbidden|credential|authentication"
+    r"|\b40[13]\b",
+    re.IGNORECASE,
+)
+"""Pattern that matches the messages with which storages, databases and tracking servers refuse credentials."""
+
+_SHORTEST_SESSION_S = 900.0
+"""Seconds for which credentials are certainly valid: the shortest time that a session of AWS can be given."""
+
 _SQLITE = "sqlite:///"
 
 _SHORTEST_SECRET = 6
@@ -50,10 +60,10 @@ class Secrets:
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # keys: JSON pointers into the spec; values: credentials
+    uris: Mapping[str, str] = field(default_factory=dict)  # values removed from the spec, by their JSON pointers
 
     def redact(self, text: str) -> str:
-        """Return a copy of a text in which a placeholder replaces these and all other recognisable credentials."""
+        """Return a copy of a text without this job's credentials and other text that looks like a credential."""
         for uri in self.uris.values():
             text = text.replace(uri, without_credentials(uri))
         for word in sorted(self._words, key=len, reverse=True):
@@ -73,7 +83,7 @@ class Secrets:
         """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
-    def __repr__(self) -> str:  # the values are not shown, because a traceback may print local variables
+    def __repr__(self) -> str:  # a traceback may print this text, so it contains no values
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 
@@ -164,7 +174,7 @@ def without_credentials(uri: str) -> str:
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Return a copy of a JSON document in which `leaf` has replaced each value that is not an object or a list.
+    """Return a copy of a JSON document in which each text, number, boolean and null is replaced by what `leaf` returns.
 
     Args:
         value: The document.
@@ -191,6 +201,21 @@ def _step(key: str) -> str:
             "values, because shoal removes them from values, but not from keys, before it stores the spec"
         )
     return key.replace("~", "~0").replace("/", "~1")
+
+
+def expiry_hint(error: str, waited_s: float) -> str:
+    """Return a sentence about credentials that may have expired in the queue; empty if that is not likely.
+
+    Args:
+        error: Message of the error with which a job has failed.
+        waited_s: Seconds for which the job waited in its pool's queue.
+    """
+    if waited_s <= _SHORTEST_SESSION_S or not _REFUSED.search(error):
+        return ""
+    return (
+        f". The job waited {waited_s / 60:.0f} minutes for room with the credentials of its submission, which may have "
+        "expired meanwhile: submit it again with new ones"
+    )
 
 
 def hand_over(submission_id: str, secrets: Secrets) -> None:

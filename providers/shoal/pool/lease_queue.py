@@ -12,7 +12,8 @@ from shoal.state.schema import Lease, PoolState
 
 
 def leased(snapshot: Snapshot) -> int:
-    """Return how many nodes the granted leases take: the size of the largest shared lease plus all exclusive sizes."""
+    """Return how many nodes the granted leases take. Shared leases use the same nodes, so only the largest of them
+    counts. The sizes of all exclusive leases are added to it."""
     return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
 
 
@@ -41,11 +42,8 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
 
 
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
-    """Return whether the size of a granted lease may be changed to `size` now.
-
-    The size may change if the leases together then take no more nodes than before. A change that takes more nodes is
-    allowed only if they fit into MAX_NODES and no other lease waits.
-    """
+    """Return whether the size of a granted lease may be changed to `size` now. It may if all leases together then take
+    no more nodes than before, or if they fit into MAX_NODES and no lease waits."""
     others = [(one.size, one.exclusive) for one in _granted(snapshot) if one.id != lease.id]
     total = _together([*others, (size, lease.exclusive)])
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
@@ -86,7 +84,8 @@ def _granted(snapshot: Snapshot) -> list[Lease]:
 
 
 def _together(claims: Iterable[tuple[int, bool]]) -> int:
-    """Return how many nodes the given leases take together: the largest shared size plus all exclusive sizes.
+    """Return how many nodes the given leases take together. Shared leases use the same nodes, so only the largest of
+    them counts. The sizes of all exclusive leases are added to it.
 
     Args:
         claims: For each lease, its size and whether it is exclusive.

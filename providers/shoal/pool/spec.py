@@ -58,7 +58,7 @@ class PoolSpec(Settings):
             description="Seconds without a job, lease or request after which the pool goes down. "
             "With `none`, an idle pool stays up.",
         ),
-    ] = 24 * 3600.0  # one day, so that a daily pipeline keeps its pool and a pool forgotten over the weekend goes down
+    ] = 24 * 3600.0  # one day: the pool of a daily pipeline stays up, but a forgotten pool goes down over a weekend
 
     address: Annotated[
         str | None,
@@ -107,7 +107,7 @@ class PoolSpec(Settings):
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
-            raise ValueError(f"{', '.join(given)}: such options are allowed only for ray:// pools")
+            raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
         if self.backend == "ray":
             if has_credentials(self.address or ""):
                 raise InvalidArgumentError(
@@ -157,7 +157,8 @@ class ScaleOptions(Settings):
 
     @classmethod
     def for_size(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
-        """Build the options from a mapping, and check that they are valid for the requested number of nodes.
+        """Build the options of a scale operation from a mapping, and check that they are valid for the requested number
+        of nodes.
 
         Args:
             options: The `options` argument of `scale_cluster`.
@@ -193,7 +194,8 @@ def is_pool_name(text: str) -> bool:
 
 
 def is_uri(source: str) -> bool:
-    """Return True for ``local://name…`` and False for a bare pool name."""
+    """Return whether a text is a pool URI, such as ``local://name`` or ``ray://name?address=…``, and not a bare pool
+    name."""
     return "://" in source
 
 
@@ -201,7 +203,7 @@ def _url_parts(url: str) -> SplitResult | None:
     """Split a URL into its parts. Return None if the text is not a URL."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # urlsplit raises ValueError for an invalid port only when the port is read
+        _ = parts.port  # read the port, because urlsplit checks the port only then (ValueError if invalid)
     except ValueError:
         return None
     return parts

@@ -10,7 +10,7 @@ from shoal.pool.backends import BACKENDS, NodeRef, Seen
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here
 from shoal.pool.lease_queue import leased, queue, queue_note
-from shoal.pool.plan import wanted
+from shoal.pool.scaling_plan import wanted
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import Node, NodeState, Operation, OperationState, PoolState
@@ -206,7 +206,8 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes of a pool were lost or have arrived since their rows were last written.
+    """Check which nodes of a pool were lost, and which requested nodes have arrived (the Ray cluster has a node for
+    them), since the nodes' rows were last written.
 
     If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
     """

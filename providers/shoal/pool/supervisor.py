@@ -1,4 +1,5 @@
-"""The supervisor process of one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
+"""The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
+EPOCH is the pool's number of starts at the time when the node was planned.
 
 The supervisor claims its node's row (it writes its own process id there) before it starts the node. Then it reads the
 row every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
@@ -24,18 +25,21 @@ from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import DRAIN_GRACE, KILL_PATIENCE, REVIVE_PERIOD, STORE_PATIENCE, SUPERVISOR_PERIOD
+from shoal.pool.tunables import (
+    DRAIN_GRACE,
+    KILL_PATIENCE,
+    REVIVE_PERIOD,
+    STARTS_AT_ONCE,
+    STORE_PATIENCE,
+    SUPERVISOR_PERIOD,
+)
 from shoal.state import Store
 from shoal.state.locks import open_locked
 from shoal.state.process import ProcessId
-from shoal.state.runtime import remove_own_folder, turn_lock
 from shoal.state.schema import Node, NodeState, Pool
+from shoal.state.temp_folder import remove_own_folder, turn_lock
 
 log = logging.getLogger("shoal.supervisor")
-
-_TURNS = (os.cpu_count() or 1) + 1
-"""Number of nodes that may start at the same time on this host. A starting node keeps one core busy with the imports of
-its agents, but sometimes waits. So one node more than there are cores can start without slowing the others down."""
 
 
 class Member(Protocol):
@@ -43,7 +47,7 @@ class Member(Protocol):
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The addresses under which the node can be reached, by name, as they are written to the node's row."""
+        """The node's addresses, as a dict of name to address. The supervisor writes this dict to the node's row."""
 
     def dead(self) -> str | None:
         """Return the reason why the node cannot be used any more, or None while it can."""
@@ -69,7 +73,7 @@ Start = Callable[[Node, PoolSpec, str | None, Path], Member]
 Load = Callable[[], Start]
 """Function that imports everything needed to start a node, and returns the function that starts the node. These are two
 functions because the imports of several nodes may run at the same time, but the number of concurrent starts is limited
-(`_TURNS`)."""
+(`STARTS_AT_ONCE`)."""
 
 
 class _Ended(Exception):
@@ -112,7 +116,7 @@ class Supervisor:
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
-            self._checked_row()  # raises _Ended if the node became ready after its deadline
+            self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
             self._report_until_written(state=NodeState.READY, endpoint=member.endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
@@ -147,11 +151,11 @@ class Supervisor:
             return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
 
     def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
-        """Wait until fewer than `_TURNS` other nodes of this host are starting, then start the node.
+        """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
 
         The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
-        start holds one of `_TURNS` lock files (a turn) until the node has joined the cluster. The imports are done
-        before, without a turn.
+        start holds one of `STARTS_AT_ONCE` lock files (a turn) until the node has joined the cluster. The imports are
+        done before, without a turn.
         """
         start = self._load()
         looked = -SUPERVISOR_PERIOD
@@ -161,7 +165,7 @@ class Supervisor:
             if self._stopping or time.monotonic() - looked > SUPERVISOR_PERIOD:
                 self._checked_row()
                 looked = time.monotonic()
-            for turn in range(_TURNS):
+            for turn in range(STARTS_AT_ONCE):
                 with open_locked(turn_lock(turn), wait=False) as mine:
                     if mine:
                         self._checked_row()
@@ -179,19 +183,21 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                # If the store cannot be reached, `busy` keeps its old value, so the next round tries to report again.
+                # If the store cannot be reached, `_report` fails, and `busy` keeps the value that was reported last. So
+                # the next round reports the new value again.
                 with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy
             if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
                 reconciler_seen = time.monotonic()
-                # Ignore errors, so that the node keeps running while $SHOAL_HOME is full or read-only.
+                # If the reconciler cannot be started because $SHOAL_HOME is full or read-only, ignore the error, so
+                # that the node keeps running.
                 with suppress(StoreError, OSError):
                     ensure_running()
             self._pause()
 
     def _checked_row(self) -> Node | None:
-        """Return the node's row if the node may keep running, or None while the store cannot be reached.
+        """Return the node's row, or None while the store cannot be reached. Raise _Ended if the node has to end.
 
         Raises:
             _Ended: The node has to end: SIGTERM was received, the store or the row is gone, the row belongs to another
@@ -219,11 +225,12 @@ class Supervisor:
         # difference is still the time that the start may take, and can be compared with the monotonic clock.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
-            raise _Ended("the node was not up at its deadline")
+            raise _Ended("the node was not ready at its start deadline")
         return node
 
     def _report(self, **fields: object) -> None:
-        """Write fields to the node's row, provided that the row still belongs to this supervisor."""
+        """Write the given values to the node's row. Raise _Ended if the row was deleted, belongs to another supervisor,
+        or has the state ending."""
         with transaction(self._store, JournalStep.REPORT) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
@@ -278,7 +285,8 @@ def load_raylet() -> Start:
 
 
 def main(load: Load = load_raylet) -> None:
-    """Run the supervisor with the command line arguments ``NODE_ID EPOCH``."""
+    """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` is the pool's
+    number of starts at the time when the node was planned."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")  # otherwise the caller's working directory could not be unmounted while this process runs
     node_id, epoch = sys.argv[1:3]

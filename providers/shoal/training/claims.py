@@ -36,7 +36,7 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Return whether an artifact folder exists, and raise an error if this attempt must not replace the folder.
+        """Return whether an artifact folder exists; raise an error if another program, job or newer attempt made it.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
@@ -58,7 +58,8 @@ class Claim:
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:  # an incomplete marker file alone counts as empty
+        if found is None and names <= {MARKER}:
+            # A folder with nothing but an incomplete marker file counts as empty, so this attempt may replace it.
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
@@ -74,8 +75,7 @@ class Claim:
 
     def has_marked(self, folder: str) -> bool:
         """Return whether an artifact folder exists and its marker file names exactly this attempt of the job."""
-        fs, root = _filesystem(folder)
-        return not _is_link(folder) and _read(fs, root) == self
+        return read(folder) == self
 
     def take(self, folder: str) -> None:
         """Replace an artifact folder by a folder that contains only the marker file of this attempt.
@@ -121,6 +121,11 @@ class Claim:
     @property
     def _remedy(self) -> str:
         return "move it away, or choose another artifact_location or job_id"
+
+
+def read(folder: str) -> Claim | None:
+    """Return the claim in an artifact folder's marker; None if there is no folder, no marker, or a link."""
+    return None if _is_link(folder) else _read(*_filesystem(folder))
 
 
 def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:

@@ -81,7 +81,8 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a row group's statistics whether all or none of its rows match.
+        """Decide from a column's statistics in a row group whether all or none of the row group's rows match this
+        comparison.
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -92,8 +93,9 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # `full` is the result if both bounds match. Every row then matches if there are no nulls and no NaN. For
-        # floats, the statistics do not show whether there is a NaN, so the values must be read.
+        # `full` is the result if all values from the smallest to the largest of the row group match. It is True if the
+        # row group has no nulls. It is None (the values must be read) if there may be nulls, which match nothing, and
+        # for floats, because the statistics do not show whether there is a NaN.
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]
@@ -118,7 +120,8 @@ class Comparison:
         if self.operator in _ORDER:
             return pc.call_function(_COMPUTE[self.operator], [column, self.arrow[0]]).fill_null(False)
         if self.floating:
-            column = pc.add(column, 0.0)  # turns -0.0 into 0.0, because `is_in` compares bits and so finds only 0.0
+            # -0.0 is turned into 0.0. `is_in` compares bits, so it would not find -0.0 if the filter's value is 0.0.
+            column = pc.add(column, 0.0)
         found = pc.is_in(column, value_set=self.arrow)
         return found if self.operator == "in" else pc.and_(pc.is_valid(column), pc.invert(found))
 
@@ -246,7 +249,8 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     """Convert the value in one comparison of a filter, such as ``month >= 3``, to the type of the column.
 
     Whole numbers, dates, timestamps and decimals are compared exactly, even if the value has more digits than the type
-    of the column.
+    of the column. For floats, the value is rounded to the type of the column, as in pandas: 0.1 is in a column of
+    float32 if the column was written with this value.
 
     Args:
         path: Path of the file, for the message.
@@ -274,7 +278,8 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     if types.is_floating(type_):
         _check(path, term, type_, given, (int, float), "a number")
         try:
-            return _in_order(operator_, tuple(float(item) + 0.0 for item in given), pa.float64(), floating=True)
+            rounded = tuple(_rounded(float(item), type_) + 0.0 for item in given)
+            return _in_order(operator_, rounded, pa.float64(), floating=True)
         except OverflowError:
             raise DataError(f"{_cannot(path, term, type_)}: the number is too large for a float") from None
     if types.is_boolean(type_):
@@ -333,7 +338,8 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
 
 
 def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floating: bool = False) -> Comparison:
-    """Build the comparison for a column whose values need no conversion: text, floats and booleans."""
+    """Build the `Comparison` for one term of a filter, such as ``price < 2.5``, on a column whose values need no
+    conversion: text, floats and booleans."""
     import pyarrow as pa
 
     operator_ = {"=": "in", "!=": "not in"}.get(operator_, operator_)
@@ -344,7 +350,8 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
 def _in_steps(
     operator_: str, values: Sequence[Fraction], low: int, high: int, scalar: Callable[[int], pa.Scalar]
 ) -> Comparison:
-    """Build the comparison for a column whose values are multiples of a smallest unit, such as 1 day or 0.01.
+    """Build the `Comparison` for one term of a filter, such as ``day < 2024-03-31``, on a column whose values are
+    multiples of a smallest unit, such as 1 day or 0.01.
 
     These columns have integers, decimals, dates or timestamps. A step is the smallest unit of the column's type. For
     "<", "<=", ">" and ">=" the filter's value is rounded to the whole step that matches the same rows.
@@ -397,8 +404,8 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
     if types.is_dictionary(type_):
         type_ = type_.value_type
     if types.is_timestamp(type_):
-        # The raw integers are used, because `stats.min` raises an exception for times outside the years 1 to 9999. The
-        # raw integers have the file's time unit, so they can be used only if the column has the same unit.
+        # `stats.min_raw` is used, because `stats.min` raises an exception for times outside the years 1 to 9999.
+        # `min_raw` is an integer in the file's time unit, so it can be used only if the column has the same unit.
         unit = re.search(r"timeUnit=(\w+)", str(stats.logical_type))
         same = unit is not None and _TIME_UNITS.get(unit[1]) == type_.unit
         return (stats.min_raw, stats.max_raw) if same else None
@@ -415,6 +422,15 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
         low, high = (int(Fraction(end) * Fraction(10) ** type_.scale) for end in ends)
         return low, high
     return ends if all(isinstance(end, str) for end in ends) else None
+
+
+def _rounded(value: float, type_: pa.DataType) -> float:
+    """Return a number as the float type of a column stores it; a number that the type cannot store is not changed."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        rounded = float(np.dtype(type_.to_pandas_dtype()).type(value))
+    return rounded if math.isfinite(rounded) else value
 
 
 def _check(path: str, term: Term, type_: pa.DataType, given: Sequence[Scalar], kind: Any, what: str) -> None:
@@ -453,6 +469,6 @@ def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fracti
         # A time without an offset is treated as UTC if the column has a time zone.
         moment = moment.replace(tzinfo=UTC)
     elif type_.tz is None:
-        raise DataError(f"{problem}: the column has no time zone, so leave out the offset")
+        raise DataError(f"{problem}: the column has no time zone, so give the time without a UTC offset")
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return Fraction((since.days * 86_400 + since.seconds) * 10**6 + since.microseconds, 10**6)

@@ -93,7 +93,7 @@ class ParquetSource:
         return self._footers
 
     def used_footers(self) -> list[Footer]:
-        """Return the footers of the files that have rows which match the filters; all rows match without filters.
+        """Return the footers of the files in which a row matches the filters. Without filters, every row matches.
 
         Splits are not taken into account, so a split may select no row of such a file.
         """
@@ -128,7 +128,7 @@ class ParquetSource:
         return next(iter(self.used_footers()), None) or self._first_footer()
 
     def partition_fields(self) -> dict[str, pa.Field]:
-        """Return the columns that exist only as partition directories (``month=1/``) and not in the files, by name."""
+        """Return a dict of the columns that exist only as partition directories (``month=1/``) and not in the files."""
         import pyarrow as pa
 
         stored = set(self._first_footer().schema.names)
@@ -138,6 +138,16 @@ class ParquetSource:
             if name not in stored
         }
 
+    def partition_value(self, path: str, name: str) -> int | str | None:
+        """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type.
+
+        Args:
+            path: Canonical path of one of the files.
+            name: Name of the column, which exists only as partition directories; see :meth:`partition_fields`.
+        """
+        text = dict(self.footer(path).partitions)[name]
+        return None if text is None else _typed(text, self.partition_fields()[name])
+
     def schema(self) -> pa.Schema:
         """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
         schema = self.reference().schema
@@ -146,7 +156,7 @@ class ParquetSource:
         return schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
-        """Return all row groups in the order of the files, with the number of rows that belong to this source.
+        """Return all row groups in the order of the files. Rows that a filter or a split leaves out are not counted.
 
         Raises:
             DataError: If this source is a part of a random split and has no rows.
@@ -248,7 +258,8 @@ class ParquetSource:
         if column not in footer.schema.names:
             values = dict(footer.partitions)
             return footer.groups[row_group][0] if values.get(column, "") is None else 0
-        # A column of type null contains only nulls, and Arrow writes no statistics for such a column.
+        # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
+        # nulls is the number of rows.
         if str(footer.schema.field(column).type) == "null":
             return footer.groups[row_group][0]
         group = self.metadata(path).row_group(row_group)
@@ -260,10 +271,10 @@ class ParquetSource:
         return None
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset, computed from the footers; with filters, from the values of the rows.
+        """Return a fingerprint of the dataset, computed from the footers, or, if there are filters, from the rows.
 
-        With filters, all rows of the dataset are read. Equal rows then have the same fingerprint even if they are
-        stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
+        With filters, the values of all rows that match them are read. Equal rows then have the same fingerprint even if
+        they are stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
         lacks, or has with another kind of type, are left out. If no column is left, the fingerprint is computed from
         the footers and the filters.
 
@@ -301,7 +312,10 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group the random splits select; None if the source has neither splits nor filters.
+        """Return which rows of a row group the random splits select. If there are neither splits nor filters, return
+        None, which means all rows.
+
+        With filters, only the rows that match them are counted, and the splits select from these rows.
 
         Args:
             path: Canonical path of one of the files.
@@ -351,7 +365,8 @@ class ParquetSource:
         return next((footer for footer in footers if footer.rows), footers[0])
 
     def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
-        """Return the files whose partition values match the filters; if no file matches, return the first file."""
+        """Return the files whose partition values match the filters. If no file matches, return the first file, because
+        its footer contains the columns."""
         import pyarrow as pa
 
         named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]
@@ -379,8 +394,8 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Return how many rows of each row group match the filters, by path of the file. Only the first call counts the
-        rows."""
+        """Count the rows of each row group that match the filters. Return a dict of file path to the counts of the
+        file's row groups. Only the first call counts; later calls return the same counts."""
         if self._matching is None:
             fields = self.partition_fields()
 
@@ -415,7 +430,7 @@ class ParquetSource:
 
 
 def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.Scalar]:
-    """Return the values of a file's partition columns, by name and converted to the types of the columns."""
+    """Return a dict of the names of a file's partition columns to the values, converted to the types of the columns."""
     return {name: _scalar(text, fields[name]) for name, text in footer.partitions if name in fields}
 
 

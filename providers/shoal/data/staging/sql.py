@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.columns import check_present
 from shoal.data.parquet.filesystems import join, resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
+from shoal.data.queries import as_table, without_end
 from shoal.data.staging.staged_data import TableWriter, staged
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact_value
@@ -46,7 +48,8 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
 
 
 def _write(query: Any, connection: Any, directory: str) -> list[str]:
-    """Run a query, write its rows, and return the paths of the files in row order."""
+    """Run a query, and write its rows to Parquet files. Return the paths of the files in the order of the query's
+    rows."""
     import sqlalchemy as sa
 
     paths: list[str] = []
@@ -105,6 +108,86 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
         DataError: If the query fails, tries to write, or a column cannot be written.
     """
     import sqlalchemy as sa
+
+    try:
+        with _read_only(url) as connection:
+            paths = _write(_statement(sql, params), connection, directory)
+    except sa.exc.SQLAlchemyError as exc:
+        raise DataError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
+    return sum(read_metadata(path).num_rows for path in paths)
+
+
+def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) -> str:
+    """Return the name of one of a query's columns in the form in which the database's SQL needs it.
+
+    The query is run so that it returns no rows and cannot change the database; see :func:`stage_select`.
+
+    Args:
+        sql: The query, with parameters as ``:name``.
+        params: Parameter -> its value.
+        url: SQLAlchemy URL of the database.
+        column: Name of the column.
+
+    Returns:
+        The name, quoted if the database requires it.
+
+    Raises:
+        InvalidArgumentError: If the URL is invalid.
+        DataError: If the query fails or has no such column. The message contains similar names.
+    """
+    with _queried(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
+        check_present("the query", column, list(result.keys()))
+        quoted: str = result.connection.dialect.identifier_preparer.quote(column)
+    return quoted.replace(":", r"\:")  # otherwise SQLAlchemy takes the ":" for the beginning of a parameter
+
+
+def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> dict[Any, int]:
+    """Count the rows of each distinct value of one of a query's columns, in the database.
+
+    The query cannot change the database; see :func:`stage_select`.
+
+    Args:
+        sql: The query, with parameters as ``:name``.
+        params: Parameter -> its value.
+        url: SQLAlchemy URL of the database.
+        column: Name of the column as :func:`quoted_column` returns it.
+
+    Returns:
+        Number of rows by value; the key None is for nulls.
+
+    Raises:
+        InvalidArgumentError: If the URL is invalid.
+        DataError: If the query fails.
+    """
+    statement = f"SELECT {column}, COUNT(*) FROM {as_table(sql)} GROUP BY {column}"
+    with _queried(statement, params, url) as result:
+        return dict(result.all())
+
+
+@contextlib.contextmanager
+def _queried(sql: str, params: Mapping[str, Any], url: str) -> Iterator[Any]:
+    """Run a SELECT so that it cannot change the database, and yield its result."""
+    import sqlalchemy as sa
+
+    try:
+        with _read_only(url) as connection:
+            yield connection.execute(_statement(sql, params), execution_options={"sqlite_raw_colnames": True})
+    except sa.exc.SQLAlchemyError as exc:
+        raise DataError(f"the query failed: {str(exc).splitlines()[0]}") from None
+
+
+def _statement(sql: str, params: Mapping[str, Any]) -> Any:
+    import sqlalchemy as sa
+
+    # The parameters are bound without a type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to the
+    # statement, and PostgreSQL cannot compare the result of this cast with a date.
+    bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
+    return sa.text(without_end(sql)).bindparams(*bound)
+
+
+@contextlib.contextmanager
+def _read_only(url: str) -> Iterator[Any]:
+    """Connect to a database, and yield a connection that refuses writes as far as the database supports it."""
     from sqlalchemy.pool import NullPool
 
     engine = _engine(url, poolclass=NullPool)
@@ -112,24 +195,16 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
     # SQLite would create a missing database file, so the file is checked first.
     if engine.dialect.name == "sqlite" and database and database != ":memory:" and not os.path.exists(database):
         raise DataError(f"the SQLite database {database} does not exist: check the path in the URL")
-    try:
-        with engine.connect() as connection:
-            if engine.dialect.name == "postgresql":
-                connection = connection.execution_options(postgresql_readonly=True)
-            elif engine.dialect.name == "sqlite":
-                connection.exec_driver_sql("PRAGMA query_only = ON")
-            elif engine.dialect.name in ("mysql", "mariadb"):
-                connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
-                # The setting applies only to later transactions, so the open transaction is ended.
-                connection.rollback()
-            # The parameters are bound without a type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to
-            # the statement, and PostgreSQL cannot compare the result of this cast with a date.
-            bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
-            statement = sa.text(sql.rstrip().removesuffix(";")).bindparams(*bound)
-            paths = _write(statement, connection, directory)
-    except sa.exc.SQLAlchemyError as exc:
-        raise DataError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
-    return sum(read_metadata(path).num_rows for path in paths)
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection = connection.execution_options(postgresql_readonly=True)
+        elif engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+        elif engine.dialect.name in ("mysql", "mariadb"):
+            connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
+            # READ ONLY applies only to transactions that begin later, so the open transaction is ended here.
+            connection.rollback()
+        yield connection
 
 
 def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list[str], Iterator[list[Any]]]:
@@ -180,7 +255,8 @@ def _engine(url: Any, **options: Any) -> Any:
 
     try:
         found = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # Their text may contain a password, so it is hidden.
+    except (sa.exc.ArgumentError, ValueError):
+        # The message of the exception may contain a password, so it is not shown.
         raise InvalidArgumentError(
             "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
             "number as the port and a percent-encoded password"

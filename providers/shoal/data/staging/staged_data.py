@@ -71,7 +71,8 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
             stream.write(b"Staged by shoal; removed when its job ends.\n")
     except DataError:
         raise
-    except (OSError, ValueError, pa.ArrowException) as exc:  # Python raises ValueError for a path with a NUL character.
+    except (OSError, ValueError, pa.ArrowException) as exc:
+        # ValueError is caught, too, because Python raises it for a path that contains a NUL character.
         raise DataError(
             f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
         ) from None
@@ -105,8 +106,8 @@ def discard(location: str) -> bool:
         raise InvalidArgumentError(
             f"{location} was not staged by shoal: it is not removed, because it has no file {MARKER}"
         )
-    # The marker is removed last. So if this process is killed before, a second call still finds the marker and removes
-    # the rest.
+    # The marker file is removed last. If this process is killed before that, the next call of this function still finds
+    # the marker file, and removes the rest.
     for found in filesystem.get_file_info(FileSelector(inner)):
         if found.type == FileType.Directory:
             filesystem.delete_dir(found.path)
@@ -203,8 +204,8 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
 
 
 def _is_pandas(frame: Any) -> bool:
-    # The class is recognised by its name, because isinstance() would need an import of pandas, which is slow and
-    # unnecessary if the frame is not a pandas DataFrame.
+    # A pandas DataFrame is recognised by the name of its class, because isinstance() would need an import of pandas,
+    # which is slow, and unnecessary for all other frames.
     return any(
         base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
     )

@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shoal.data.checks import check_tensor_columns
 from shoal.data.columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.planning.row_groups import Shard, shuffled
-from shoal.data.torch import sampler
+from shoal.data.torch import shuffling
 from shoal.data.torch.epochs import EpochCounter
-from shoal.data.torch.sampler import count_items, cut, evened, rows_of, share_of
+from shoal.data.torch.shuffling import count_items, cut, evened, rows_of, share_of
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     Each ``iter()`` is an epoch, which is counted when its first item is requested. With ``shuffle=True`` every epoch
     has its own order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are
     shuffled, and then the rows within a few row ranges at a time, so that only these few are in memory (see
-    :mod:`shoal.data.torch.sampler`). The worker processes of a DataLoader divide the rows among themselves.
+    :mod:`shoal.data.torch.shuffling`). The worker processes of a DataLoader divide the rows among themselves.
 
     Clients of object stores do not work after a fork. If the files are on an object store, pass
     ``multiprocessing_context="forkserver"`` to a DataLoader that has workers.
@@ -123,7 +123,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             "seed": position.seed,
             "batch_size": batch_size,
             "shuffle": shuffle,
-            "plan": sampler.random_bytes(rows, repr(plan)).hex()[:16],
+            "plan": shuffling.random_bytes(rows, repr(plan)).hex()[:16],
         }
 
     def __repr__(self) -> str:
@@ -167,7 +167,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress, self._resumed = _Progress(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position that this process has reached in the epoch, from which an equal dataset can continue.
+        """Return the position that this process has reached in the epoch. Another dataset with the same rows in the
+        same order can continue there.
 
         The other dataset continues after a call of :meth:`load_state_dict` with this position.
 
@@ -184,9 +185,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         worker = get_worker_info()
         if worker is None and self._epochs.begun_by_workers():
             raise InvalidArgumentError(
-                "the position is not known, because DataLoader's workers read the last epoch and read more items than "
-                "were used: take the position from torchdata's StatefulDataLoader, use num_workers=0, or save the "
-                "number of the epoch at its end and continue with set_epoch()"
+                "the position in the epoch is not known: the workers of a DataLoader read ahead, so they have read "
+                "more items than the training has used. Take the position from torchdata's StatefulDataLoader, use "
+                "num_workers=0, or save only the number of each finished epoch and continue with set_epoch()"
             )
         if self._progress.epoch is not None:
             epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
@@ -230,9 +231,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch. Return its number, and how many of its items an earlier run has already returned.
+        """Begin an epoch. Return its number, and how many of its items are skipped to continue at a saved position.
 
-        The second number is None if the earlier run returned all items.
+        The second number is None if the saved position is the end of the epoch.
         """
         if self._resumed is None:
             epoch = self._epochs.next()
@@ -270,8 +271,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             yield item
         progress.ended = True
 
-    def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
-        """Return an iterator over a DataLoader worker's items, without the items that `progress` counts as returned.
+    def _read(self, progress: _Progress, share: shuffling.Share, worker: int) -> Iterator[Item]:
+        """Return an iterator over a DataLoader worker's items of one epoch. The first `progress.items` items are left
+        out, because they were returned before.
 
         At the end the iterator may return one item too many, which the caller must drop.
         """
@@ -281,11 +283,11 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             # If rows are repeated so that all ranks have the same number of rows, the first repeated row range is
             # chosen at random. The choice differs between epochs, but is the same for all workers of a DataLoader,
             # because they divide the same rows.
-            first = int.from_bytes(sampler.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
+            first = int.from_bytes(shuffling.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
         if self.shuffle:
-            mine = shuffled(mine, int.from_bytes(sampler.random_bytes(*key, worker, "ranges"), "big"))
-            order = sampler.windows(mine, self._row_bytes)
+            mine = shuffled(mine, int.from_bytes(shuffling.random_bytes(*key, worker, "ranges"), "big"))
+            order = shuffling.windows(mine, self._row_bytes)
         else:
             order = [(part,) for part in mine]
         skip = min(progress.items * (self.batch_size or 1), share.stop - share.start)
@@ -308,8 +310,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             # decimals, which are copied in the conversion, would be in memory in addition to the arrays.
             parts = [self._convert(tables, part) for part in window]
             permutation = next(permutations)
-            # Each column is removed from `parts` before its arrays are joined, so that at most one column is in memory
-            # twice.
+            # `pop` removes the arrays of a column from `parts` before `rearranged` copies them into one array. So at
+            # most one column is in memory twice.
             yield {name: rearranged([part.pop(name) for part in parts], permutation) for name in self.columns}
 
     def _convert(self, tables: Iterator[pa.Table], part: RowRange) -> Window:
@@ -380,7 +382,7 @@ def _listed(values: np.ndarray | list[Any]) -> list[Any]:
 def _generator(*key: int | str) -> np.random.RandomState:
     # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The random
     # numbers of the newer class Generator may change with a NumPy release.
-    return np.random.RandomState(np.frombuffer(sampler.random_bytes(*key), dtype="<u4"))
+    return np.random.RandomState(np.frombuffer(shuffling.random_bytes(*key), dtype="<u4"))
 
 
 def _worker_identity() -> dict[str, int]:

@@ -53,7 +53,7 @@ def claim_of(store: Store, key: Key) -> Claim:
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
-    """Check before the training that an attempt can write into its folder, and may replace the folder's content.
+    """Check before the training that an attempt can write its folder and is allowed to replace the folder's content.
 
     Args:
         folder: Path or URI of the attempt's folder.
@@ -110,10 +110,16 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
             result does not keep them.
 
     Raises:
+        InvalidArgumentError: The job was skipped, so it has trained no model.
         FileNotFoundError: The files are gone, or cannot be reached from this machine.
     """
     from shoal.training.boosting.request import TrainResult
 
+    if result.skipped:
+        raise InvalidArgumentError(
+            f"job {result.job_id} trained no model, so there is no training to read ({result.skipped}): load "
+            f"{result.model_uri} with MLflow"
+        )
     path = storage.as_given(result.model_path, artifact_location)
     report = json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
     report["model"] = b64encode(storage.read(path)).decode()
@@ -142,7 +148,7 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
-    """Read the return values of a finished job's training function, one per rank, and the statistics of the run.
+    """Read the result of a finished job's training function, such as its return values, one per rank, and its metrics.
 
     Unpickling a file can run any code in it. Therefore the file's digest is first compared with the digest in the
     store. Attempts of shoal 0.1 have no digest in the store, so their files are read without this check.

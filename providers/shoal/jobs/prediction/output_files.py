@@ -32,12 +32,20 @@ class Output:
         path: Directory or URI of the predictions.
         claim: Job and attempt that predict.
         may_publish: Function that returns whether this attempt may still publish; called right before publishing.
+        has_ended: Function that returns whether the attempt with a claim is known and has ended.
     """
 
-    def __init__(self, path: str, claim: Claim, may_publish: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        path: str,
+        claim: Claim,
+        may_publish: Callable[[], bool] = lambda: True,
+        has_ended: Callable[[Claim], bool] = lambda claim: False,
+    ) -> None:
         self.path = path
         self._claim = claim
         self._may_publish = may_publish
+        self._has_ended = has_ended
         self._local = "://" not in path
         self.staging = self._staging_of(claim.attempt)
         """Directory or URI to which the workers write."""
@@ -58,7 +66,7 @@ class Output:
         marker = self._marker()
         ours = all(map(_is_ours, found))
         if ours and marker is None and not self._local:
-            return False  # an interrupted publication has left files without the marker; the next one removes them
+            return False  # an interrupted publication left these files; the next publication removes them
         if marker is None or not ours:
             raise InvalidArgumentError(
                 f"{self.path} has other content than complete predictions of shoal: choose another output_path, or "
@@ -75,7 +83,7 @@ class Output:
         return False
 
     def restore(self) -> None:
-        """Put back earlier local predictions that an attempt of this job had renamed, but not replaced when it died."""
+        """Restore earlier local predictions that an attempt of this job renamed, if it died before it replaced them."""
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
@@ -85,10 +93,17 @@ class Output:
                 _remove(aside)
 
     def prepare(self) -> None:
-        """Create an empty staging folder, and remove the staging folders of earlier attempts of this job."""
+        """Create an empty staging folder, and remove the staging folders of ended attempts, such as killed ones.
+
+        These are the earlier attempts of this job, and the attempts of other jobs that predicted to the same place.
+        """
         for attempt in range(1, self._claim.attempt):
-            with contextlib.suppress(InvalidArgumentError):  # raised if the folder belongs to a newer attempt
+            with contextlib.suppress(InvalidArgumentError):  # `remove` refuses a folder of a newer attempt
                 self._claim.remove(self._staging_of(attempt))
+        for folder in self._stagings():
+            claim = claims.read(folder)
+            if claim is not None and self._has_ended(claim):
+                claim.remove(folder)
         if self._local:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._claim.take(self.staging)
@@ -121,7 +136,7 @@ class Output:
                 "because the attempt has ended or a newer attempt has begun"
             )
         if self.finished(key, overwrite=overwrite):
-            return  # another job has published the same predictions meanwhile
+            return  # another job has published the same predictions meanwhile, so nothing is left to do
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             # Files that are not expected are unfinished files of workers that were killed.
@@ -144,6 +159,13 @@ class Output:
         name = f".{self._claim.job_id}.{attempt}.partial"
         place = Path(self.path)
         return str(place.parent / f".{place.name}{name}") if self._local else f"{self.path}/_{name}"
+
+    def _stagings(self) -> list[str]:
+        """Return the staging folders of all jobs that predict to this place."""
+        place = Path(self.path)
+        parent, begin = (str(place.parent), f".{place.name}.") if self._local else (self.path, "_.")
+        found = [name for name in _list(parent) if name.startswith(begin) and name.endswith(".partial")]
+        return [f"{parent}/{name}" for name in found]
 
     def _aside(self, attempt: int) -> Path:
         return Path(self._staging_of(attempt)).with_suffix(".replaced")

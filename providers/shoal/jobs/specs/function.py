@@ -45,6 +45,15 @@ class FunctionRegister(Register):
             )
         return self
 
+    @model_validator(mode="after")
+    def _never_skipped(self) -> Self:
+        if self.skip_if_unchanged:
+            raise ValueError(
+                "skip_if_unchanged is not possible for a training function: shoal cannot know whether its code, or "
+                "other data that it reads, has changed. Omit skip_if_unchanged, or set it to false"
+            )
+        return self
+
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
     """Spec of a job that runs a function or a script in every worker of a group of workers that start together.
@@ -93,7 +102,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
             raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
         if self.program is not None and (self.args or self.kwargs):
             raise ValueError(
-                "args and kwargs can be given only with a function's name in train_func; the file that program names "
+                "args and kwargs can be given only with a function's name in train_func. If program is given, its file "
                 "contains the arguments already: leave args and kwargs out"
             )
         return self
@@ -103,7 +112,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         yield from self.dataset_map.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return the copy of the spec from which the fingerprint is computed; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
         return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:

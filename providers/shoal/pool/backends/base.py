@@ -24,7 +24,7 @@ from shoal.state.schema import Node, NodeState
 
 @dataclass(frozen=True)
 class PoolRef:
-    """The data of a pool that a backend needs.
+    """The data about a pool with which its backend starts and ends nodes.
 
     Attributes:
         spec: The pool's settings.
@@ -40,8 +40,8 @@ class PoolRef:
 
 @dataclass(frozen=True)
 class NodeRef:
-    """The data of a node's row that a backend needs. Two references to a node are equal as long as its supervisor
-    process is the same."""
+    """Reference to a node, with the fields of the node's row that backends use. Two references to the same node are
+    equal as long as the node's supervisor process is the same."""
 
     id: str
     name: str
@@ -54,7 +54,7 @@ class NodeRef:
 
     @classmethod
     def of(cls, node: Node) -> NodeRef:
-        """Build a reference from a node's row."""
+        """Build the `NodeRef` (the reference to a node that backends use) from the node's row."""
         supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
         return cls(
             node.id, node.name, node.pool, node.epoch, supervisor, node.is_head, NodeState(node.state), node.endpoint
@@ -79,7 +79,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Seen:
-    """Result of `Backend.look`: the lost nodes and the arrived nodes. The rows of all other nodes are still correct.
+    """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have arrived (for which the Ray
+    cluster has a node now). The rows of all other nodes are still correct.
 
     Attributes:
         lost: For each lost node: its id and the reason.

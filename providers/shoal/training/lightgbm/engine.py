@@ -1,4 +1,4 @@
-"""Run the driver's part of a LightGBM training: check the parameters, and exchange data between the workers."""
+"""Run the driver's part of a LightGBM training: check the parameters, and send all workers the sample for the bins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.task import Prepared, Task
 from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.lightgbm.bin_sample import shares
 from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.params import (
     RANKING,
@@ -21,7 +22,6 @@ from shoal.training.lightgbm.params import (
     seed_of,
     worker_params,
 )
-from shoal.training.lightgbm.sampling import shares
 from shoal.training.scaling import GangSize
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LightGBM:
     worker = "shoal.training.lightgbm.worker"
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device on which the workers train; None if the scaling config decides.
+        """Return the device in `params`, such as "cuda"; if there is none, return None if `use_gpu` is set, else "cpu".
 
         LightGBM does not use the nodes' GPUs by default, because LightGBM's wheels on PyPI do not support CUDA.
         """

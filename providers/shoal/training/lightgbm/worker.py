@@ -20,12 +20,12 @@ from shoal.training.boosting.task import Boosted, Prepared, Segment, Task
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
+from shoal.training.lightgbm.bin_sample import sample
 from shoal.training.lightgbm.binning import make_reference
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
-from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which
@@ -42,7 +42,7 @@ _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """State of the current training in this worker; the constructor reads this worker's part of the sample.
+    """State of a training in one worker; the constructor reads this worker's rows of the sample for the bins.
 
     Args:
         opening: First message from the driver.
@@ -63,7 +63,7 @@ class _Session:
         self._seconds = time.perf_counter() - began
 
     def prepare(self, agreed: Agreed) -> Prepared:
-        """Build this worker's LightGBM datasets, with the bins that are found from the sample of all workers."""
+        """Build this worker's LightGBM datasets; their bins are found from a sample of the rows of all workers."""
         import ray
 
         began = time.perf_counter()
@@ -83,7 +83,7 @@ class _Session:
     def boost(self, segment: Segment) -> Boosted:
         """Connect to the other workers at the first call, and train the rounds up to the next checkpoint."""
         assert self._trainer is not None
-        # The workers connect only before the first round, because each worker has to find the bins by itself, without
+        # The workers connect here and not earlier, because each worker has to find the bins by itself, without
         # LightGBM's network. At this point all ranks have read their rows, so no worker waits long for another one.
         self.port.join(self._machines)
         return self._trainer.boost(segment)
@@ -115,7 +115,7 @@ def begin(opening: Opening) -> Offer:
 
 
 def prepare(agreed: Agreed) -> Prepared:
-    """Build this worker's LightGBM datasets from its rows and the common sample.
+    """Build this worker's LightGBM datasets; their bins are found from a sample of the rows of all workers.
 
     Args:
         agreed: Second message from the driver: the whole sample, and the addresses of all workers.

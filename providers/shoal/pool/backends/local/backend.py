@@ -14,13 +14,14 @@ from shoal.errors import StoreError
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.pool.endpoint import Endpoint, ray_environment
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.ray_environment import ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
 from shoal.state.home import home, subfolder
 from shoal.state.private import remove_folder
 from shoal.state.process import ProcessId
-from shoal.state.runtime import (
+from shoal.state.temp_folder import (
     ROOT_VARIABLE,
     node_folders,
     node_ids,
@@ -109,7 +110,7 @@ class LocalBackend:
                 node.supervisor.signal(signal.SIGTERM)
         until = time.monotonic() + TERMINATE_PATIENCE
         while time.monotonic() < until and any(node.supervisor and node.supervisor.alive() for node in nodes):
-            time.sleep(0.05)  # a supervisor needs 0.3 to 2 s to end its node
+            time.sleep(0.05)  # a short pause, because a supervisor needs 0.3 to 2 s to end its node
         return {node.id: self._end_rest(node) for node in nodes}
 
     def existing(self) -> list[str]:
@@ -161,13 +162,14 @@ def inherited_environment() -> dict[str, str]:
     SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
-        # This process belongs to a node. So its own TMPDIR is the node's folder, which is removed when the node ends.
+        # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
+        # The detached process may run longer, so it gets the host's temp folder instead.
         kept["TMPDIR"] = str(temp_folder())
     return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
 
 def node_environment(node: NodeRef) -> dict[str, str]:
-    """Return the complete environment of a node."""
+    """Return all environment variables for the processes of a node."""
     return {
         **inherited_environment(),
         NODE_TAG: node.id,

@@ -28,7 +28,8 @@ _RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
-    """Nothing listens at the head's address. So the head has ended, and all its node requests are gone."""
+    """Nothing listens at the head's address. So the head has ended, and all requests for nodes that it received are
+    gone."""
 
 
 class _BusyClusterError(PoolUnreachableError):
@@ -92,8 +93,8 @@ class Cluster:
         return sorted(found, key=lambda node: (not node.is_head, node.name, node.id))
 
     def autoscaling(self) -> bool | None:
-        """Return whether the cluster has a Ray autoscaler, or None if the head's status does not show it (autoscaler
-        v2, or no monitor process).
+        """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not answer this
+        question (autoscaler v2, or no monitor process).
 
         A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node its own type,
         ``node_<id>``, so these types do not count.
@@ -102,8 +103,8 @@ class Cluster:
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
 
     def has_autoscaler(self) -> bool:
-        """Return whether the cluster has an autoscaler. If the head's status does not show it, run a small job on the
-        cluster that finds out (about 3 s)."""
+        """Return whether the cluster has an autoscaler. If the head's status does not answer this question, run a small
+        job on the cluster that looks for an autoscaler (about 3 s)."""
         known = self.autoscaling()
         if known is not None:
             return known
@@ -114,8 +115,8 @@ class Cluster:
         return answer["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Start the script `demand.py` as a Ray job on the cluster, unless the cluster already has a job with this
-        id."""
+        """Start the script `demand.py` as a Ray job with the id `job_id`, unless the cluster already has a job with
+        this id."""
         script = Path(__file__).with_name("demand.py").read_text()
         argv = ["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]
         self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})

@@ -180,7 +180,8 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to set `touched_at` (the time of last use) in the pool's row, because the pool is in use.
+    """Return whether `touched_at` (the time of last use) in the pool's row must be updated. This is so if the pool is
+    in use, and the stored time is older than a tenth of the idle timeout.
 
     Each update costs a write transaction, so the result is True at most ten times per idle timeout.
     """
@@ -189,8 +190,8 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to reset the pool's count of failed starts, because all wanted nodes are ready and older than
-    START_TIMEOUT."""
+    """Return whether the pool's count of failed nodes must be set to 0. This is so if nodes have failed, but now all
+    wanted nodes are ready and were planned at least START_TIMEOUT seconds ago."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 
@@ -229,9 +230,10 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 
 
 def cooldown(failures: int) -> float:
-    """Return how many seconds to wait before the next node start, after this many nodes in a row have failed while no
-    operation was open."""
-    # 30 doublings already exceed the longest pause, and thousands would overflow the float.
+    """Return how many seconds the pool waits before it replaces failed nodes. From the second consecutive failure on,
+    each further failure doubles the time, up to REPLACE_COOLDOWN_MOST."""
+    # The time is doubled at most 30 times, because thousands of doublings would overflow the float. 30 doublings
+    # already exceed REPLACE_COOLDOWN_MOST.
     doublings = min(failures - 2, 30)
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
@@ -268,7 +270,7 @@ def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float)
     if not node.is_head and (head is None or node.head_id != head.id):
         return "the node's head is gone"
     if node.state in _COMING and now >= node.start_deadline:
-        return "the node was not up at its deadline"
+        return "the node was not ready at its start deadline"
     if node.state is NodeState.DRAINING and (not node.busy or now >= (node.drain_deadline or 0.0)):
         return "the node is drained"
     return None

@@ -1,0 +1,1 @@
+"""Train many models from one table: one spec per value of a column, and a summary of all results."""

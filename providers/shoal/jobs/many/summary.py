@@ -1,0 +1,199 @@
+"""Summarise the trainings of many models: one line per model, and a small table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field
+from pydantic_core import from_json, to_json
+
+from shoal.errors import InvalidArgumentError, shown
+from shoal.jobs.results import JobResult
+from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.redaction import redact
+from shoal.settings import Settings
+
+Outcome = Literal["promoted", "kept", "trained", "failed", "skipped"]
+"""End of one model's training. promoted: the new model became the champion. kept: the champion stays. trained: the
+model is not registered. failed: there is no new model. skipped: there was no reason to train."""
+
+_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+_LONGEST_CAUSE = 300
+
+
+@dataclass(frozen=True)
+class NoResult:
+    """A training without a result.
+
+    Attributes:
+        cause: Reason for which there is no result.
+        skipped: Whether the training was skipped. False: it failed.
+    """
+
+    cause: str
+    skipped: bool = False
+
+
+class ModelLine(Settings):
+    """One line of a summary: the outcome of one model's training."""
+
+    model: str = Field(
+        description="Name of the registered model; for a model that is not registered, the id or name of its job."
+    )
+    outcome: Outcome = Field(description="End of the training: promoted, kept, trained, failed or skipped.")
+    version: str | None = Field(
+        default=None, description="Version number of the new model in MLflow's registry. None: there is no new version."
+    )
+    metric: str | None = Field(
+        default=None, description="Name of the metric that decides. None: the model is not registered."
+    )
+    value: float | None = Field(
+        default=None, description="Value of the metric that the new model reaches on the holdout. None: unknown."
+    )
+    champion: float | None = Field(
+        default=None,
+        description="Value of the metric that the champion before this training reaches on the same holdout. None: "
+        "there was no champion, or it is unknown.",
+    )
+    champion_version: str | None = Field(
+        default=None, description="Version number of the champion before this training. None: there was none."
+    )
+    sentence: str = Field(description="Reason for the outcome in one sentence, such as the cause of a failure.")
+
+    @classmethod
+    def of(cls, spec: AnyJobSpec | Mapping[str, Any] | str, result: Any) -> Self:
+        """Build the line of one training.
+
+        Args:
+            spec: Spec of the job, its fields, or the name of a model for which no spec could be made.
+            result: The job's `JobResult` or its dict; a `NoResult`, or the exception with which the training failed.
+
+        Raises:
+            InvalidArgumentError: `result` is none of these.
+        """
+        model, metric = _model_of(spec)
+        if isinstance(result, BaseException):
+            result = NoResult(str(result) or type(result).__name__)
+        if isinstance(result, NoResult):
+            outcome: Outcome = "skipped" if result.skipped else "failed"
+            return cls(model=model, metric=metric, outcome=outcome, sentence=_one_line(result.cause))
+        if isinstance(result, Mapping):
+            result = JobResult.parse(result)
+        if not isinstance(result, JobResult):
+            raise InvalidArgumentError(
+                f"the result of model {model} is {shown(result)}: give a JobResult or its dict, a NoResult, or an "
+                "exception"
+            )
+        if result.promoted is None:
+            return cls(model=model, outcome="trained", sentence="the model is not registered")
+        known = result.champion
+        return cls(
+            model=model,
+            outcome="promoted" if result.promoted else "kept",
+            version=result.model_version,
+            metric=metric,
+            value=result.metrics.get(f"holdout-{metric}"),
+            champion=None if known is None else known.value,
+            champion_version=None if known is None else known.version,
+            sentence="there is no decision" if result.decision is None else _one_line(result.decision.sentence),
+        )
+
+    def __str__(self) -> str:
+        """Return the line as text, such as ``promoted  delays-UA: rmse 17.2, champion 18.1: ...``."""
+        figures = "" if self.value is None else f" {self.metric} {_figure(self.value)}"
+        if figures and self.champion is not None:
+            figures += f", champion {_figure(self.champion)}"
+        return f"{self.outcome:<8}  {self.model}:{figures and figures + ':'} {self.sentence}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line as plain data for JSON; NaN and infinity become texts, as in `JobResult.to_dict`."""
+        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
+        return plain
+
+
+def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequence[Any]) -> list[ModelLine]:
+    """Return one line per model, in the order of the specs.
+
+    Args:
+        specs: Specs of the trainings, or their fields, such as the result of `for_each`. A text is the name of a model
+            for which no spec could be made.
+        results: What each training gave, in the order of `specs`: a `JobResult` or its dict, a `NoResult`, or an
+            exception.
+
+    Raises:
+        InvalidArgumentError: There are not as many results as specs, or a result is of another type.
+
+    Example:
+        >>> for line in summary(specs, results):
+        ...     print(line)
+    """
+    if len(specs) != len(results):
+        raise InvalidArgumentError(
+            f"there are {len(specs)} specs and {len(results)} results: give one result per spec, and a NoResult for a "
+            "training without one"
+        )
+    return [ModelLine.of(spec, result) for spec, result in zip(specs, results, strict=True)]
+
+
+def summary_headline(lines: Iterable[ModelLine]) -> str:
+    """Return the number of models with each outcome, such as ``40 models: 36 promoted, 3 kept, 1 failed``."""
+    counts = Counter(line.outcome for line in lines)
+    total = counts.total()
+    parts = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
+    return f"{total} model{'' if total == 1 else 's'}{parts and ': ' + parts}"
+
+
+def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
+    """Return the lines as rows of a table of texts, such as for Prefect's ``create_table_artifact``."""
+    return [
+        {
+            "model": line.model,
+            "outcome": line.outcome,
+            "version": line.version or "-",
+            "metric": line.metric or "-",
+            "value": "-" if line.value is None else _figure(line.value),
+            "champion": "-" if line.champion is None else _figure(line.champion),
+            "sentence": line.sentence,
+        }
+        for line in lines
+    ]
+
+
+def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:
+    """Return the name of a spec's model, and the name of the metric that decides about it."""
+    if isinstance(given, str):
+        return given, None
+    spec = given if isinstance(given, AnySpec) else _parsed(given)
+    if isinstance(spec, Mapping):
+        # The spec is wrong, which is why its training failed. Its line needs only the names.
+        register = spec.get("register")
+        fields: Mapping[str, Any] = register if isinstance(register, Mapping) else {}
+        metric = fields.get("metric")
+        return str(fields.get("model", "(no name)")), metric if isinstance(metric, str) else None
+    if spec.register_as is not None:
+        return spec.register_as.model, spec.register_as.metric
+    return spec.run_config.job_id or getattr(spec, "name", None) or spec.framework, None
+
+
+def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
+    try:
+        return parse_spec(fields)
+    except InvalidArgumentError:
+        return fields
+
+
+def _one_line(text: str) -> str:
+    """Return a text as one line of at most 300 characters.
+
+    The end of a long text is kept, because the message of a failed job ends with the cause.
+    """
+    line = " ".join(redact(text).split())
+    return line if len(line) <= _LONGEST_CAUSE else f"…{line[-_LONGEST_CAUSE:]}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.6g}"

@@ -1,0 +1,222 @@
+"""Find the values of a column that all datasets of a spec share, and restrict the datasets to one value."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from shoal.data.filters import Scalar, describe_filters
+from shoal.data.queries import connection_variable, narrowed_query
+from shoal.data.spec import DatasetSpec
+from shoal.errors import DataError, InvalidArgumentError, shown
+from shoal.jobs import credentials
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
+from shoal.jobs.specs.training import JobSpec
+
+log = logging.getLogger("shoal.jobs")
+
+MOST_VALUES = 1000
+"""Most values that are accepted if they are found and not given. A column with more values is probably not the one that
+was meant. Airflow maps a task over at most 1024 items by default."""
+
+
+class SharedColumn:
+    """A column that all datasets of a spec have.
+
+    Args:
+        spec: The spec.
+        column: Name of the column.
+        connection_url: Finds the SQLAlchemy URL of a dataset's connection by its name.
+
+    Raises:
+        DataError: A dataset cannot be read, or lacks the column.
+        InvalidArgumentError: The column is the label, the spec has no dataset, a dataset is a staged copy, or a
+            database connection is not known.
+    """
+
+    def __init__(self, spec: AnyJobSpec, column: str, connection_url: Callable[[str], str | None] | None) -> None:
+        self._column = column
+        datasets = list(spec.datasets())
+        training = next(spec.inputs(), None)
+        if training is None:
+            raise InvalidArgumentError("the spec has no dataset to train on: name one in dataset_map")
+        self._training = training
+        if column == _label_of(spec):
+            raise InvalidArgumentError(
+                f'column "{column}" is the label, which would be the same in all rows of a spec: name another column'
+            )
+        if any(dataset.staging for dataset in datasets):
+            raise InvalidArgumentError(
+                "a dataset of the spec is a staged copy (of a DataFrame or a query's result), which is removed when "
+                "its first job ends: write the rows to Parquet files, or give sql and a connection"
+            )
+        named = [dataset.connection for dataset in datasets if dataset.connection]
+        self._urls = credentials.connections(named, os.environ, connection_url)
+        self._quoted: dict[str, str] = {}
+        """Name of the column as the database needs it, by the key of the query."""
+        self._types: list[tuple[str, Any]] = []
+        """Path and Arrow type of the column in each dataset of Parquet files."""
+        self._check_present(datasets)
+
+    def values(self, min_rows: int) -> list[Scalar]:
+        """Return the values in the training dataset in ascending order, and log which rows and values are left out.
+
+        Args:
+            min_rows: Number of rows that a value needs.
+
+        Raises:
+            DataError: The column has no values, or none with enough rows.
+            InvalidArgumentError: There are more than 1000 values, or their type is not supported.
+        """
+        counts: dict[Scalar, int] = {}
+        nulls = 0
+        for value, rows in self._counts().items():
+            if value is None or value != value:  # NaN is not equal to itself, so no filter matches it
+                nulls += rows
+            else:
+                plain = _plain(value)
+                counts[plain] = counts.get(plain, 0) + rows
+        if nulls:
+            log.warning(
+                'column "%s" has no value in %d of %d rows: they are in no spec',
+                self._column, nulls, nulls + sum(counts.values()),
+            )  # fmt: skip
+        ordered = sorted(counts, key=lambda value: (type(value).__name__, value))  # SQLite may mix types in a column
+        kept = [value for value in ordered if counts[value] >= min_rows]
+        if few := [value for value in ordered if counts[value] < min_rows]:
+            log.warning(
+                'column "%s" has fewer than %d rows with %s: there is no spec for %s',
+                self._column, min_rows, ", ".join(map(shown, few[:20])) + (", ..." if len(few) > 20 else ""),
+                "it" if len(few) == 1 else "them",
+            )  # fmt: skip
+        if not kept:
+            raise DataError(self._nothing(counts, min_rows))
+        if len(kept) > MOST_VALUES:
+            raise InvalidArgumentError(
+                f'column "{self._column}" has {len(kept)} values, and at most {MOST_VALUES} are accepted: name another '
+                "column, raise min_rows, or give the values"
+            )
+        return kept
+
+    def check_types(self, values: Sequence[Scalar]) -> None:
+        """Check that the column can be compared with values that the user gave.
+
+        Raises:
+            DataError: The column of a dataset has another type than a value.
+        """
+        from shoal.data.parquet.matching import prepare
+
+        for path, type_ in self._types:
+            for value in values:
+                prepare(path, (self._column, "=", value), type_)
+
+    def restricted_to(self, value: Scalar) -> Callable[[DatasetSpec], DatasetSpec]:
+        """Return a function that restricts a dataset of the spec to the rows with a value."""
+
+        def restricted(dataset: DatasetSpec) -> DatasetSpec:
+            if dataset.sql is None:
+                filters = tuple((*terms, (self._column, "=", value)) for terms in dataset.filters or ((),))
+                return dataset.model_copy(update={"filters": filters})
+            sql, params = narrowed_query(dataset.sql, dataset.params or {}, self._quoted[_key(dataset)], value)
+            return dataset.model_copy(update={"sql": sql, "params": params})
+
+        return restricted
+
+    def _check_present(self, datasets: Iterable[DatasetSpec]) -> None:
+        from shoal.data.columns import check_present
+        from shoal.data.connector import DataConnector
+        from shoal.data.staging.sql import quoted_column
+
+        seen: set[tuple[str, ...]] = set()
+        for dataset in datasets:
+            if dataset.sql is not None:
+                if _key(dataset) not in self._quoted:
+                    url = self._url(dataset)
+                    self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
+            elif dataset.paths not in seen:
+                seen.add(dataset.paths)
+                # Without the filters and splits, because they do not change the columns but may need to be counted.
+                source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
+                schema, path = source.schema(), source.source.reference().path
+                check_present(path, self._column, schema.names)
+                self._types.append((path, schema.field(self._column).type))
+
+    def _counts(self) -> dict[Any, int]:
+        """Count the training rows by value."""
+        from shoal.data.connector import DataConnector
+        from shoal.data.staging.sql import count_values
+
+        dataset = self._training
+        if dataset.sql is None:
+            return DataConnector.from_spec(dataset).value_counts(self._column)
+        return count_values(dataset.sql, dataset.params or {}, self._url(dataset), self._quoted[_key(dataset)])
+
+    def _url(self, dataset: DatasetSpec) -> str:
+        return self._urls[connection_variable(str(dataset.connection))]
+
+    def _nothing(self, counts: dict[Scalar, int], min_rows: int) -> str:
+        source = self._training.origin[0]
+        rows = f" with {describe_filters(self._training.filters)}" if self._training.filters else ""
+        if counts:
+            return (
+                f'no value of column "{self._column}" has {min_rows} rows in {source}{rows}; the most are '
+                f"{max(counts.values())}: lower min_rows"
+            )
+        return (
+            f'{source} has no rows{rows} that have a value in column "{self._column}": check the table and the filters'
+        )
+
+
+def check_values(values: Iterable[Any]) -> list[Scalar]:
+    """Check the values that the user gave, and convert them to plain data.
+
+    Raises:
+        InvalidArgumentError: There are no values, a value is null or of a wrong type, or a value is given twice.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidArgumentError(f"values must be a list of values, not {shown(values)}")
+    plain = [_plain(value) for value in values]
+    if not plain:
+        raise InvalidArgumentError("values is empty: leave it out for all values of the column")
+    for index, value in enumerate(plain):
+        if value in plain[:index]:
+            raise InvalidArgumentError(f"values has {shown(value)} twice: give it once")
+    return plain
+
+
+def _plain(value: Any) -> Scalar:
+    """Convert a value to one that a filter can contain.
+
+    Raises:
+        InvalidArgumentError: The value is null, or of a type that a filter cannot contain.
+    """
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # converts a NumPy scalar to a Python object
+    if isinstance(value, date):  # also true for a datetime, because datetime is a subclass of date
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise InvalidArgumentError(
+        f"{shown(value)} cannot be the value of a spec: it must be a bool, a whole or finite number, a text or a date"
+    )
+
+
+def _key(dataset: DatasetSpec) -> str:
+    return str(dataset.query_key())
+
+
+def _label_of(spec: AnyJobSpec) -> str | None:
+    if isinstance(spec, JobSpec):
+        return spec.label_col
+    register = spec.register_as if isinstance(spec, FunctionJobSpec) else None
+    return None if register is None else register.label_col

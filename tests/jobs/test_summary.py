@@ -1,0 +1,99 @@
+"""The summary of many models: one line per model, in the order of the specs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, JobFailedError
+from shoal.jobs import JobResult, JobSpec, ModelLine, NoResult, summary, summary_headline, summary_table
+
+
+def spec_of(model: str | None, **fields) -> JobSpec:
+    register = model and {"model": model, "metric": "rmse", "holdout": {"paths": ["/data/test"]}}
+    return JobSpec.parse(
+        {"dataset": {"paths": ["/data"]}, "input_cols": ["x"], "label_col": "y", "register": register, **fields}
+    )
+
+
+def result_of(rmse: float, *, promoted: bool | None, champion: float | None = None) -> JobResult:
+    reason = "better" if promoted else "champion_not_beaten"
+    return JobResult.parse(
+        {
+            "job_id": "xgboost-1", "attempt": 1, "model_path": "/m", "model_digest": None, "model_uri": "/m",
+            "metrics": {"holdout-rmse": rmse, "holdout-mae": 1.0}, "best_iteration": None, "rows": 10,
+            "num_workers": 1, "seconds": 2.0, "restarts": 0, "peak_memory_per_worker": [], "mlflow_run_id": None,
+            "model_version": None if promoted is None else "7", "promoted": promoted,
+            "champion": None if champion is None else {"version": "6", "value": champion},
+            "decision": None if promoted is None else {"reason": reason, "sentence": f"rmse {rmse} decided"},
+        }
+    )  # fmt: skip
+
+
+def test_one_line_per_model_with_outcome_metric_and_champion():
+    names = ("a", "b", "c", "d", "e")
+    specs = [spec_of(f"delays-{name}") for name in names]
+    results = [
+        result_of(17.25, promoted=True, champion=18.0),
+        result_of(19.0, promoted=False, champion=18.0).to_dict(),
+        JobFailedError("job x failed:\ncolumn y is null in 3 rows"),
+        NoResult("no rows since the last run", skipped=True),
+        result_of(17.0, promoted=True),
+    ]
+
+    lines = summary([specs[0].document(), *specs[1:]], results)
+
+    assert [str(line) for line in lines] == [
+        "promoted  delays-a: rmse 17.25, champion 18: rmse 17.25 decided",
+        "kept      delays-b: rmse 19, champion 18: rmse 19.0 decided",
+        "failed    delays-c: job x failed: column y is null in 3 rows",
+        "skipped   delays-d: no rows since the last run",
+        "promoted  delays-e: rmse 17: rmse 17.0 decided",
+    ]
+    assert (lines[0].version, lines[0].champion, lines[0].champion_version) == ("7", 18.0, "6")
+    assert (lines[2].metric, lines[2].value, lines[2].version) == ("rmse", None, None)
+    assert summary_headline(lines) == "5 models: 2 promoted, 1 kept, 1 failed, 1 skipped"
+    assert [row["champion"] for row in summary_table(lines)] == ["18", "18", "-", "-", "-"]
+
+
+def test_lines_survive_json_also_with_nan():
+    [line] = summary([spec_of("a")], [result_of(float("nan"), promoted=False, champion=1.0).to_dict()])
+
+    again = ModelLine.parse(json.loads(json.dumps(line.to_dict(), allow_nan=False)))
+
+    assert str(again) == str(line) == "kept      a: rmse nan, champion 1: rmse nan decided"
+
+
+def test_a_model_that_is_not_registered_has_the_name_of_its_job():
+    named, unnamed = spec_of(None, run_config={"job_id": "nightly-a"}), spec_of(None)
+
+    lines = summary([named, unnamed], [result_of(1.0, promoted=None), NoResult("killed")])
+
+    assert [str(line) for line in lines] == [
+        "trained   nightly-a: the model is not registered",
+        "failed    xgboost: killed",
+    ]
+
+
+def test_a_wrong_spec_keeps_its_name_in_the_line_of_its_failure():
+    wrong = {"register": {"model": "delays-a", "metric": "rmse"}, "label": "y"}
+
+    [line] = summary([wrong], [ValueError("unknown option")])
+
+    assert str(line) == "failed    delays-a: unknown option"
+
+
+def test_a_long_cause_keeps_its_end_and_hides_credentials():
+    [line] = summary([spec_of("a")], [NoResult(f"{'x' * 1000} postgresql://me:secret-word@host/db failed")])
+
+    assert line.sentence.startswith("…") and line.sentence.endswith("failed") and len(line.sentence) == 301
+    assert "secret-word" not in line.sentence
+
+
+@pytest.mark.parametrize(
+    ("results", "message"), [([], "1 specs and 0 results"), ([None], "give a JobResult or its dict")]
+)
+def test_missing_and_foreign_results_are_refused(results, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        summary([spec_of("a")], results)
