@@ -23,6 +23,7 @@ BENCHMARKS = (
     "pytorch",
     "store_load",
     "batch_prediction",
+    "job_queue",
 )
 LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "torch", "pyarrow", "dask", "pyspark")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"

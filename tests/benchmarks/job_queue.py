@@ -1,8 +1,12 @@
-"""Forty small jobs asked for at once on a pool of two one-CPU nodes: seconds, drivers at once, memory.
+"""Two hundred jobs asked for at once on a pool of two one-CPU nodes, on SQLite and on PostgreSQL: is one lost?
 
-Each job has a waiting process of its own, as tasks of an engine have: a fork of one that has imported shoal. Drivers
-are counted in the list of processes, their memory and that of the waiting processes is PSS, which counts a page that n
-processes share a n-th in each.
+Each job has a waiting process of its own, as tasks of an engine have: a fork of one that has imported shoal. Some of
+the jobs train a small model. Of the others, which have a lower priority and so wait behind, most are cancelled once all
+jobs are there, and a few wait for longer than their timeout (those that get room before train, too). A job counts as
+lost unless its one row and the process that waited for it have the same end, and it is one that the job may have.
+
+Drivers are counted in the list of processes. Their memory and that of the waiting processes is PSS, which counts a page
+that n processes share a n-th in each.
 
 Run it with ``python -m tests.benchmarks.job_queue``.
 """
@@ -10,25 +14,53 @@ Run it with ``python -m tests.benchmarks.job_queue``.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from sqlalchemy import select
 
 from tests.benchmarks.process_tree import tree_bytes
 from tests.benchmarks.report import table
+from tests.benchmarks.store_load import postgresql
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 _LOOK_S = 1.0
+_LOOK_AT_WAITERS_EVERY = 15
+"""Memory of 200 processes is read in one of so many looks, because it takes about a second of a core."""
 _ROOM = 2
+_WAIT_S = 240.0
+"""Time limit of the jobs that exceed it while they wait; all jobs are in the queue long before."""
+
+RUN, CANCEL, TIME_OUT = "succeeded", "cancelled", "timed out"
+"""The ends that jobs have to have."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How many jobs have which end."""
+
+    jobs: int
+    running: int
+
+    def end_of(self, number: int) -> str:
+        if number < self.running:
+            return RUN
+        return TIME_OUT if number % 10 == 0 else CANCEL
+
+    def ids(self, end: str) -> list[str]:
+        return [f"job-{number}" for number in range(self.jobs) if self.end_of(number) == end]
 
 
 def _drivers(home: str) -> list[psutil.Process]:
@@ -44,12 +76,14 @@ def _drivers(home: str) -> list[psutil.Process]:
     return found
 
 
-def _train(number: int, data: str) -> None:
-    """Ask for a job and wait for its result."""
+def _ask(number: int, plan: _Plan, data: str, told: Any) -> None:
+    """Ask for a job, wait for it, and tell how it ended as its waiter sees it."""
     from shoal import RunConfig, jobs
     from shoal.data import DataConnector
+    from shoal.errors import JobCancelledError, JobFailedError
     from shoal.training.scaling import XGBScalingConfig
 
+    end = plan.end_of(number)
     spec = jobs.JobSpec(
         dataset=DataConnector.from_parquet(data),
         input_cols=("a", "b"),
@@ -57,33 +91,95 @@ def _train(number: int, data: str) -> None:
         n_estimators=10,
         params={"objective": "reg:squarederror"},
         scaling_config=XGBScalingConfig(num_workers=1, num_cpu_per_worker=1),
-        run_config=RunConfig(pool_name="bench", job_id=f"job-{number}"),
+        run_config=RunConfig(
+            pool_name="bench",
+            job_id=f"job-{number}",
+            priority=0 if end == RUN else -1,
+            timeout=_WAIT_S if end == TIME_OUT else None,
+        ),
         tracking=None,
     )
-    jobs.submit(spec, holder=f"airflow:bench/{number % 2}").wait(on_log=None)
+    try:
+        jobs.submit(spec, holder=f"airflow:bench/{number % 2}").wait(on_log=None)
+        seen = RUN
+    except JobCancelledError:
+        seen = CANCEL
+    except JobFailedError as error:
+        seen = TIME_OUT if "for longer than its run_config.timeout" in str(error) else repr(error)
+    except BaseException as error:
+        seen = repr(error)
+    told.put((f"job-{number}", seen))
 
 
-def measure(count: int, data: str, home: str) -> list[str]:
+def _lost(plan: _Plan, told: dict[str, str], rows: Sequence[Any]) -> list[str]:
+    """The lost jobs, with what their waiter and their rows say."""
+    from shoal.state.schema import JobState
+
+    state = {RUN: JobState.SUCCEEDED, CANCEL: JobState.CANCELLED, TIME_OUT: JobState.FAILED}
+    lost = []
+    for planned in state:
+        for name in plan.ids(planned):
+            found = [row for row in rows if row.id == name]
+            end = told.get(name, "")
+            may_be = end == planned or (end, planned) == (RUN, TIME_OUT)
+            if not may_be or [row.state for row in found] != [state[end]]:
+                lost.append(f"{name}: {told.get(name)}, {[(row.state.value, row.error) for row in found]}")
+    return lost
+
+
+def measure(plan: _Plan, data: str, home: str) -> list[str]:
     """Run the jobs and return a row of figures."""
+    from shoal import jobs
+    from shoal.jobs.journal import admission
     from shoal.state import Store
-    from shoal.state.schema import Job, JobState
+    from shoal.state.schema import JOB_ENDED, Job, JobState
 
     context = multiprocessing.get_context("fork")
-    waiters = [context.Process(target=_train, args=(number, data)) for number in range(count)]
+    told = context.Queue()
+    waiters = [
+        context.Process(target=_ask, args=(number, plan, data, told), daemon=True) for number in range(plan.jobs)
+    ]
     began = time.perf_counter()
     for waiter in waiters:
         waiter.start()
-    most, driver_bytes, waiter_bytes, one_driver = 0, 0, 0, 0
+    seen: dict[str, str] = {}
+    to_cancel = plan.ids(CANCEL)
+    most, driver_bytes, waiter_bytes, waiting, looks = 0, 0, 0, 0, 0
+    all_asked = cancelled = 0.0
     while any(waiter.is_alive() for waiter in waiters):
         running = _drivers(home)
         sizes = [tree_bytes(driver.pid) for driver in running]
         most, driver_bytes = max(most, len(running)), max(driver_bytes, sum(sizes))
-        one_driver = max([one_driver, *sizes])
-        waiter_bytes = max(waiter_bytes, sum(tree_bytes(waiter.pid or 0) for waiter in waiters if waiter.is_alive()))
+        if to_cancel:
+            waiting = max(waiting, len(admission.places(Store())))
+            with Store().reading(snapshot=False) as session:
+                asked = len(
+                    session.execute(select(Job.id).where(Job.queued_at.is_not(None) | Job.state.in_(JOB_ENDED))).all()
+                )
+            if asked == plan.jobs:
+                waiter_bytes = sum(tree_bytes(waiter.pid or 0) for waiter in waiters if waiter.is_alive())
+                all_asked = time.perf_counter() - began
+                for name in to_cancel:
+                    jobs.attach(name).cancel()
+                cancelled = time.perf_counter() - began - all_asked
+                to_cancel = []
+        elif looks % _LOOK_AT_WAITERS_EVERY == 0:
+            waiter_bytes = max(waiter_bytes, sum(tree_bytes(each.pid or 0) for each in waiters if each.is_alive()))
+        while not told.empty():
+            name, end = told.get()
+            seen[name] = end
+        looks += 1
         time.sleep(_LOOK_S)
     seconds = time.perf_counter() - began
+    while not told.empty():
+        name, end = told.get()
+        seen[name] = end
     with Store().reading() as session:
-        rows = list(session.scalars(select(Job).where(Job.state == JobState.SUCCEEDED)))
+        every = list(session.scalars(select(Job)))
+    lost = _lost(plan, seen, every)
+    print(*lost, sep="\n", flush=True)
+    print(f"all waited after {all_asked:.0f} s; {len(plan.ids(CANCEL))} cancelled in {cancelled:.0f} s", flush=True)
+    rows = [row for row in every if row.state is JobState.SUCCEEDED]
     took = statistics.median(row.ended_at - row.started_at for row in rows)
     starts = statistics.median(row.started_at - row.admitted_at for row in rows)
     # The first jobs find room at once; each later one gets the room of the one that ended as many places before it.
@@ -91,35 +187,43 @@ def measure(count: int, data: str, home: str) -> list[str]:
     handover = statistics.median(then - before for then, before in zip(admitted, ended, strict=False))
     mb = 2**20
     return [
-        f"{count} jobs", f"{len(rows)}", f"{seconds:.0f}", f"{handover:.1f}", f"{starts:.1f}", f"{took:.1f}",
-        f"{most}", f"{driver_bytes / mb:.0f}", f"{one_driver / mb:.0f}", f"{waiter_bytes / mb:.0f}",
+        f"{waiting}", *(f"{sum(end == each for end in seen.values())}" for each in (RUN, CANCEL, TIME_OUT)),
+        f"{len(lost)}", f"{waiter_bytes / mb:.0f}", f"{most}", f"{driver_bytes / mb:.0f}", f"{seconds:.0f}",
+        f"{handover:.1f}", f"{starts:.1f}", f"{took:.1f}",
     ]  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure many jobs that are asked for at once.")
-    parser.add_argument("--jobs", type=int, default=40, help="jobs (default 40)")
+    parser.add_argument("--jobs", type=int, default=200, help="jobs (default 200)")
+    parser.add_argument("--running", type=int, default=12, help="so many of them train (default 12)")
+    parser.add_argument("--stores", nargs="+", default=["SQLite", "PostgreSQL"], help="which (default both)")
     args = parser.parse_args(argv)
     import numpy as np
     import pandas as pd
 
     from shoal import ComputePool
 
-    with tempfile.TemporaryDirectory(prefix="qb-") as folder:
-        os.environ["SHOAL_HOME"] = f"{folder}/home"
-        os.environ.pop("SHOAL_STATE_URL", None)
-        random = np.random.default_rng(0)
-        frame = pd.DataFrame({"a": random.random(5_000), "b": random.random(5_000)})
-        data = str(Path(folder) / "train.parquet")
-        frame.assign(y=frame["a"] + frame["b"]).to_parquet(data)
-        pool = ComputePool("local://bench?max_nodes=2&min_nodes=2&cpus_per_node=1").up()
-        try:
-            row = measure(args.jobs, data, os.environ["SHOAL_HOME"])
-        finally:
-            pool.down()
-    head = ["two nodes of one CPU", "succeeded", "seconds", "room until next, median s", "sent until begun",
-            "begun until ended", "drivers at once", "their MB", "largest MB", "waiters' MB"]  # fmt: skip
-    print(table(head, [row]), flush=True)
+    logging.disable(logging.INFO)
+    plan, rows = _Plan(args.jobs, args.running), []
+    for store in args.stores:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="qb-"))
+            os.environ["SHOAL_HOME"] = f"{folder}/home"
+            os.environ.pop("SHOAL_STATE_URL", None)
+            if store == "PostgreSQL":
+                os.environ["SHOAL_STATE_URL"] = stack.enter_context(postgresql(args.jobs))
+            random = np.random.default_rng(0)
+            frame = pd.DataFrame({"a": random.random(5_000), "b": random.random(5_000)})
+            data = str(Path(folder) / "train.parquet")
+            frame.assign(y=frame["a"] + frame["b"]).to_parquet(data)
+            pool = ComputePool("local://bench?max_nodes=2&min_nodes=2&cpus_per_node=1").up()
+            stack.callback(pool.down)
+            rows.append([store, *measure(plan, data, os.environ["SHOAL_HOME"])])
+    head = [f"{args.jobs} jobs, two nodes of one CPU", "waiting at once", RUN, CANCEL, TIME_OUT, "lost",
+            "waiters' MB", "drivers at once", "their MB", "seconds", "ended until next admitted, median s",
+            "sent until begun", "begun until ended"]  # fmt: skip
+    print(table(head, rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def measure(waiters: int, seconds: int) -> list[list[str]]:
 
 
 @contextlib.contextmanager
-def _postgresql(waiters: int) -> Iterator[str]:
+def postgresql(waiters: int) -> Iterator[str]:
     from tests.support.postgres import Postgres
 
     server = Postgres(max_connections=waiters + 50)
@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             os.environ["SHOAL_HOME"] = str(folder)
             os.environ.pop("SHOAL_STATE_URL", None)
             if store == "PostgreSQL":
-                os.environ["SHOAL_STATE_URL"] = stack.enter_context(_postgresql(args.waiters))
+                os.environ["SHOAL_STATE_URL"] = stack.enter_context(postgresql(args.waiters))
             rows = measure(args.waiters, args.seconds)
         print(table([f"{store}: {args.waiters} processes wait for", *head], rows), end="\n\n", flush=True)
 

@@ -37,7 +37,7 @@ class Opened:
 
 
 def place(store: Store, key: Key = KEY) -> AttemptContext:
-    return AttemptContext(store, key, None, {}, {}, print)
+    return AttemptContext(store, key, None, {}, {}, print, print)
 
 
 def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:

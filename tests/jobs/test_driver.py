@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,20 +29,23 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeat
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.files import queries
+from shoal.jobs.files import artifacts, queries
 from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobStatus
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import admission, attempts
+from shoal.jobs.journal.admission import Admission
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.queue import Gang
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.progress import OnProgress, Progress
 from shoal.training.run_config import RunConfig
+from tests.support.job_store import POOL, add_node
 from tests.support.postgres import PASSWORD
 from tests.support.waiting import wait_until
 
@@ -205,6 +209,34 @@ class TestDriver:
         trained = load_training(result)
         assert trained.eval_results["eval"]["rmse"][-1] == result.metrics["eval-rmse"]
         assert trained.booster().num_boosted_rounds() == 3
+
+    @pytest.mark.parametrize("ends", ["well", "badly"])
+    def test_the_next_job_starts_as_soon_as_the_training_is_over(self, store, spec, head, monkeypatch, ends):
+        """While the driver still saves and logs the model."""
+        monkeypatch.setattr("shoal.jobs.handle.pool_endpoint", lambda *_, **__: head.endpoint)
+        add_node(store, cpus=1)
+        save, sent_when_saved = artifacts.save, []
+
+        def train_while_others_wait(request: TrainRequest, **_: object) -> TrainResult:
+            for now, name in enumerate(("next", "later")):
+                order = Order(name, POOL, "airflow:d/r", {"question": "q"}, {}, None, 0, Gang(1, 1).to_json())
+                attempts.ask(store, order, now)
+                assert admission.admit(store, Key(name, 1), now, {}) is Admission.WAITS
+            if ends == "badly":
+                raise TrainingError("on purpose")
+            return plain_xgboost(request)
+
+        def noted_save(*arguments: Any) -> str:
+            sent_when_saved.extend(head.jobs)
+            return save(*arguments)
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train_while_others_wait)
+        monkeypatch.setattr(artifacts, "save", noted_save)
+
+        code, _ = drive(store, spec.model_copy(update={"tracking": None}))
+
+        assert (code, sent_when_saved) == ((0, ["next-1"]) if ends == "well" else (1, [])), log()
+        assert list(head.jobs) == ["next-1"]
 
     def test_lightgbm_from_spec_to_result(self, store, spec, tmp_path, monkeypatch):
         monkeypatch.setattr("shoal.training.boosting.engine.train", plain_lightgbm)

@@ -44,7 +44,7 @@ def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
     database.write_text("no database")
 
     with contextlib.redirect_stdout(Administrator(database, backup)) as said:
-        assert AttemptContext(store, KEY, None, {}, {}, print).is_current()
+        assert AttemptContext(store, KEY, None, {}, {}, print, print).is_current()
 
     assert "trying again" in said.getvalue()
 

@@ -33,20 +33,9 @@ from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of
-from tests.support.job_store import POOL, add_pool
+from tests.support.job_store import POOL, add_node, add_pool
 
 RESULT = result_of(metrics={}, rows=3)
-
-
-def add_node(store: Store, cpus: int) -> None:
-    """A ready node, which gives the jobs room."""
-    with store.transaction() as session:
-        session.add(
-            Node(
-                id="0123456789", pool=POOL, name=f"{POOL}-0", is_head=True, state=NodeState.READY, epoch=1, cpus=cpus,
-                gpus=0, endpoint={}, busy=False, start_deadline=0.0, created_at=0.0,
-            )
-        )  # fmt: skip
 
 
 class Queue:

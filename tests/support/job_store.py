@@ -13,7 +13,7 @@ from shoal.jobs.specs.training import JobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.host import host_id, hostname
-from shoal.state.schema import Pool, PoolState
+from shoal.state.schema import Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import FakeHead
 
 POOL = "retrain"
@@ -37,6 +37,17 @@ def add_pool(store: Store) -> None:
                 touched_at=0.0,
             )
         )
+
+
+def add_node(store: Store, cpus: int) -> None:
+    """A ready node, which gives the jobs room."""
+    with store.transaction() as session:
+        session.add(
+            Node(
+                id="0123456789", pool=POOL, name=f"{POOL}-0", is_head=True, state=NodeState.READY, epoch=1, cpus=cpus,
+                gpus=0, endpoint={}, busy=False, start_deadline=0.0, created_at=0.0,
+            )
+        )  # fmt: skip
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from sqlalchemy import select
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.files.sweep import discard_leftovers
+from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
@@ -191,15 +192,28 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
         rounds = 0
         while mine and store.exists() and (pools := _pools_with_queue(store)):
             for pool in pools:
-                for key in admission.look(store, pool).free_for:
-                    try:
-                        attach(key.job_id, key.attempt).start_if_room()
-                    except ShoalError as error:  # an expected error; for example, the pool was deleted
-                        log.info("job %s was not started: %s", key.job_id, error)
+                start_next(store, pool)
             sleep(_QUEUE_PERIOD_S)
             rounds += 1
             if rounds % _SETTLE_EVERY == 0:
                 settle_jobs()
+
+
+def start_next(store: Store, pool: str) -> None:
+    """Start the waiting jobs for which a pool has room now; do nothing if no job waits.
+
+    A driver calls this function after it has recorded the end of its job, so that the next job does not wait until
+    another process checks the queue. If the driver is killed meanwhile, the other processes start the next job.
+
+    Args:
+        store: Store that has the jobs' rows.
+        pool: Name of the pool.
+    """
+    for key in admission.look(store, pool).free_for:
+        try:
+            JobHandle(store, attempts.load(store, key)).start_if_room()
+        except ShoalError as error:  # an expected error; for example, the pool was deleted
+            log.info("job %s was not started: %s", key.job_id, error)
 
 
 def _pools_with_queue(store: Store) -> list[str]:

@@ -6,7 +6,7 @@ A pool runs as many jobs at a time as it has room for. There is room for a job i
 - CPUs and GPUs: the workers of the running jobs and of the new job together need no more than the ready nodes have in
   total. A job that needs more than all nodes counts as needing all nodes: such a job starts when no other job runs, and
   its driver then refuses the job or uses fewer workers, as it would without a queue. Nodes that are still starting do
-  not count.
+  not count. A job whose training is over needs none: its driver only saves, logs and registers the model.
 
 The first waiting job always starts if no other job runs, whatever these estimates say. No job overtakes the first
 waiting job, so that small jobs cannot keep a large one waiting for ever.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.jobs.files import artifacts
@@ -27,6 +28,8 @@ class AttemptContext:
         tags: MLflow tags that name the job, attempt, pool and holder.
         environment: Environment variables for the workers. The workers get them as arguments of their Ray actors.
         on_progress: Function that takes the training's latest progress, which is then stored in the job's row.
+        on_trained: Function to call when the workers' work is over and only the driver's is left. It ends the workers
+            and lets the next job of the pool start.
         begun: Time at which the attempt started, in seconds of the monotonic clock.
     """
 
@@ -36,6 +39,7 @@ class AttemptContext:
     tags: dict[str, str]
     environment: dict[str, str] = field(repr=False)
     on_progress: OnProgress
+    on_trained: Callable[[], None]
     begun: float = field(default_factory=time.monotonic)
 
     def claim(self) -> Claim:

@@ -103,6 +103,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
             on_progress=place.on_progress,
             may_publish=place.is_current,
         )
+    place.on_trained()
     results, digest = artifacts.save_results(folder, claim, answer)
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:

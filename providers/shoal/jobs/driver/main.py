@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from shoal.errors import MissingExtraError, ShoalError
-from shoal.jobs import credentials
+from shoal.jobs import cleanup, credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.heartbeat import Reason, Watchdog
 from shoal.jobs.files import queries, staging
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
@@ -95,7 +95,8 @@ class Driver:
     def run(self) -> int:
         """Run the attempt until it has ended, and return the exit code.
 
-        After the attempt, its end is stored first. Errors in the clean-up after that are only printed.
+        After the attempt, its end is stored first. Errors in the clean-up after that are only printed. The last step
+        starts the next waiting job of the pool, which now has room.
         """
         self._watchdog.start()
         end = self._until_end()
@@ -111,6 +112,9 @@ class Driver:
         with _logged(f"the MLflow run could not be marked {status}"):
             if self._run:
                 self._run.finish(status)
+        if stored:
+            with _logged("the next job that waits for the pool could not be started"):
+                cleanup.start_next(self._store, self._job.pool)
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
@@ -197,13 +201,24 @@ class Driver:
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
         environment, keep = self._worker_environment(run), self._watchdog.keep
-        place = AttemptContext(self._store, self._key, run, self._tags(), environment, keep, begun=self._begun)
+        place = AttemptContext(
+            self._store, self._key, run, self._tags(), environment, keep, self._free_room, begun=self._begun
+        )
         spec = queries.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):
             return function.work(spec, place)
         if isinstance(spec, PredictJobSpec):
             return prediction.work(spec, place), None
         return boosting.work(spec, place), None
+
+    def _free_room(self) -> None:
+        """End the workers, and start the next waiting job while this driver saves, logs and registers the model."""
+        from shoal.training.gang.shared import end_gangs
+
+        end_gangs()
+        with _logged("the room of the job's workers could not be freed before the end of the job"):
+            admission.free_gang(self._store, self._key)
+            cleanup.start_next(self._store, self._job.pool)
 
     def _begin_run(self) -> None:
         if self._spec.tracking is None:

@@ -104,6 +104,18 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         return Admission.NOW
 
 
+def free_gang(store: Store, key: Key) -> None:
+    """Record that a running attempt needs no more CPUs and GPUs, so that they count as free for the waiting attempts.
+
+    The attempt still counts with its driver.
+
+    Raises:
+        JobError: There is no such attempt.
+    """
+    with transaction(store, JobStep.FREE) as session:
+        get(session, key).gang = Gang(workers=0, cpus=0, gpus=0).to_json()
+
+
 def put_back(store: Store, key: Key) -> None:
     """Put an admitted attempt back at its old place in the queue; do nothing if the attempt is not pending any more.
 

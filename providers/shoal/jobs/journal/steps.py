@@ -35,6 +35,8 @@ class JobStep(StrEnum):
     """Transaction: the driver records every few seconds that it is alive (its heartbeat), and its progress."""
     NOTE_RUN = "note-run"
     """Transaction: the driver records the MLflow run of the attempt."""
+    FREE = "free"
+    """Transaction: the driver records that the training is over and the attempt needs no room for workers any more."""
     PUBLISH = "publish"
     """Action: the driver writes the files of the training's result."""
     LOCK = "lock"
