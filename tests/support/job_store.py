@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,6 @@ def spec() -> JobSpec:
 
 
 @pytest.fixture(scope="session")
-def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One MLflow database for the session: its first migrations take seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+def mlflow_uri(mlflow_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow database for the session."""
+    return f"sqlite:///{shutil.copy(mlflow_database, tmp_path_factory.mktemp('mlflow'))}"
