@@ -125,8 +125,8 @@ def redact(text: str) -> str:
 
 
 def redact_value(value: str) -> str:
-    """Remove the credentials from the value of a field. If the value is a single URI, it is treated as one even if it
-    contains spaces or quotes."""
+    """Remove the credentials from the value of a field. If the whole value is a URI, spaces and quotes are treated as
+    parts of this URI."""
     return _replaced(value, _spans(value, whole=_URI.match(value) is not None))
 
 
@@ -173,7 +173,8 @@ def redacted_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except Exception as error:  # catch all types, because each filesystem library raises exceptions of its own types
+    # All types of exceptions are caught, because each filesystem library raises exceptions of its own types.
+    except Exception as error:
         if not has_credentials(uri):
             raise
         error.args = tuple(map(shown, error.args))

@@ -25,7 +25,7 @@ class Settings(RedactedRepr, BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    # This method is hidden from type checkers. Otherwise they would take `**options` for the signature of every
+    # `__init__` is hidden from type checkers. Otherwise they would take `**options` for the signature of every
     # subclass, and would not check the names and types of the fields.
     if not TYPE_CHECKING:
 
@@ -50,8 +50,8 @@ class Settings(RedactedRepr, BaseModel):
 
 @contextlib.contextmanager
 def _explained(model: type[BaseModel]) -> Iterator[None]:
-    """If pydantic reports wrong options in the ``with`` block, raise an `InvalidArgumentError` instead that names each
-    of them.
+    """Convert an error in which pydantic reports wrong options, raised in the ``with`` block, to an
+    `InvalidArgumentError` that names each wrong option.
 
     Args:
         model: Class whose options are validated in the ``with`` block.
@@ -92,8 +92,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the option names of the model at a path within another model, or an empty list if the path leads to no
-    model.
+    """Return the option names of the nested model to which `path` leads, or an empty list if `path` leads to no model.
 
     Args:
         model: The outer model.
@@ -104,7 +103,8 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
         if found is None:
             break
         fields = {field.alias or name: field for name, field in found.model_fields.items()}
-        # A step that is no name of a field is a key or an index within the previous field, so `found` stays the same.
+        # If `step` is not the name of a field, it is a key or an index within the previous field. The model of that
+        # field is already in `found`.
         if step in fields:
             found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []

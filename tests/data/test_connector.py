@@ -269,7 +269,7 @@ def test_from_sources_joins(write: Write) -> None:
     assert xs(both) == [2, 1] and both.ingestor_class is RayDataIngester
     part = both.random_split([0.5, 0.5])[0].source
     assert DataConnector.from_sources(part).num_rows() == 1
-    with pytest.raises(InvalidArgumentError, match="join the sources first"):
+    with pytest.raises(InvalidArgumentError, match="combine the sources first"):
         DataConnector.from_sources([part, a])
 
 

@@ -348,7 +348,7 @@ def test_null_labels_outside_the_filter_do_not_matter(write: Write) -> None:
         (("day", ">", "March"), "give a date such as 2024-03-31"),
         (("day", ">", "2024-03-01T12:00:00"), "give a date"),
         (("time", ">", 5), "give a date or a timestamp"),
-        (("time", ">", "2024-03-01T00:00:00+00:00"), "has no time zone, so leave out the offset"),
+        (("time", ">", "2024-03-01T00:00:00+00:00"), "has no time zone, so give the time without a UTC offset"),
         (("time", ">", "2024-03-01T00:00:00.000000001"), "at most 6 decimals of a second"),
         (("list", "=", 1), "numbers, texts, booleans, dates and timestamps only"),
     ],

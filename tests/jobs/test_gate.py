@@ -408,7 +408,7 @@ class TestBeforeTraining:
             tmp_path / "x.parquet"
         )
 
-        with pytest.raises(DataError, match=r'"id", which has 1001 values .* at most 1000'):
+        with pytest.raises(DataError, match=r'"id", which has 1001 different values .* at most 1000'):
             check_holdout(
                 gate.register(holdout=DataConnector.from_parquet(tmp_path / "x.parquet"), by="id"), "y", INPUTS
             )

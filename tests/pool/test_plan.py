@@ -139,7 +139,9 @@ def test_a_head_that_fails_takes_its_workers_along_and_is_replaced_once_gone():
 
 def test_what_was_not_up_at_its_deadline_is_ended_and_so_is_another_life():
     late = node("late", NodeState.STARTING, start_deadline=NOW)
-    assert dict(plan_nodes(snapshot(head(), late, size=2), NOW).end) == {"late": "the node was not up at its deadline"}
+    assert dict(plan_nodes(snapshot(head(), late, size=2), NOW).end) == {
+        "late": "the node was not ready at its start deadline"
+    }
     stale = node("stale", epoch=0)
     assert dict(plan_nodes(snapshot(head(), stale, size=2), NOW).end)["stale"].startswith("the node was started before")
 

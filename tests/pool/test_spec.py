@@ -58,7 +58,10 @@ def test_a_foreign_cluster_has_an_address_and_never_a_token():
         ("ray://lab?address=http://[::1", "needs the URL"),
         ("ray://lab?address=http://10.0.0.5:notaport", "needs the URL"),
         ("http://[::1", "not a pool URI"),
-        ("local://x?address=http://10.0.0.5:8265", "allowed only for ray:// pools"),
+        (
+            "local://x?address=http://10.0.0.5:8265",
+            "options that are allowed only for ray:// pools: address",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_foreign_one_is_said(uri, said):

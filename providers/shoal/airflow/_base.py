@@ -1,5 +1,5 @@
-"""Base class of shoal's Airflow operators. It finds the pool and the lease by the operator's arguments, and makes a
-task that Airflow kills roll back and end."""
+"""Base class of shoal's Airflow operators. It selects the pool and the lease by the operator's arguments. If Airflow
+kills the task, the base class lets the task roll back its work before the task ends."""
 
 from __future__ import annotations
 

@@ -173,15 +173,15 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
-        # The setup task of a nested block needs no direct order before this teardown: it ends before the nested block's
-        # teardown, and that teardown ends before this one.
+        # The setup task of a nested block needs no direct order before the teardown task of the outer block: it ends
+        # before the nested block's teardown task, which ends before the outer one.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
 
 
 def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
-    """Return whether a task has an upstream task outside of the block that may end before the block's setup task has
-    ended."""
+    """Return whether an upstream task of a task may end before the setup task of the ``pool_for_run`` block has ended.
+    Such an upstream task is outside of the block and does not depend on the block."""
     block = inside.keys() | {setup.task_id}
     return any(
         one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list

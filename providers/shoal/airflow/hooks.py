@@ -49,7 +49,8 @@ def holder_of(context: Context, lease: str | None = None) -> str:
 
 
 def run_of(holder: str) -> str:
-    """Return a holder's name without the id of the lease, so that only the name of the DAG run is left."""
+    """Return a holder's name without the id of a lease at its end (``#<lease>``), so that only the name of the DAG run
+    is left."""
     # Everything after the first "#" is the id of the lease. The part before contains no "#", because Airflow's default
     # pattern for run ids does not allow it.
     return holder.partition("#")[0]

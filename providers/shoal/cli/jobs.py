@@ -163,8 +163,8 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
 def _follow(handle: JobHandle) -> JobResult:
     try:
         say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
-        # Without a terminal, the display would print the progress as lines. `inf` turns this off, because the job's log
-        # already contains such lines.
+        # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains such
+        # lines, so `first_line_s=inf` turns them off.
         with ProgressDisplay(first_line_s=math.inf) as display:
             return handle.wait(on_log=_log, on_progress=display.show)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout, too."""
+"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout instead."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def up(
     rollback_after: RollbackAfter = ROLLBACK_AFTER,
     as_json: Json = False,
 ) -> None:
-    """Start a pool and wait until its min_nodes are ready."""
+    """Start a pool, and wait until its minimum number of nodes (min_nodes) is ready."""
     try:
         pool = _pool(source)
     except PoolNotFoundError as error:

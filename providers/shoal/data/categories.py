@@ -75,8 +75,9 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
             found[name] = pc.unique(pa.chunked_array([known, new]))
             if len(found[name]) > MOST_CATEGORIES:
                 raise DataError(
-                    f'column "{name}" has more than {MOST_CATEGORIES:,} categories, counted up to {rows.path}, row '
-                    f"group {rows.row_group}: merge the rare categories into one, or leave the column out"
+                    f'column "{name}" has more than {MOST_CATEGORIES:,} categories (the limit was exceeded in '
+                    f"{rows.path}, row group {rows.row_group}): merge the rare categories into one, or leave the "
+                    "column out"
                 )
     for name, values in found.items():
         if not len(values):

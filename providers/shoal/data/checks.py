@@ -109,7 +109,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
 
 def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: Sequence[str] = ()) -> None:
-    """Check that every file that has rows stores the columns in the same types, so that the rows can be joined.
+    """Check that every file that has rows stores the columns in the same types, so that one table can hold all rows.
 
     Args:
         source: The dataset.
@@ -166,7 +166,7 @@ def check_label(source: ParquetSource, label_col: str) -> None:
             rows = source.footer(group.path).groups[group.index][0]
             raise DataError(
                 f'{group.path}, row group {group.index}: the label "{label_col}" is null in {nulls} of {rows} rows: '
-                "leave these rows out, or fill them in, before training"
+                "leave these rows out, or give each of them a label, before training"
             )
 
 
@@ -203,7 +203,7 @@ def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> No
         raise DataError(
             f'{part.path}, row group {part.row_group}: the label "{label_col}" is null, NaN or infinite '
             f"in {len(bad)} of {len(values)} rows, first at row {part.start + int(bad[0])}: "
-            "leave these rows out, or fill them in, before training"
+            "leave these rows out, or give each of them a label, before training"
         )
 
 
@@ -247,7 +247,7 @@ def check_roles(
 
 
 def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
-    """Return the names of all columns that the arguments name, without duplicates."""
+    """Return the column names from all three arguments in one list, without duplicates."""
     return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
 
@@ -345,7 +345,7 @@ def _check_any_row(source: ParquetSource) -> None:
         if source.filters is not None:
             raise DataError(
                 f"no row of {source.paths[0]} matches the filters ({describe_filters(source.filters)}): check the "
-                "filters, or whether the data of this period are there yet"
+                "filters, and check whether the files with these rows have been written yet"
             )
         raise DataError(f"the dataset has no rows: {where}")
 

@@ -108,8 +108,8 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
             "NaN): fill in these values, leave these rows out, or write the column as floats"
         )
     if dtype == OBJECTS:
-        # The values are cast to Arrow's "large" types, which have 64-bit offsets. With 32-bit offsets, joined row
-        # groups could not exceed 2 GiB.
+        # The values are cast to Arrow's "large" types, which have 64-bit offsets. With 32-bit offsets, the
+        # array of several concatenated row groups could not exceed 2 GiB.
         column = column.cast(pa.large_string() if _is_text(type_) else pa.large_binary())
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_decimal(type_):
@@ -128,7 +128,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
-    """Join the arrays of a column from several row ranges into one array, and reorder its values.
+    """Concatenate the arrays of a column from several row ranges, and reorder the values.
 
     Args:
         pieces: Values of the column, one array per row range.

@@ -177,10 +177,10 @@ class DataConnector:
         ingestor_class: IngesterClass = RayDataIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Run a Ray Data pipeline, whose Ray tasks write the rows as Parquet files to a staging location.
+        """Run a Ray Data pipeline, write its rows as Parquet files to a staging location, and connect to these files.
 
-        The pipeline's transformations run once, not in every epoch. Shards are planned from the footers of the staged
-        files.
+        Ray tasks write the files. The pipeline's transformations run once, not in every epoch. Shards are planned from
+        the footers of the staged files.
 
         Args:
             ds: A ``ray.data.Dataset``.
@@ -198,7 +198,7 @@ class DataConnector:
         sources: PathLike | ParquetSource | Iterable[PathLike | ParquetSource],
         ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
-        """Connect to several sources as one dataset, whose rows are in the order of `sources`.
+        """Connect to paths or ``ParquetSource`` objects as one dataset, whose rows are in the order of `sources`.
 
         Args:
             sources: Paths or ``ParquetSource`` objects.
@@ -211,12 +211,13 @@ class DataConnector:
                 paths.append(source)
             elif source.splits and len(several) > 1:
                 raise InvalidArgumentError(
-                    "a part of a random split cannot be joined with other sources: join the sources first, then split"
+                    "sources contains a part of a random split, which cannot be combined with other sources: combine "
+                    "the sources first, then call random_split()"
                 )
             elif source.filters and len(several) > 1:
                 raise InvalidArgumentError(
-                    "a source with filters cannot be joined with other sources: give all paths and the filters to "
-                    "DataConnector.from_parquet"
+                    "sources contains a source with filters, which cannot be combined with other sources: give all "
+                    "paths and the filters to DataConnector.from_parquet"
                 )
             else:
                 paths += source.paths
@@ -347,7 +348,7 @@ class DataConnector:
         return plan_shards(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
-        """Return the number of groups of rows. To count the groups, the whole group column is read."""
+        """Return the number of groups of rows that the column `group_col` defines. The whole column is read."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
     def ingester(self) -> ArrowIngester | RayDataIngester:

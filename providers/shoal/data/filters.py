@@ -112,7 +112,8 @@ def _parse_scalar(value: Any, term: Any) -> Scalar:
         return value.isoformat()
     if value is None:
         raise InvalidArgumentError(
-            f"filters has the term {shown(term)}: a null matches no term, so null cannot be a value; leave it out"
+            f"filters has the term {shown(term)}: a null matches no term, so a value cannot be null: remove the null "
+            "from the list of values, or remove the term"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgumentError(f"filters has the term {shown(term)}: a value must be finite, not {value}")

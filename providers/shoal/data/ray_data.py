@@ -44,8 +44,8 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
 
     dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
     blocks = _blocks(dataset)
-    # Ray Data splits large tables into blocks. The blocks are joined again, so that the tables, and therefore the
-    # model, are the same as with the ArrowIngester.
+    # Ray Data splits a large table into several smaller ones (blocks). The blocks are concatenated again, so that the
+    # tables, and therefore the model, are the same as with the ArrowIngester.
     spare: list[pa.Table] = []
     have = 0
     for part in ranges:
@@ -127,7 +127,7 @@ def ranges_dataset(
 
 
 def connected_ray() -> Any:
-    """Import Ray Data and check that this process is connected to a Ray cluster.
+    """Import Ray Data, check that this process is connected to a Ray cluster, and return the module ``ray``.
 
     Returns:
         The module ``ray``.

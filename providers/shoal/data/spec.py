@@ -111,9 +111,8 @@ class DatasetSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the spec as JSON data, but omit newer options that are not set.
-
-        So a spec that an earlier version of shoal stored, without these options, keeps its fingerprint.
+        """Write the spec as JSON data without the options in `_NEWER` that are not set, so that a spec which an earlier
+        version of shoal stored keeps its fingerprint.
         """
         return {name: value for name, value in write(self).items() if value is not None or name not in _NEWER}
 
@@ -123,5 +122,5 @@ _NEWER = ("filters", "sql", "connection", "params", "time_col")
 
 
 def as_dataset_spec(value: Any) -> Any:
-    """Return the spec of a `DataConnector`; return any other value unchanged, so that pydantic checks it."""
+    """If the value is a `DataConnector`, return its spec. Return any other value unchanged: pydantic then checks it."""
     return value.to_spec() if hasattr(value, "to_spec") else value

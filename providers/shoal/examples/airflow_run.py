@@ -61,8 +61,8 @@ def run(month: int, rounds: int) -> JobResult:
     timeline.say("starting a pool and Airflow")
     try:
         with ThreadPoolExecutor(1) as threads:
-            # This process is the pool's owner, so that the pool goes down by itself if this process is killed. The jobs
-            # and the lease of the DAG run then end with the pool.
+            # This process is the pool's owner: if it is killed, the pool goes down by itself. The jobs and the lease of
+            # the DAG run end together with the pool.
             pool_up = threads.submit(pool.up, owner=ProcessId.mine())
             with _airflow(RUN_POOL) as airflow:
                 pool_up.result()

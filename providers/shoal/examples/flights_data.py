@@ -36,7 +36,8 @@ FEATURES = (
 """Feature columns: all numeric, and known when the plane leaves the gate."""
 
 _WEATHER = ["temp", "humid", "wind_speed", "precip", "pressure", "visib"]
-# With this size, a month has three to four row groups, which can be divided evenly among a few workers.
+# Number of rows of a Parquet row group. With this number a month has three to four row groups, which can be divided
+# evenly among a few workers.
 _ROWS_PER_GROUP = 8192
 
 

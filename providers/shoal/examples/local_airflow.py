@@ -128,7 +128,7 @@ class LocalAirflow:
         self._wait(lambda: self._knows(dag_id), f"DAG {dag_id}")
 
     def unpause(self, dag_id: str) -> None:
-        """Wait until Airflow has loaded the DAG, and unpause it. At first, a new DAG and its backfills are paused."""
+        """Wait until Airflow has loaded the DAG, and unpause it, because a new DAG and its backfills are paused."""
         self.wait_for_dag(dag_id)
         self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
 
@@ -157,7 +157,7 @@ class LocalAirflow:
         return [line for line in lines if line and not line.startswith("::")]
 
     def alive(self) -> bool:
-        """Return whether Airflow is running, that is, whether its keeper process (see this module) has not ended."""
+        """Return whether the keeper, the process that starts and ends Airflow's components, is still running."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def stop(self) -> None:
@@ -265,7 +265,8 @@ class LocalAirflow:
             "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             "workers": {"min_heartbeat_interval": 2},
-            "usage_data_collection": {"enabled": False},  # By default, Airflow 3.0 and 3.1 send usage data.
+            # Airflow 3.0 and 3.1 send usage data by default, so this is switched off.
+            "usage_data_collection": {"enabled": False},
         }
         named = {
             f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
@@ -285,7 +286,7 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _end_session(session: int, *signals: signal.Signals) -> None:
-    """Send the signals one by one to all remaining processes of the session; after each signal, wait for their end."""
+    """Send each signal in turn to the session's remaining processes; after each signal, wait a while for their end."""
     for number in signals:
         remaining = _in_session(session)
         for process in remaining:

@@ -129,7 +129,8 @@ def keep(net: nn.Module, num_features: int) -> None:
 def _log(net: nn.Module, num_features: int) -> None:
     import os
 
-    if "MLFLOW_RUN_ID" not in os.environ:  # Without this variable, the job has no MLflow run to log the network to.
+    if "MLFLOW_RUN_ID" not in os.environ:
+        # Without MLFLOW_RUN_ID the job has no MLflow run, so the network is not logged.
         return
     import mlflow
     from mlflow.models import ModelSignature

@@ -1,4 +1,4 @@
-"""Cancel the jobs and release the leases that a run still has on a pool, and record the end of lost jobs.
+"""Cancel the jobs of a workflow run on a pool, release its leases of nodes, and record the end of lost jobs.
 
 A job is lost if its driver or its submitter died before it could record the end of the job.
 """
@@ -59,12 +59,12 @@ class CleanupReport:
     left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, for an Airflow XCom or a Prefect artifact."""
+        """Return the actions that the clean-up has taken as plain data, for an Airflow XCom or a Prefect artifact."""
         return asdict(self)
 
 
 def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
-    """Cancel a run's jobs on a pool, release the run's lease of nodes, and call `sweep` for this host.
+    """Cancel a workflow run's jobs on a pool, release its lease of nodes, and tidy up this host with `sweep`.
 
     The function may be called at any time and repeatedly. If the pool is on another host, this function only cancels
     the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes; the report mentions
@@ -93,7 +93,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
 
 
 def sweep() -> list[str]:
-    """Remove processes and files on this host that no run needs any more, and record the end of lost jobs.
+    """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove their files.
 
     The function may be called at any time, repeatedly, and by several processes at the same time.
 
@@ -117,7 +117,7 @@ def settle_jobs() -> list[str]:
         try:
             handle = attach(job.job_id, job.attempt)
             lost = handle.end_if_lost()
-        except ShoalError as error:  # no failure: for example, the pool is on another host, which checks the job itself
+        except ShoalError as error:  # expected; for example, the pool is on another host, which checks the job
             log.info("job %s was not checked: %s", job.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
@@ -147,7 +147,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
                 for key in admission.look(store, pool).free_for:
                     try:
                         attach(key.job_id, key.attempt).start_if_room()
-                    except ShoalError as error:  # no failure: for example, the pool was deleted meanwhile
+                    except ShoalError as error:  # an expected error; for example, the pool was deleted
                         log.info("job %s was not started: %s", key.job_id, error)
             sleep(_QUEUE_PERIOD_S)
             rounds += 1
@@ -163,7 +163,7 @@ def _pools_with_queue(store: Store) -> list[str]:
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
-    """Call `clean_up` for every pool on which a run has an unfinished job or a lease of nodes.
+    """Call `clean_up` for every pool on which a workflow run has an unfinished job or a lease of nodes.
 
     An error on one pool is logged and reported, and the function goes on with the next pool.
 

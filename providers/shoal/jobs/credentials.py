@@ -50,10 +50,10 @@ class Secrets:
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # keys: JSON pointers into the spec; values: credentials
+    uris: Mapping[str, str] = field(default_factory=dict)  # values removed from the spec, by their JSON pointers
 
     def redact(self, text: str) -> str:
-        """Return a copy of a text in which a placeholder replaces these and all other recognisable credentials."""
+        """Return a copy of a text without this job's credentials and other text that looks like a credential."""
         for uri in self.uris.values():
             text = text.replace(uri, without_credentials(uri))
         for word in sorted(self._words, key=len, reverse=True):
@@ -73,7 +73,7 @@ class Secrets:
         """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
-    def __repr__(self) -> str:  # the values are not shown, because a traceback may print local variables
+    def __repr__(self) -> str:  # a traceback may print this text, so it contains no values
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 
@@ -164,7 +164,7 @@ def without_credentials(uri: str) -> str:
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Return a copy of a JSON document in which `leaf` has replaced each value that is not an object or a list.
+    """Return a copy of a JSON document in which each text, number, boolean and null is replaced by what `leaf` returns.
 
     Args:
         value: The document.

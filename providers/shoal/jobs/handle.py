@@ -128,7 +128,7 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error and redact(job.error),  # redacted again, because shoal 0.1 stored errors with credentials
+            error=job.error and redact(job.error),  # shoal 0.1 stored errors without removing credentials
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -259,7 +259,7 @@ class JobHandle:
         return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason)
 
     def _cancel(self, job: Job, seen: Collection[JobState], reason: str) -> bool:
-        """Cancel the attempt if its present state is one of `seen`; otherwise change nothing and return False.
+        """Cancel the attempt if its present state is in `seen`, the states that may be cancelled; else return False.
 
         Args:
             job: The attempt's row, as the caller has read it.
@@ -274,7 +274,7 @@ class JobHandle:
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
-        except JobError as error:  # the head refused, but the driver reads the cancellation from its row and ends
+        except JobError as error:  # the head did not stop the driver; the driver sees the cancellation and ends
             self._left = (
                 f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
                 f"head of the pool gave an error: {error}"
@@ -337,8 +337,8 @@ class JobHandle:
             log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
 
     def _queue_and_submit(self) -> bool:
-        # The credentials are written before the attempt joins the queue, because after that another process may send
-        # the attempt to the head, and the driver then needs the credentials.
+        # The credentials are written before the attempt enters the queue, because another process may send a waiting
+        # attempt to the head, and the driver then needs the credentials.
         if self._secrets is not None:
             with act(JobStep.HAND_OVER):
                 credentials.hand_over(self._key.submission_id, self._secrets)
@@ -359,7 +359,7 @@ class JobHandle:
         return submitted
 
     def _submit_or_put_back(self, head: Endpoint) -> bool:
-        """Submit the admitted attempt; if the head does not answer, put it back into the queue and return False."""
+        """Submit the admitted attempt; if the head does not answer, queue the attempt again and return False."""
         try:
             return self._submit(head)
         except (HeadBusyError, HeadGoneError, PoolDownError) as error:
@@ -379,7 +379,7 @@ class JobHandle:
             return submit()
         except BaseException as error:
             if self._secrets is None and not isinstance(error, Exception):
-                # Ctrl-C in this process must not fail a job of another submitter: another process sends it later.
+                # Ctrl-C in this process must not fail a job of another submitter; another process sends that job later.
                 raise
             # The head may have received the submission in spite of the error. In that case the head's driver finds that
             # the attempt has ended, and exits. Or another process has submitted the attempt meanwhile; then the attempt
@@ -548,13 +548,13 @@ class JobHandle:
         if unasked is None:
             if job.heartbeat_at is not None:
                 # `last_polled_at` was written on another host or before a reboot, so this host cannot measure its age.
-                # The driver has started, because there is a heartbeat, and it measures the age itself.
+                # The heartbeat shows that the driver has started; the driver itself ends a job that nobody polls.
                 return False
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + grace_s
 
     def _poll(self) -> Job:
-        """Return the job's row; also update its `last_polled_at` if the last update was long enough ago."""
+        """Return the job's row; if `PollTimer` says that it is time, first set the row's `last_polled_at` to now."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
             if job.is_waiting:  # as soon as the job runs, its driver renews the lease instead
@@ -563,7 +563,7 @@ class JobHandle:
         return job
 
     def _renew_lease(self, job: Job) -> None:
-        """Renew the run's lease of nodes if a third of its time is over, so that it lasts until the job starts."""
+        """Renew the lease of nodes when a third of it has passed, so that it does not expire before the job starts."""
         with self._store.reading(snapshot=False) as session:
             held = session.scalars(select(Lease).where(Lease.pool == job.pool, Lease.holder == job.holder)).first()
         if held is None or held.expires_at - self._clock() > held.ttl * 2 / 3:

@@ -61,7 +61,10 @@ class Lost:
 
 
 class Missing(Enum):
-    """Result of `judge` for an attempt that the head does not know: its submitter died, or has not sent it yet."""
+    """Result of `judge` for a pending attempt that the pool's head does not know, because it was not sent to the head.
+
+    The process that submits the attempt has died, or has not sent the attempt yet.
+    """
 
     SUBMISSION = auto()
 
@@ -117,7 +120,7 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:
-    """Return a head's addresses as a job's row stores them; if they differ later, the head has been replaced."""
+    """Return the addresses of a pool's head; a job's row keeps them, to show later whether the head was replaced."""
     return {"api": endpoint.api, "gcs": endpoint.gcs}
 
 

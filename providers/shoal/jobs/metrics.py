@@ -262,7 +262,9 @@ def _over_groups(
     import numpy as np
 
     if groups is None:
-        raise DataError(f"{metric} needs the group of each row: set group_col to the name of the column of groups")
+        raise DataError(
+            f"{metric} needs the group of each row: set group_col to the name of the column with the groups"
+        )
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
@@ -275,7 +277,7 @@ def _over_groups(
             total += float(function(labels[rows], scores[rows], **options)) * len(rows)
             counted += len(rows)
     if not counted:
-        raise DataError(f"{metric} needs a group with different labels, but in each group all labels are equal")
+        raise DataError(f"{metric} needs a group with two different labels, but in each group all labels are equal")
     return total / counted
 
 

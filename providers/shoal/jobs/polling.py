@@ -84,6 +84,6 @@ class PollTimer:
             self._since = job.last_polled_at if self._seen is None else now
             self._seen = job.last_polled_at
         period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
-        # A negative difference means that this host's clock was set back, or is behind the clock that wrote the value.
-        # An update is due then, because it is not known when the last one was made.
+        # `now - self._since` is negative if this host's clock was set back, or is behind the clock that wrote
+        # `last_polled_at`. The age of the last update is then not known, so a new update is due.
         return not 0 <= now - self._since < period

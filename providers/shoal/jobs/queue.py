@@ -46,7 +46,7 @@ class NodeSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Gang:
-    """The group of workers that a job's spec asks for; their final number may depend on the nodes.
+    """The group of workers that a job's spec asks for: a fixed number, or a number per node or GPU of the pool.
 
     Attributes:
         workers: Number of workers; a negative number -n means n workers on each node.
@@ -65,8 +65,8 @@ class Gang:
         """Return the group of workers that a job's spec asks for."""
         if isinstance(spec, FunctionJobSpec):
             return cls._of_function(spec)
-        # `wish` is whether the job uses GPUs; None means that it does if every node has one. Predictions never use
-        # GPUs, and LightGBM does so only if its options ask for GPUs.
+        # `wish` says whether the job uses GPUs; None means that it uses GPUs if every node has a GPU. Predictions never
+        # use GPUs, and LightGBM uses GPUs only if its options ask for them.
         wish: bool | None = False
         if isinstance(spec, JobSpec):
             device = spec.params.get("device")
@@ -78,8 +78,8 @@ class Gang:
 
     @classmethod
     def _of_function(cls, spec: FunctionJobSpec) -> Self:
-        # A function may start further workers itself, which `room_for` describes. Such a function only waits for its
-        # workers and needs almost no resources, so the further workers count instead of the function's own.
+        # If the function starts further workers itself, `room_for` gives their number and size. Such a function only
+        # waits for these workers and needs almost no resources, so they count instead of the workers that call it.
         config = spec.room_for or spec.scaling_config
         each = config.resource_requirements_per_worker
         if not isinstance(config, PyTorchScalingConfig):
@@ -101,7 +101,7 @@ class Gang:
         return asdict(self)
 
     def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
-        """Return how many CPUs and GPUs the gang needs in total, but at most as many as these nodes have."""
+        """Return how many CPUs and GPUs the gang needs in total, but at most as many as the given nodes have."""
         total = _total(nodes)
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
         workers = self.workers
@@ -158,7 +158,7 @@ def drivers_in(memory_bytes: int) -> int:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the waiting attempts of a pool in the order in which they start.
+    """Return the waiting attempts of a pool in the order in which they start: those of the highest priority first.
 
     Args:
         entries: The running and waiting attempts of one pool.
@@ -195,7 +195,7 @@ def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
 
 
 def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]:
-    """Yield waiting attempts of equal priority in the order in which they start.
+    """Yield waiting attempts of equal priority in their starting order: the runs that submitted them take turns.
 
     Each time, the next attempt is the oldest one of the holder with the fewest running jobs.
 

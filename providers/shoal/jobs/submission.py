@@ -105,7 +105,7 @@ def submit(
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
-    """Submit or queue the attempt if no process has done so yet; return whether `submit` can return its handle.
+    """Return whether the attempt has neither failed nor been cancelled; submit or queue it first if nobody has yet.
 
     Returns:
         False if the attempt has failed or was cancelled, so that a new attempt is needed.

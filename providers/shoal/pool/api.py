@@ -264,7 +264,8 @@ class ComputePool:
         @contextmanager
         def renewed() -> Iterator[None]:
             if leases[-1].waiting:
-                # If the store does not answer, skip this log line. The wait below tries again until the store answers.
+                # If the store does not answer, the lease's place in the queue is not logged. The wait below tries again
+                # until the store answers.
                 with suppress(StoreError):
                     note = self.describe().queue_note(self.holder)
                     log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
@@ -415,7 +416,7 @@ class ComputePool:
         return head_endpoint(snapshot)
 
     def sweep(self) -> list[str]:
-        """End the nodes on this host, of any pool, that no lease and no requested pool size needs. Return one sentence
+        """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence
         for each action."""
         return _sweep.sweep(self._store, clock=self._clock)
 
@@ -608,8 +609,8 @@ def list_pools(store: Store | None = None) -> list[PoolStatus]:
 
 
 def sweep(store: Store | None = None) -> list[str]:
-    """End the nodes on this host that no lease and no requested pool size needs. Return one sentence for each action.
-    Safe to call at any time."""
+    """End the nodes on this host that no pool needs any more. Return one sentence for each action. This function is
+    safe to call at any time."""
     store = store or Store()
     did = _sweep.sweep(store)
     with store.reading() as session:

@@ -50,5 +50,6 @@ def _user() -> str:
     """Return the user's name, or the uid as text if the uid has no name, as in some containers."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # if the uid has no name: OSError in Python 3.13 and later, KeyError before
+    # For a uid without a name, Python 3.13 and later raise OSError, and older releases raise KeyError.
+    except (KeyError, OSError):
         return str(os.getuid())

@@ -12,7 +12,8 @@ from shoal.state.schema import Lease, PoolState
 
 
 def leased(snapshot: Snapshot) -> int:
-    """Return how many nodes the granted leases take: the size of the largest shared lease plus all exclusive sizes."""
+    """Return how many nodes the granted leases take. Shared leases use the same nodes, so only the largest of them
+    counts. The sizes of all exclusive leases are added to it."""
     return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
 
 
@@ -86,7 +87,8 @@ def _granted(snapshot: Snapshot) -> list[Lease]:
 
 
 def _together(claims: Iterable[tuple[int, bool]]) -> int:
-    """Return how many nodes the given leases take together: the largest shared size plus all exclusive sizes.
+    """Return how many nodes the given leases take together. Shared leases use the same nodes, so only the largest of
+    them counts. The sizes of all exclusive leases are added to it.
 
     Args:
         claims: For each lease, its size and whether it is exclusive.

@@ -189,8 +189,8 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to reset the pool's count of failed starts, because all wanted nodes are ready and older than
-    START_TIMEOUT."""
+    """Return whether to set the pool's count of failed nodes to 0, because all wanted nodes are ready and were planned
+    at least START_TIMEOUT seconds ago."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 
@@ -229,9 +229,10 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 
 
 def cooldown(failures: int) -> float:
-    """Return how many seconds to wait before the next node start, after this many nodes in a row have failed while no
-    operation was open."""
-    # 30 doublings already exceed the longest pause, and thousands would overflow the float.
+    """Return how many seconds the pool waits before it replaces failed nodes. From the second consecutive failure on,
+    each further failure doubles the time, up to REPLACE_COOLDOWN_MOST."""
+    # The time is doubled at most 30 times, because thousands of doublings would overflow the float. 30 doublings
+    # already exceed REPLACE_COOLDOWN_MOST.
     doublings = min(failures - 2, 30)
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
@@ -268,7 +269,7 @@ def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float)
     if not node.is_head and (head is None or node.head_id != head.id):
         return "the node's head is gone"
     if node.state in _COMING and now >= node.start_deadline:
-        return "the node was not up at its deadline"
+        return "the node was not ready at its start deadline"
     if node.state is NodeState.DRAINING and (not node.busy or now >= (node.drain_deadline or 0.0)):
         return "the node is drained"
     return None

@@ -185,7 +185,8 @@ def _active_pools(store: Store) -> list[str]:
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
-        # With an empty list, the reconciler would end after a short outage of the store.
+        # If the store exists but does not answer, return a dummy name. With an empty list, the reconciler would end
+        # after a short outage of the store.
         return [] if not store.exists() else ["?"]
 
 

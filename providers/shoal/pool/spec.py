@@ -107,7 +107,7 @@ class PoolSpec(Settings):
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
-            raise ValueError(f"{', '.join(given)}: such options are allowed only for ray:// pools")
+            raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
         if self.backend == "ray":
             if has_credentials(self.address or ""):
                 raise InvalidArgumentError(
@@ -157,7 +157,8 @@ class ScaleOptions(Settings):
 
     @classmethod
     def for_size(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
-        """Build the options from a mapping, and check that they are valid for the requested number of nodes.
+        """Build the options of a scale operation from a mapping, and check that they are valid for the requested number
+        of nodes.
 
         Args:
             options: The `options` argument of `scale_cluster`.
@@ -193,7 +194,8 @@ def is_pool_name(text: str) -> bool:
 
 
 def is_uri(source: str) -> bool:
-    """Return True for ``local://name…`` and False for a bare pool name."""
+    """Return whether a text is a pool URI, such as ``local://name`` or ``ray://name?address=…``, and not a bare pool
+    name."""
     return "://" in source
 
 

@@ -206,7 +206,8 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes of a pool were lost or have arrived since their rows were last written.
+    """Check which nodes of a pool were lost, and which requested nodes have arrived (the Ray cluster has a node for
+    them), since the nodes' rows were last written.
 
     If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
     """

@@ -1,4 +1,5 @@
-"""The supervisor process of one local node: ``python -m shoal.pool.supervisor NODE_ID EPOCH``.
+"""The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
+EPOCH counts how often the pool had been started when the node was planned.
 
 The supervisor claims its node's row (it writes its own process id there) before it starts the node. Then it reads the
 row every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
@@ -43,7 +44,7 @@ class Member(Protocol):
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The addresses under which the node can be reached, by name, as they are written to the node's row."""
+        """The node's addresses, as a dict of name to address. The supervisor writes this dict to the node's row."""
 
     def dead(self) -> str | None:
         """Return the reason why the node cannot be used any more, or None while it can."""
@@ -112,7 +113,7 @@ class Supervisor:
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs)
-            self._checked_row()  # raises _Ended if the node became ready after its deadline
+            self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
             self._report_until_written(state=NodeState.READY, endpoint=member.endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
@@ -179,19 +180,21 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                # If the store cannot be reached, `busy` keeps its old value, so the next round tries to report again.
+                # If the store cannot be reached, `_report` fails, and `busy` keeps the value that was reported last. So
+                # the next round reports the new value again.
                 with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy
             if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
                 reconciler_seen = time.monotonic()
-                # Ignore errors, so that the node keeps running while $SHOAL_HOME is full or read-only.
+                # If the reconciler cannot be started because $SHOAL_HOME is full or read-only, ignore the error, so
+                # that the node keeps running.
                 with suppress(StoreError, OSError):
                     ensure_running()
             self._pause()
 
     def _checked_row(self) -> Node | None:
-        """Return the node's row if the node may keep running, or None while the store cannot be reached.
+        """Return the node's row, or None while the store cannot be reached. Raise _Ended if the node has to end.
 
         Raises:
             _Ended: The node has to end: SIGTERM was received, the store or the row is gone, the row belongs to another
@@ -219,7 +222,7 @@ class Supervisor:
         # difference is still the time that the start may take, and can be compared with the monotonic clock.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
-            raise _Ended("the node was not up at its deadline")
+            raise _Ended("the node was not ready at its start deadline")
         return node
 
     def _report(self, **fields: object) -> None:
@@ -278,7 +281,8 @@ def load_raylet() -> Start:
 
 
 def main(load: Load = load_raylet) -> None:
-    """Run the supervisor with the command line arguments ``NODE_ID EPOCH``."""
+    """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` counts how often
+    the pool had been started when the node was planned."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")  # otherwise the caller's working directory could not be unmounted while this process runs
     node_id, epoch = sys.argv[1:3]

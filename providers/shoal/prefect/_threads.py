@@ -31,5 +31,7 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
                 await asyncio.to_thread(interrupt)
             await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # Without this call, asyncio logs a warning that the exception was never read.
+            # If `call` raised an exception, read it here. Otherwise asyncio logs a warning that the exception was never
+            # read.
+            running.exception()
         raise

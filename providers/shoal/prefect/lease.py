@@ -143,7 +143,7 @@ class PoolForTheDuration:
             options=self._options,
             on_progress=log,
         )
-        self._lease.__enter__()  # This starts a thread that renews the lease.
+        self._lease.__enter__()  # `__enter__` starts a thread that renews the lease
         return self._pool
 
     def _release(self) -> None:

@@ -268,9 +268,10 @@ def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, A
 
 @task(cache_policy=NO_CACHE)
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release the run's lease, and clean up this host.
+    """Cancel this flow run's jobs on a pool, release the run's lease, and end the nodes on this host that no pool needs
+    any more.
 
-    The clean-up of the host (sweep) ends nodes that no lease and no base demand needs, and records the end of lost
+    The last step (the sweep) ends nodes that no lease and no base demand needs, and records the end of lost
     jobs. A flow that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block.
     Running the task twice does no harm.
 

@@ -59,7 +59,7 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def _like_tag(value: dict[Any, Any]) -> str | None:
-    """Return the key of a dict if the dict has only this key and the key looks like the tag ``$float``, else None."""
+    """Return the only key of a dict if it looks like ``$float``, the tag that marks NaN and infinity, else None."""
     if len(value) != 1:
         return None
     [key] = value

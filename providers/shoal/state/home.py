@@ -80,12 +80,12 @@ def subfolder(*parts: str) -> Path:
 
 
 def lock_file(name: str) -> Path:
-    """Return the path of a lock file in the home folder, which only processes of this host and this store use."""
+    """Return the path, in the home folder, of a lock file for the processes that run on this host with this store."""
     return per_host(name, "lock")
 
 
 def per_host(name: str, suffix: str) -> Path:
-    """Return the path of a file in the home folder, which only processes of this host and this store use.
+    """Return the path, in the home folder, of a file for the processes that run on this host with this store.
 
     The path contains the host and the store, because several hosts (by NFS) and several stores may use one home folder.
     """

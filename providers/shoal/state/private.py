@@ -45,7 +45,8 @@ def why_not_private(folder: Path) -> str | None:
 
 
 def why_replaceable(folder: Path) -> str | None:
-    """Return the reason why another user could rename or remove this user's files in a folder; None if no user can.
+    """Return the reason why another user could rename or remove this user's files in a folder, or None if no other
+    user can.
 
     Args:
         folder: An absolute path.

@@ -52,9 +52,9 @@ class ProcessId:
         return self.of(self.pid) == self
 
     def known_dead(self) -> bool:
-        """Return whether the process has certainly ended.
+        """Return True if the process has certainly ended; False if it runs, or may run on another host.
 
-        The result is False for a process of another host, because this host cannot see whether it runs.
+        This host cannot see whether a process of another host runs.
         """
         return self.host in ("", host_id()) and not self.alive()
 
@@ -76,7 +76,7 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Read a process's session and start time. Return None if the process has ended or cannot be seen."""
+    """Read a process's session and start time. Return None if it has ended or is hidden from this user."""
     try:
         # The second field is the program's name in parentheses. The name may contain spaces and parentheses, so only
         # the text after the last parenthesis is split into fields.

@@ -1,4 +1,5 @@
-"""Create and remove runtime roots. A runtime root is a folder in the temp folder that contains the folders of nodes.
+"""Create and remove runtime roots. A runtime root is a folder in the temp folder, and contains one folder per node for
+the node's sockets, logs and temporary files.
 
 The path of a root is short, because the paths of sockets in it are limited to 107 bytes. Ray creates a node's folder
 and its subfolders with mode 0777, so a user who could enter them could replace a socket and collect tokens. Only the
@@ -42,7 +43,8 @@ log = logging.getLogger("shoal.runtime")
 
 
 def runtime_root() -> Path:
-    """Return the runtime root (the folder for the folders of new nodes). Create it in the temp folder if needed.
+    """Return the runtime root (the parent folder of the nodes' folders) for new nodes. Create it in the temp folder if
+    needed.
 
     There is one root for each combination of home folder, store, host and temp folder. A file in the home folder lists
     all roots. If the calling process belongs to a node, the result is the root that contains this node's folder.
@@ -56,7 +58,8 @@ def runtime_root() -> Path:
     if root := _newest(temp):
         return root
     with file_lock(lock_file("runtime")):
-        if root := _newest(temp):  # another process has created a root while this process waited for the lock
+        # Another process may have created a runtime root while this process waited for the lock, so check again.
+        if root := _newest(temp):
             return root
         kept = [root for root in _recorded() if os.path.lexists(root)]
         for root in kept:
@@ -68,7 +71,7 @@ def runtime_root() -> Path:
 
 
 def node_folders(node_id: str) -> list[Path]:
-    """Return all paths at which a node's folder may be: one path in each runtime root.
+    """Return all paths at which a node's folder may be: one in each runtime root (parent folder of nodes' folders).
 
     A node's folder may be in an older root, because nodes keep their folder when a new root is created.
     """
@@ -76,7 +79,7 @@ def node_folders(node_id: str) -> list[Path]:
 
 
 def node_ids() -> list[str]:
-    """Return the ids of all nodes that have a folder in a runtime root of this home folder and store.
+    """Return the ids of all nodes of this home folder and store that have a folder on this host.
 
     Files that are no folders of nodes are ignored, with a warning in the log.
     """
@@ -97,15 +100,16 @@ def node_ids() -> list[str]:
 
 
 def remove_node_folders(node_id: str) -> str | None:
-    """Remove a node's folder from all runtime roots, and remove the roots that are no longer used.
+    """Remove a node's folder, in whichever runtime root (parent folder of nodes' folders) it is. Then remove the empty
+    roots that will get no new nodes.
 
     Returns:
         A message about a folder that could not be removed; None if nothing of the node is left.
     """
     for root in _all_roots():
         folder = root / node_id
-        # Roots of another user or of another home folder are skipped, because they contain no folder of this node. With
-        # an error instead of skipping, the node could never be recorded as ended.
+        # Roots of another user or of another home folder are skipped, because they contain no folder of this node. If
+        # such a root raised an error, the caller could never record the node as ended.
         if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
             continue
         if folder.is_symlink() or not folder.is_dir():
@@ -117,7 +121,7 @@ def remove_node_folders(node_id: str) -> str | None:
 
 
 def remove_own_folder(folder: Path) -> None:
-    """Remove the folder of the node whose supervisor process calls this function.
+    """Remove a node's folder of sockets, logs and temporary files. Only the node's own supervisor process calls this.
 
     If ``SHOAL_HOME`` was removed, also remove the root if it is empty, because no other process would find it.
 
@@ -145,13 +149,15 @@ def turn_lock(turn: int) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return lock_file(f"start{turn}")
-    if why_not_private(folder):  # another user may have created this folder, so use a lock file in the home folder
+    # If another user can enter or replace the folder of the turn locks, that user could block them. So a lock file in
+    # the home folder is used instead.
+    if why_not_private(folder):
         return lock_file(f"start{turn}")
     return folder / f"start{turn}.lock"
 
 
 def _root_of_this_node() -> Path | None:
-    """Return the runtime root that contains the folder of the node to which the calling process belongs.
+    """Return the runtime root (parent folder of nodes' folders) of the node to which the calling process belongs.
 
     The result is None if the process belongs to no node, or to a node of another home folder or store.
     """
@@ -160,13 +166,13 @@ def _root_of_this_node() -> Path | None:
 
 
 def temp_folder() -> Path:
-    """Return the host's temp folder, in which the runtime roots (folders for the folders of nodes) are created.
+    """Return the host's temp folder, such as /tmp. Runtime roots (parent folders of nodes' folders) are created in it.
 
     In a node's processes, the result is not TMPDIR, because their TMPDIR is the node's folder.
     """
     if root := os.environ.get(ROOT_VARIABLE):
         folder = Path(root).parent
-        # Old versions of shoal, which kept no list of roots, created a root one level deeper below the temp folder.
+        # Old versions of shoal created the runtime root in the subfolder `shoal-UID` of the temp folder.
         if folder.name == f"shoal-{os.getuid()}":
             folder = folder.parent
         if folder.is_dir():
@@ -206,7 +212,8 @@ def _mark() -> dict[str, str]:
 
 
 def _marker_of(root: Path) -> object:
-    """Return the content of a runtime root's marker file (`_MARKER`); None if the file is missing or not valid JSON."""
+    """Return the home folder and store to which a runtime root (parent folder of nodes' folders) belongs, as its marker
+    file `_MARKER` names them; None if this file is missing or not valid JSON."""
     try:
         return json.loads((root / _MARKER).read_text())
     except (OSError, ValueError):
@@ -222,7 +229,8 @@ def _record_file() -> Path:
 
 
 def _recorded() -> list[Path]:
-    """Return the runtime roots created for this home folder, store and host, the newest last. Some may be deleted."""
+    """Return the runtime roots (parent folders of nodes' folders) in this host's and store's list, the newest last.
+    Some of them may no longer exist."""
     try:
         return [Path(root) for root in json.loads(_record_file().read_text())]
     except (FileNotFoundError, ValueError):
@@ -246,16 +254,20 @@ def _write(path: Path, content: object) -> None:
 
 
 def _earlier_root() -> Path:
-    """Return the path of the runtime root of old shoal versions, which kept no list of roots in the home folder."""
+    """Return the path of the folder in which old versions of shoal created the folders of nodes.
+
+    These versions kept no list of such folders in the home folder.
+    """
     digest = sha256(os.fsencode(home()) + store_tag().encode()).hexdigest()[:6]
     return temp_folder() / f"shoal-{os.getuid()}" / digest
 
 
 def _close_earlier_root() -> None:
-    """Set the mode of the runtime root of old shoal versions to 0700, so that other users cannot enter it.
+    """Set the mode of the folder in which old versions of shoal created the nodes' folders to 0700, so that other users
+    cannot enter it.
 
-    The old versions left the mode to the umask. The root (see `_earlier_root`) is not removed, because nodes may still
-    use it.
+    The old versions left the mode to the umask. The folder (see `_earlier_root`) is not removed, because nodes may
+    still use it.
     """
     root = _earlier_root()
     for folder in (root.parent, root):
@@ -284,7 +296,8 @@ def _all_roots() -> list[Path]:
 
 
 def _drop_unused() -> None:
-    """Delete the empty runtime roots that no new node will use, and remove deleted roots from the recorded list."""
+    """Delete the empty runtime roots (parent folders of nodes' folders) that will get no new nodes, and remove deleted
+    roots from the list in the home folder."""
     earlier = _earlier_root()
     if why_not_mine(earlier) is None:
         _remove_empty(earlier)
@@ -304,7 +317,8 @@ def _entries(root: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(root) as entries:
             return list(entries)
-    except FileNotFoundError:  # another process has removed the root, so it has no entries
+    except FileNotFoundError:
+        # Another process has removed the runtime root in the meantime, so there are no entries to return.
         return []
 
 
@@ -313,5 +327,7 @@ def _remove_empty(root: Path) -> None:
         if [entry.name for entry in _entries(root)] in ([], [_MARKER]):
             (root / _MARKER).unlink(missing_ok=True)
             root.rmdir()
-    except OSError:  # another process has removed the root or put a folder into it in the meantime: leave it as it is
+    except OSError:
+        # In the meantime another process has removed the runtime root, or has put a folder into it. So the root is not
+        # removed here.
         return

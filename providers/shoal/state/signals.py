@@ -23,7 +23,8 @@ def uninterrupted() -> Iterator[None]:
     database would wait forever, because its own process holds the lock.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # nothing to delay, because Python runs signal handlers only in the main thread
+        # Python runs signal handlers only in the main thread, so in other threads there is nothing to delay.
+        yield
         return
     came: list[int] = []
     handlers: dict[int, Any] = {}

@@ -71,7 +71,8 @@ def present() -> dict[str, Any]:
     """Return a stamp with the present time by the monotonic clock and by the wall clock, for :func:`jump`."""
     while True:
         at, now = monotonic(), wall()
-        if monotonic() - at < _ONE_INSTANT_S:  # else the process was paused between the readings
+        # If the process was paused between the readings of the two clocks, both clocks are read again.
+        if monotonic() - at < _ONE_INSTANT_S:
             return {"clock": _clock_id(), "at": at, "of": now}
 
 
@@ -93,9 +94,9 @@ def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | 
 
 
 def shared_now(session: Session, now: float) -> float:
-    """Return the seconds since the epoch by the clock that all hosts of a store share.
+    """Return the present time in seconds since the epoch, by the PostgreSQL server's clock, so that all hosts agree.
 
-    For PostgreSQL, this is the server's clock. A SQLite file is used by only one host, so the result is `now`.
+    A SQLite file is used by only one host, so for SQLite the result is `now`.
 
     Args:
         session: An open transaction.

@@ -27,7 +27,7 @@ class At(StrEnum):
 
 
 def _go_on(step: StrEnum, at: At) -> None:
-    """Do nothing. This is the default of `passing`, which crash tests replace by a function that kills the process."""
+    """Do nothing. In crash tests, a function that kills the calling process is called instead of this one."""
 
 
 passing: Callable[[StrEnum, At], None] = _go_on
@@ -36,7 +36,7 @@ passing: Callable[[StrEnum, At], None] = _go_on
 
 @contextmanager
 def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
-    """Run a ``with`` block in a write transaction; crash tests can kill the process before, during and after it.
+    """Run a ``with`` block in a write transaction; crash tests can kill the calling process before, during or after it.
 
     Args:
         store: The state store.
@@ -54,7 +54,8 @@ def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
 
 @contextmanager
 def act(step: StrEnum) -> Iterator[None]:
-    """Run a ``with`` block that acts on files or processes; crash tests can kill the process before and after it.
+    """Run a ``with`` block that acts on files or processes; crash tests can kill the calling process before or
+    after the block.
 
     Args:
         step: Name of the step.

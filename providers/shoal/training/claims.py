@@ -36,7 +36,7 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Return whether an artifact folder exists, and raise an error if this attempt must not replace the folder.
+        """Return whether an artifact folder exists; raise an error if another program, job or newer attempt made it.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
@@ -58,7 +58,8 @@ class Claim:
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:  # an incomplete marker file alone counts as empty
+        if found is None and names <= {MARKER}:
+            # A folder with nothing but an incomplete marker file counts as empty, so this attempt may replace it.
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""Store this process's rank in its gang (group of workers), and functions to send log lines and notes to the driver.
+"""Store this process's rank in its gang (group of workers), and send log lines and notes to the driver.
 
 A gang is the group of workers of one training.
 """

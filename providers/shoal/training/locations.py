@@ -67,7 +67,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             Path(location).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
-    except Exception as error:  # fsspec's filesystems raise exceptions of many types
+    except Exception as error:  # Each of fsspec's filesystems raises other exceptions, so all types are caught.
         raise InvalidArgumentError(
             f'{option} "{location}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI to which this host can write"

@@ -100,7 +100,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def show(self, progress: Progress) -> None:
-        """Update the bar in a terminal; otherwise print a line if the last line is at least 10 s old."""
+        """Update the progress bar in a terminal; otherwise print a progress line, at most one every 10 s."""
         if sys.stderr.isatty():
             self._show(progress)
         elif time.monotonic() >= self._next_line:
@@ -120,7 +120,9 @@ class ProgressDisplay:
                 TextColumn("{task.description}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # keep stdout if it is a file or a pipe
+                # In a terminal, Rich prints the output of this process above the bar. If stdout is a file or a pipe,
+                # Rich must not redirect it to the terminal.
+                redirect_stdout=sys.stdout.isatty(),
             )
             self._bar.add_task("", total=progress.total)
             self._bar.start()

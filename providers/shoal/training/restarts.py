@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Restarts:
-    """Runner of a training: restarts the training with new workers after it lost a worker, within the run's limits.
+    """Runner of a training: restarts it with new workers when a worker was lost, within `max_restarts` and `timeout`.
 
     Args:
         run_config: Contains the maximum number of restarts and the time limit.

@@ -89,7 +89,7 @@ class RunConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _without_default_priority(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict to store, without `priority` if it has its default value.
+        """Return the options as a dict, without `priority` if it is the default, so that jobs keep their fingerprints.
 
         Jobs without a priority then have the same stored document and fingerprint as before the option existed.
         """

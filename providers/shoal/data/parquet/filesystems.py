@@ -75,7 +75,8 @@ def join(base: str, name: str) -> str:
 
 
 def split_query(path: str) -> tuple[str, str, str]:
-    """Split a URI (``s3://b/k?region=x``) into path, ``?`` and options. Any other ``?`` is a wildcard in the path."""
+    """Split a URI (``s3://b/k?region=x``) into path, ``?`` and options. Without options, return the path and two empty
+    strings: a ``?`` that no ``name=`` follows, or in a local path, is a wildcard and stays in the path."""
     head, mark, query = path.partition("?")
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
 

@@ -58,7 +58,8 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """Parse the Hive partition values in a file's path (``.../month=1/...``); the null partition's value is None."""
+    """Parse the Hive partition values in a file's path (``.../month=1/...``). For ``__HIVE_DEFAULT_PARTITION__``, the
+    value is None."""
     values: dict[str, str | None] = {}
     for part in split_query(path)[0].split("/")[:-1]:
         key, mark, value = part.partition("=")

@@ -92,8 +92,9 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # `full` is the result if both bounds match. Every row then matches if there are no nulls and no NaN. For
-        # floats, the statistics do not show whether there is a NaN, so the values must be read.
+        # `full` is the result if all values from the smallest to the largest of the row group match. It is True if the
+        # row group has no nulls. It is None (the values must be read) if there may be nulls, which match nothing, and
+        # for floats, because the statistics do not show whether there is a NaN.
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]
@@ -118,7 +119,8 @@ class Comparison:
         if self.operator in _ORDER:
             return pc.call_function(_COMPUTE[self.operator], [column, self.arrow[0]]).fill_null(False)
         if self.floating:
-            column = pc.add(column, 0.0)  # turns -0.0 into 0.0, because `is_in` compares bits and so finds only 0.0
+            # -0.0 is turned into 0.0. `is_in` compares bits, so it would not find -0.0 if the filter's value is 0.0.
+            column = pc.add(column, 0.0)
         found = pc.is_in(column, value_set=self.arrow)
         return found if self.operator == "in" else pc.and_(pc.is_valid(column), pc.invert(found))
 
@@ -397,8 +399,8 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
     if types.is_dictionary(type_):
         type_ = type_.value_type
     if types.is_timestamp(type_):
-        # The raw integers are used, because `stats.min` raises an exception for times outside the years 1 to 9999. The
-        # raw integers have the file's time unit, so they can be used only if the column has the same unit.
+        # `stats.min_raw` is used, because `stats.min` raises an exception for times outside the years 1 to 9999.
+        # `min_raw` is an integer in the file's time unit, so it can be used only if the column has the same unit.
         unit = re.search(r"timeUnit=(\w+)", str(stats.logical_type))
         same = unit is not None and _TIME_UNITS.get(unit[1]) == type_.unit
         return (stats.min_raw, stats.max_raw) if same else None
@@ -453,6 +455,6 @@ def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fracti
         # A time without an offset is treated as UTC if the column has a time zone.
         moment = moment.replace(tzinfo=UTC)
     elif type_.tz is None:
-        raise DataError(f"{problem}: the column has no time zone, so leave out the offset")
+        raise DataError(f"{problem}: the column has no time zone, so give the time without a UTC offset")
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return Fraction((since.days * 86_400 + since.seconds) * 10**6 + since.microseconds, 10**6)

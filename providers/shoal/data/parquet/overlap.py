@@ -78,7 +78,7 @@ class SharedFile:
 
 
 def record(source: ParquetSource) -> list[RecordedFile]:
-    """Return a record for each file of a source: it tells which rows of the file belong to the source.
+    """Return, for each file of `source`, a record that tells which rows of the file belong to the dataset.
 
     Args:
         source: The source.
@@ -101,7 +101,7 @@ def record(source: ParquetSource) -> list[RecordedFile]:
 
 
 def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
-    """Find the files of a source that contain rows of other datasets, from the records that :func:`record` returned.
+    """Find the files of `source` that contain rows of other datasets, whose rows :func:`record` has recorded before.
 
     Args:
         recorded: Records of other sources.
@@ -123,7 +123,8 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
 
 
 def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
-    """Return how many rows of a row group are in the record `mine` and in at least one of the records `theirs`."""
+    """Return how many rows of a row group belong to the dataset of the record `mine` and also to one of the other
+    datasets, whose records are `theirs`."""
     import numpy as np
 
     theirs = [file for file in theirs if file.groups[index].selected]
@@ -138,7 +139,9 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of a record's rows in a row group. The record's filters are applied to the source's file.
+    """Return the positions, in a row group, of the rows that the recorded dataset contains.
+
+    The recorded filters (`file.filters`) are applied to the file `path` of `source`, which has the same fingerprint.
 
     If the record's filters cannot be applied to the source's file, for example because the source has another type of
     the partition column, all rows are returned: reporting a shared row too many is better than missing one.

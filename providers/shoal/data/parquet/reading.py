@@ -82,7 +82,7 @@ def read_ranges(
 
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
-    """Join tables in their order until the result has `limit` rows, and read no further tables.
+    """Concatenate the first tables until the result has `limit` rows. The remaining tables are not read.
 
     Args:
         tables: Tables with the same columns; at least one.
@@ -138,7 +138,8 @@ def _read_part(
 
 
 def _check_unchanged(metadata: Any, footer: Footer) -> None:
-    """Raise DataError if a file was rewritten after its rows were planned, because rows could be lost or read twice."""
+    """Raise DataError if a file was rewritten after its rows were assigned to workers, because rows could be lost
+    or read twice."""
     now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if now != tuple(rows for rows, _ in footer.groups):
         raise _changed(footer, f"{footer.rows} rows then, {sum(now)} now")

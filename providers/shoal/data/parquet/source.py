@@ -93,7 +93,7 @@ class ParquetSource:
         return self._footers
 
     def used_footers(self) -> list[Footer]:
-        """Return the footers of the files that have rows which match the filters; all rows match without filters.
+        """Return the footers of the files in which a row matches the filters. Without filters, every row matches.
 
         Splits are not taken into account, so a split may select no row of such a file.
         """
@@ -146,7 +146,7 @@ class ParquetSource:
         return schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
-        """Return all row groups in the order of the files, with the number of rows that belong to this source.
+        """Return all row groups in the order of the files. Rows that a filter or a split leaves out are not counted.
 
         Raises:
             DataError: If this source is a part of a random split and has no rows.
@@ -260,10 +260,10 @@ class ParquetSource:
         return None
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset, computed from the footers; with filters, from the values of the rows.
+        """Return a fingerprint of the dataset, computed from the footers, or, if there are filters, from the rows.
 
-        With filters, all rows of the dataset are read. Equal rows then have the same fingerprint even if they are
-        stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
+        With filters, the values of all rows that match them are read. Equal rows then have the same fingerprint even if
+        they are stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
         lacks, or has with another kind of type, are left out. If no column is left, the fingerprint is computed from
         the footers and the filters.
 
@@ -301,7 +301,9 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group the random splits select; None if the source has neither splits nor filters.
+        """Return which rows of a row group the random splits select; None without splits and filters.
+
+        With filters, only the rows that match them are counted, and the splits select from these rows.
 
         Args:
             path: Canonical path of one of the files.
@@ -351,7 +353,8 @@ class ParquetSource:
         return next((footer for footer in footers if footer.rows), footers[0])
 
     def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
-        """Return the files whose partition values match the filters; if no file matches, return the first file."""
+        """Return the files whose partition values match the filters. If no file matches, return the first file, because
+        its footer contains the columns."""
         import pyarrow as pa
 
         named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]

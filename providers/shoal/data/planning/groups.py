@@ -73,7 +73,7 @@ def plan_groups(
         ideal = total * rank / num_workers
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
-        # The position of the cut is limited so that each shard before and after the cut gets at least one group.
+        # The index of this worker's first group is limited so that every worker gets at least one group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -82,7 +82,7 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return row ranges for the rows ``start <= i < stop``. Rows are numbered through all row groups in `line`."""
+    """Return row ranges for the rows ``start <= i < stop``. Row 0 is the first row of the first row group in `line`."""
     found = []
     offset = 0
     for index in line:

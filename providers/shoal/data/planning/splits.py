@@ -84,7 +84,7 @@ class GroupSelection:
 
     @property
     def selected(self) -> int:
-        """Return the number of rows of the row group that the splits select."""
+        """Return how many rows the splits select from this row group."""
         rows = self.rows
         for split, before in self.steps:
             rows = split.counts(before, rows)[split.index]

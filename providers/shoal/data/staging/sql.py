@@ -120,7 +120,7 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
                 connection.exec_driver_sql("PRAGMA query_only = ON")
             elif engine.dialect.name in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
-                # The setting applies only to later transactions, so the open transaction is ended.
+                # READ ONLY applies only to transactions that begin later, so the open transaction is ended here.
                 connection.rollback()
             # The parameters are bound without a type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to
             # the statement, and PostgreSQL cannot compare the result of this cast with a date.
@@ -180,7 +180,8 @@ def _engine(url: Any, **options: Any) -> Any:
 
     try:
         found = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # Their text may contain a password, so it is hidden.
+    except (sa.exc.ArgumentError, ValueError):
+        # The message of the exception may contain a password, so it is not shown.
         raise InvalidArgumentError(
             "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
             "number as the port and a percent-encoded password"

@@ -71,7 +71,8 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
             stream.write(b"Staged by shoal; removed when its job ends.\n")
     except DataError:
         raise
-    except (OSError, ValueError, pa.ArrowException) as exc:  # Python raises ValueError for a path with a NUL character.
+    except (OSError, ValueError, pa.ArrowException) as exc:
+        # ValueError is caught, too, because Python raises it for a path that contains a NUL character.
         raise DataError(
             f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
         ) from None
@@ -105,8 +106,8 @@ def discard(location: str) -> bool:
         raise InvalidArgumentError(
             f"{location} was not staged by shoal: it is not removed, because it has no file {MARKER}"
         )
-    # The marker is removed last. So if this process is killed before, a second call still finds the marker and removes
-    # the rest.
+    # The marker file is removed last. If this process is killed before that, the next call of this function still finds
+    # the marker file, and removes the rest.
     for found in filesystem.get_file_info(FileSelector(inner)):
         if found.type == FileType.Directory:
             filesystem.delete_dir(found.path)

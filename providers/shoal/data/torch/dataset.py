@@ -184,9 +184,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         worker = get_worker_info()
         if worker is None and self._epochs.begun_by_workers():
             raise InvalidArgumentError(
-                "the position is not known, because DataLoader's workers read the last epoch and read more items than "
-                "were used: take the position from torchdata's StatefulDataLoader, use num_workers=0, or save the "
-                "number of the epoch at its end and continue with set_epoch()"
+                "the position in the epoch is not known: the workers of a DataLoader read ahead, so they have read "
+                "more items than the training has used. Take the position from torchdata's StatefulDataLoader, use "
+                "num_workers=0, or save only the number of each finished epoch and continue with set_epoch()"
             )
         if self._progress.epoch is not None:
             epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
@@ -230,9 +230,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch. Return its number, and how many of its items an earlier run has already returned.
+        """Begin an epoch. Return its number, and how many of its items are skipped to continue at a saved position.
 
-        The second number is None if the earlier run returned all items.
+        The second number is None if the saved position is the end of the epoch.
         """
         if self._resumed is None:
             epoch = self._epochs.next()
@@ -271,7 +271,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         progress.ended = True
 
     def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
-        """Return an iterator over a DataLoader worker's items, without the items that `progress` counts as returned.
+        """Return an iterator over a DataLoader worker's items of one epoch, without the first `progress.items` items.
 
         At the end the iterator may return one item too many, which the caller must drop.
         """
@@ -308,8 +308,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             # decimals, which are copied in the conversion, would be in memory in addition to the arrays.
             parts = [self._convert(tables, part) for part in window]
             permutation = next(permutations)
-            # Each column is removed from `parts` before its arrays are joined, so that at most one column is in memory
-            # twice.
+            # `pop` removes the arrays of a column from `parts` before `rearranged` copies them into one array. So at
+            # most one column is in memory twice.
             yield {name: rearranged([part.pop(name) for part in parts], permutation) for name in self.columns}
 
     def _convert(self, tables: Iterator[pa.Table], part: RowRange) -> Window:

@@ -69,9 +69,10 @@ class EpochCounter:
 
 
 def _slot_and_round() -> tuple[int, int]:
-    """Return the index of this process's slot in shared memory, and a number (below 2**31) for its set of workers.
+    """Return the index of this process's counter in shared memory, and a number that identifies its set of DataLoader
+    workers.
 
-    Both are 0 in the main process.
+    Both are 0 in the main process. The second number is below 2**31.
     """
     worker = get_worker_info()
     if worker is None:

@@ -23,9 +23,9 @@ BUFFER_RANGES = 4
 BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
 
-# If the dataset has no batch size, each DataLoader worker gets a multiple of this number of rows, if there are enough
-# rows. DataLoader then builds batches separately in each worker. If this number is a multiple of DataLoader's batch
-# size, only one worker has a smaller last batch. So ``len()`` of the DataLoader returns the right number of batches.
+# If the dataset has no batch size, DataLoader builds the batches, separately in each worker. So each worker gets a
+# multiple of this number of rows, if there are enough rows. If DataLoader's batch size divides this number, the rows of
+# every worker but one fill whole batches, and ``len()`` of the DataLoader returns the right number of batches.
 _ROWS_TOGETHER = 1_024
 # Rows are given to DataLoader workers in blocks of equal size. If there are enough rows, each worker gets at least this
 # number of blocks, so that the numbers of rows of two workers differ by at most one sixteenth.
@@ -96,7 +96,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Return row ranges for the rows ``start <= i < stop``. Rows are numbered through all row ranges in `line`."""
+    """Cut the rows ``start <= i < stop`` out of a list of row ranges. Row 0 is the first row of the first range."""
     found = []
     offset = 0
     for part in line:

@@ -110,7 +110,7 @@ class Watchdog:
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """Return the latest progress given to :meth:`keep`, in the form that the row stores; None if there is none."""
+        """Return the latest progress given to :meth:`keep`, as JSON for the job's row; None before the first call."""
         return None if self._progress is None else self._progress.document()
 
     def stop(self) -> None:
@@ -118,7 +118,7 @@ class Watchdog:
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the run's lease of nodes if the last renewal is old, so that the lease lasts as long as the job."""
+        """Renew the lease of nodes when a third of it has passed, so that it does not expire while the job runs."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3

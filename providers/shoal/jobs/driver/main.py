@@ -114,7 +114,7 @@ class Driver:
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
-        """Run the attempt until it ends or SIGTERM stops it, and return its end; SIGTERM is ignored afterwards."""
+        """Run the attempt until it ends or SIGTERM stops it, ignore any further SIGTERM, and return how it ended."""
         end: _End | None = None
         try:
             end = self._attempt()
@@ -142,12 +142,14 @@ class Driver:
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
             elif isinstance(self._spec, FunctionJobSpec):
-                # The notes of the error contain the traceback of the user's training function.
+                # The error's notes contain the traceback of the user's training function, which the user needs.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             return _End(JobState.FAILED, error=_cause(error))
 
     def _store_end(self, end: _End) -> bool:
-        """Write the attempt's end into its row in the store, without credentials.
+        """Write into the attempt's row in the store how it ended: its final state, its result and its error.
+
+        Credentials are removed from the error first.
 
         Returns:
             False if another process has recorded another end already, or if the row cannot be written.

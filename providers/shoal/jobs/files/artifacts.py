@@ -53,7 +53,7 @@ def claim_of(store: Store, key: Key) -> Claim:
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
-    """Check before the training that an attempt can write into its folder, and may replace the folder's content.
+    """Check before the training that an attempt can write its folder and is allowed to replace the folder's content.
 
     Args:
         folder: Path or URI of the attempt's folder.
@@ -142,7 +142,7 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
-    """Read the return values of a finished job's training function, one per rank, and the statistics of the run.
+    """Read the result of a finished job's training function, such as its return values, one per rank, and its metrics.
 
     Unpickling a file can run any code in it. Therefore the file's digest is first compared with the digest in the
     store. Attempts of shoal 0.1 have no digest in the store, so their files are read without this check.

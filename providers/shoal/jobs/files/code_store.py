@@ -36,7 +36,10 @@ def read(path: str) -> bytes:
     try:
         content = storage.read(path)
     except OSError as error:
-        raise JobError(f"the job's code cannot be read: {error}") from error
+        raise JobError(
+            f"the file with the job's pickled code cannot be read: {error}. Submit the job again; if the pool is on "
+            "another host, set artifact_location to a place that both hosts can reach"
+        ) from error
     if hashlib.sha256(content).hexdigest() != path.rpartition("/")[2]:
         raise JobError(f"the job's code at {path} was changed after it was stored: submit the job again")
     return content

@@ -25,7 +25,7 @@ def root(artifact_location: str | None) -> str:
 
 
 def as_given(path: str, artifact_location: str | None) -> str:
-    """Return a path from a `JobResult` with its credentials put back; the result itself does not keep them.
+    """Put the credentials of `artifact_location` into a path from a `JobResult`, because a result keeps no credentials.
 
     Args:
         path: Path or URI from the result.

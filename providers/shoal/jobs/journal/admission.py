@@ -28,7 +28,7 @@ from shoal.training.host import memory
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a waiting attempt in its pool's queue.
+    """Position of a waiting attempt in its pool's queue, and the numbers of attempts that wait and run on the pool.
 
     Attributes:
         position: Position of the attempt in the queue, 1 for the attempt that starts next.
@@ -97,7 +97,8 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if (job.id, job.attempt) not in (entry.key for entry in free_for):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        # The new value keeps the key "python" of the first submitter: the path of the Python that runs the driver.
+        # `submitter` now names this process, but keeps the entry "python" of the first submitter: the path of the
+        # Python that runs the driver.
         job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW

@@ -26,7 +26,7 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 @dataclass(frozen=True)
 class Order:
-    """Fields of an attempt's row to which the submitter of the job gives the values."""
+    """Values that the submitter of a job writes into the row of a new attempt."""
 
     job_id: str
     pool: str
@@ -55,7 +55,7 @@ class Key:
 
 
 def ask(store: Store, order: Order, now: float) -> Job:
-    """Return the row of an existing attempt of the same job, or write and return a new attempt's row.
+    """Return the row of the job's newest attempt if `submit` can attach to it; else add and return a new attempt's row.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
     its result has not been collected. In all other cases a new attempt gets a row; the caller then submits the attempt.
@@ -141,7 +141,7 @@ def first_asked(store: Store, job_id: str) -> float | None:
 
 
 def previous_run(store: Store, key: Key) -> tuple[str, JobState] | None:
-    """Return the MLflow run id and the state of the attempt before `key`; None if that attempt had no MLflow run."""
+    """Return the MLflow run id and the state of the job's previous attempt; None if that attempt had no MLflow run."""
     with store.reading() as session:
         job = session.get(Job, (key.job_id, key.attempt - 1))
     return None if job is None or job.mlflow_run_id is None else (job.mlflow_run_id, job.state)

@@ -1,4 +1,4 @@
-"""Name the steps of a job: all transactions and other actions that change its row, its files or its driver.
+"""Name each step of a job (a change of its row, files or driver), so that the crash tests can end a process there.
 
 A process may die before, during and after each step. The next submission, or the next clean-up of the host, then goes
 on from that state. The crash tests end a process at every member of `JobStep`, so every new transaction or action on a
@@ -15,7 +15,7 @@ __all__ = ["At", "JobStep", "act", "transaction"]
 
 
 class JobStep(StrEnum):
-    """Steps of a job: transactions and other actions, in the order in which an attempt goes through them."""
+    """Names of the steps of a job, in the order in which they happen; the crash tests end a process at each."""
 
     ASK = "ask"
     """Transaction: find an existing attempt of the same job, or add the row of a new attempt."""

@@ -38,7 +38,7 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return whether the store may accept the same statement later, because the statement itself is not wrong."""
+    """Return whether a retry may succeed: not if the database refused the data, as it does with a duplicate key."""
     return isinstance(error, StoreError) and not isinstance(error.__cause__, IntegrityError | DataError)
 
 

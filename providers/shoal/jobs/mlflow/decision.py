@@ -108,7 +108,7 @@ def improvement(challenger: float, champion: float, mode: Mode) -> float:
 
 
 def comparable(champion: Candidate, challenger: Candidate) -> bool:
-    """Return whether the champion's metric can be compared with the challenger's.
+    """Return False if the champion's metric is not finite, or if only the champion was trained on rows of the holdout.
 
     The metrics cannot be compared if the champion's is not finite. Nor can they if the champion was trained on rows of
     the holdout and the challenger was not, because such a champion's metric is better than it would be on new rows.

@@ -120,7 +120,7 @@ class Holdout:
         return Baseline(kind, self._of_constant(kind, register.metric))
 
     def check_metrics(self, register: Register) -> None:
-        """Check that the holdout suits all metrics, by computing each metric of the best constant prediction.
+        """Check that every metric can be computed with the holdout's labels and groups, by trying constant predictions.
 
         Raises:
             DataError: The labels or groups do not suit a metric.
@@ -168,8 +168,8 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
-    # The digest is computed now, because a promotion needs the digest, and computing it reads every row if the holdout
-    # has filters. So an unreadable row is found before the training.
+    # The digest of the holdout is computed now, because a promotion needs it, and because computing it reads every row
+    # if the holdout has filters. So a row that cannot be read is found before the training.
     holdout.connector.digest()
     shared = shared_rows(trained_on, holdout.connector.source)
     if not shared or register.overlap == "flag":

@@ -43,7 +43,7 @@ class Ledger:
 
     @classmethod
     def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
-        """Return the record of promotions for the alias and model that `register` names, in the client's registry."""
+        """Return the ledger of the model and alias that `register` names, in the MLflow registry that `client` uses."""
         return cls(store, without_credentials(client._registry_uri), register.model, register.alias)
 
     def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
@@ -73,7 +73,7 @@ class Ledger:
             return True
 
     def settle(self, lock: HeldLock, version: str | None) -> bool:
-        """Complete the row of a promotion whose process died after calling `intend` and before calling `confirm`.
+        """Mark a promotion as confirmed or withdrawn if the promoting process died between `intend` and `confirm`.
 
         If the alias was set, the row is marked as confirmed, otherwise as withdrawn.
 

@@ -73,7 +73,7 @@ class Outcome:
         return _holdout_metrics(self.challenger.evaluation)
 
     def result(self) -> dict[str, Any]:
-        """Return the fields of a `JobResult` that describe this outcome."""
+        """Return the fields of a job's result that say whether the new model was promoted, and why."""
         champion = self.champion and ChampionResult(version=self.champion.version, value=self.champion.value)
         return {
             "model_version": self.challenger.version,
@@ -129,7 +129,7 @@ def enter(
 
     def score_champion(version: str) -> Evaluation:
         # A version whose signature names no columns has a tag with the list of its input columns. The challenger's
-        # `input_cols` may differ from the champion's, so they are used only if the champion has no such tag.
+        # `input_cols` may differ from the champion's columns, so `input_cols` is used only if that tag is missing.
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:
@@ -239,7 +239,7 @@ def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int
 
 @dataclass(frozen=True)
 class _Standing:
-    """State of the alias at the start of a round of comparison; the round's decision is based on this state.
+    """State of the alias when a comparison begins; if it changes before the decision, the comparison is repeated.
 
     Attributes:
         alias: Version that the alias points to; None if there is no such alias.

@@ -30,7 +30,7 @@ def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
     if schema is not None and not input_cols:
         raise DataError(
             "the model's signature names no columns: list the model's input columns, in the model's order, in "
-            "input_cols (of register, or of a prediction's spec)"
+            "register.input_cols, or in input_cols of a prediction's spec"
         )
     if schema is None or len(schema.inputs) != 1:
         raise DataError(

@@ -26,7 +26,7 @@ def of_connectors(connectors: Iterable[DataConnector]) -> list[RecordedFile]:
 
 
 def is_training_data(name: str) -> bool:
-    """Return whether a training function's dataset with this name counts as training data.
+    """Return False if the name of a function's dataset marks it as evaluation data; else it counts as training data.
 
     What a function does with its datasets is not known. A dataset counts as training data unless its name begins with
     "eval", "holdout", "test" or "val".

@@ -131,7 +131,7 @@ class _Run:
         self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
 
     def run(self) -> tuple[int, list[int], list[str]]:
-        """Predict all rows; return the number of restarts, the highest memory of each rank, and the files' names."""
+        """Predict all rows; return the number of restarts, each rank's peak memory, and the output files' names."""
         peaks = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=lambda: None)
         return self._restarts.count, peaks, [file.name for files in self._files for file in files]
 

@@ -58,7 +58,7 @@ class Output:
         marker = self._marker()
         ours = all(map(_is_ours, found))
         if ours and marker is None and not self._local:
-            return False  # an interrupted publication has left files without the marker; the next one removes them
+            return False  # an interrupted publication left these files; the next publication removes them
         if marker is None or not ours:
             raise InvalidArgumentError(
                 f"{self.path} has other content than complete predictions of shoal: choose another output_path, or "
@@ -75,7 +75,7 @@ class Output:
         return False
 
     def restore(self) -> None:
-        """Put back earlier local predictions that an attempt of this job had renamed, but not replaced when it died."""
+        """Restore earlier local predictions that an attempt of this job renamed, if it died before it replaced them."""
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
@@ -87,7 +87,7 @@ class Output:
     def prepare(self) -> None:
         """Create an empty staging folder, and remove the staging folders of earlier attempts of this job."""
         for attempt in range(1, self._claim.attempt):
-            with contextlib.suppress(InvalidArgumentError):  # raised if the folder belongs to a newer attempt
+            with contextlib.suppress(InvalidArgumentError):  # `remove` refuses a folder of a newer attempt
                 self._claim.remove(self._staging_of(attempt))
         if self._local:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class Output:
                 "because the attempt has ended or a newer attempt has begun"
             )
         if self.finished(key, overwrite=overwrite):
-            return  # another job has published the same predictions meanwhile
+            return  # another job has published the same predictions meanwhile, so nothing is left to do
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             # Files that are not expected are unfinished files of workers that were killed.

@@ -43,7 +43,7 @@ class Assignment:
 
 
 def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
-    """Predict the rows of this worker's files, write the files, and return the process's peak memory in bytes.
+    """Predict the rows assigned to this worker, write them to its output files, and return its peak memory in bytes.
 
     A file that is there already is complete, and is kept: a gang before this one has written it.
     """

@@ -148,7 +148,7 @@ class AnySpec(Settings, ABC):
             yield self.register_as.holdout
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return the copy of the spec from which the job's fingerprint is computed.
+        """Return a copy of the spec that is equal in all submissions of the same job, to compute the fingerprint.
 
         Two submissions of the same job give equal specs even if their data were staged in different folders, or their
         code was pickled at different times.
@@ -159,7 +159,7 @@ class AnySpec(Settings, ABC):
         return self.with_datasets(by_content)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec in which the result of `replaced` takes the place of each dataset.
+        """Return a copy of the spec in which each dataset is replaced by the result of calling `replaced` with it.
 
         Args:
             replaced: Returns the new dataset for each one in the spec.

@@ -93,7 +93,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
             raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
         if self.program is not None and (self.args or self.kwargs):
             raise ValueError(
-                "args and kwargs can be given only with a function's name in train_func; the file that program names "
+                "args and kwargs can be given only with a function's name in train_func. If program is given, its file "
                 "contains the arguments already: leave args and kwargs out"
             )
         return self
@@ -103,7 +103,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         yield from self.dataset_map.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return the copy of the spec from which the fingerprint is computed; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
         return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:

@@ -44,7 +44,7 @@ class JobSpec(TrainRequest, AnySpec):
         yield from self.eval_set.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return the copy of the spec from which the fingerprint is computed; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
         return super().comparable(by_content).model_copy(update={"user_code": self.user_code and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:

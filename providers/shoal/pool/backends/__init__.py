@@ -11,7 +11,7 @@ from shoal.pool.spec import BackendName
 
 
 def _ray() -> Backend:
-    # Imported only when needed, because the module imports an HTTP client that local pools do not use.
+    # The Ray backend is imported only when it is needed, because it imports an HTTP client that local pools do not use.
     from shoal.pool.backends.ray.backend import RayBackend
 
     return RayBackend()

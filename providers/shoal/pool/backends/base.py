@@ -24,7 +24,7 @@ from shoal.state.schema import Node, NodeState
 
 @dataclass(frozen=True)
 class PoolRef:
-    """The data of a pool that a backend needs.
+    """The data about a pool with which its backend starts and ends nodes.
 
     Attributes:
         spec: The pool's settings.
@@ -40,8 +40,8 @@ class PoolRef:
 
 @dataclass(frozen=True)
 class NodeRef:
-    """The data of a node's row that a backend needs. Two references to a node are equal as long as its supervisor
-    process is the same."""
+    """Reference to a node, with the fields of the node's row that backends use. Two references to the same node are
+    equal as long as the node's supervisor process is the same."""
 
     id: str
     name: str
@@ -79,7 +79,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Seen:
-    """Result of `Backend.look`: the lost nodes and the arrived nodes. The rows of all other nodes are still correct.
+    """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have arrived (for which the Ray
+    cluster has a node now). The rows of all other nodes are still correct.
 
     Attributes:
         lost: For each lost node: its id and the reason.

@@ -56,8 +56,8 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield each node that was lost or has arrived since its row was written, with the reason of the loss or the data
-    of the arrival."""
+    """Yield each node that was lost since its row was written, with the reason. Also yield each requested node that has
+    arrived since then (for which the Ray cluster has a node now), with its data."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -66,8 +66,8 @@ def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Itera
         reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id)
         if reason and node.state not in (NodeState.FAILED, NodeState.ENDING):
             yield node, reason
-        # Two processes that check at once may assign the same new Ray node to different rows. The row that is written
-        # first keeps the node.
+        # Two processes that check the cluster at the same time may assign the same new Ray node to different rows. The
+        # row that is written first keeps the node.
         elif arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
             taken.add(arrival.endpoint["ray_node_id"])
             yield node, arrival
@@ -87,8 +87,8 @@ class Intents:
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
-    """Delete expired leases, end complete or late operations, grant waiting leases, and write which nodes to start and
-    end.
+    """Delete expired leases, end operations that are complete or past their deadline, grant waiting leases, and write
+    which nodes to start and end.
 
     Args:
         session: The caller's transaction.
@@ -136,8 +136,8 @@ def _end_operations(session: Session, snapshot: Snapshot, now: float) -> tuple[S
 
 
 def _grant_leases(session: Session, snapshot: Snapshot) -> list[str]:
-    """Grant the waiting leases that fit into MAX_NODES. They can use the nodes that released or expired leases have
-    left."""
+    """Grant the waiting leases that fit into MAX_NODES now, for example because other leases were released or have
+    expired."""
     granted = grantable(snapshot)
     for lease in granted:
         lease.waiting = False

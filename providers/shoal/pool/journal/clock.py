@@ -30,7 +30,8 @@ def has_jumped(pool: Pool) -> bool:
 
 
 def follow(session: Session, pool: Pool) -> None:
-    """Add the jump of the wall clock to the times of the pool, its nodes and its open operations.
+    """Correct a pool's times after a jump of the wall clock: add the jump to the times of the pool, its nodes and its
+    open operations.
 
     Does nothing for a pool of another host, because only that host compares the times with its own clock.
 

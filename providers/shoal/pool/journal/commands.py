@@ -65,8 +65,8 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
 
 
 def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
-    """Set the base demand (the number of nodes to keep) of a pool that is up to MIN_NODES, unless the pool already has
-    a base demand. Return the operation's id.
+    """Make MIN_NODES the base demand (the number of nodes to keep) of a pool in the state up, unless the pool already
+    has a base demand. Return the operation's id.
 
     Raises:
         InvalidArgumentError: The pool is up with other settings.
@@ -114,8 +114,8 @@ def scale(
     operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
     operation.block_until_min_cluster_size = block_until_min_cluster_size
     demand = snapshot.demand
-    # If the pool has no base demand, a lease has started it. With a base demand, the pool stays up after its last
-    # lease.
+    # If a lease has started the pool, the pool has no base demand yet. It gets one here, so it stays up after its last
+    # lease has ended.
     if demand is None:
         session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
     else:
@@ -139,8 +139,8 @@ def lease(
     block_until_min_cluster_size: int | None,
     now: float,
 ) -> tuple[str, Lease]:
-    """Create a lease for a holder. If the holder already has a lease on the pool, renew that lease with the new size
-    and the next epoch.
+    """Create a lease for a holder. If the holder already has a lease on the pool, renew that lease with the new size,
+    and increase its epoch, so that older handles can no longer renew it.
 
     A new lease waits in the pool's queue if it does not fit into MAX_NODES beside the other leases, or if a lease waits
     already. A lease that waits keeps its place when it is requested again, unless the new size is larger.

@@ -51,8 +51,8 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # If a later operation has replaced this operation's demand, and that later operation is also rolled back, it must
-    # not restore this operation's demand. It must restore the demand that this operation had replaced.
+    # A later operation may have replaced the demand of this operation, which is rolled back now. If the later operation
+    # is also rolled back, it must restore the demand from before this operation.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -80,8 +80,8 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    # If the lease was requested again after this operation, its size stays as it is now. Only a rollback of the later
-    # request then restores the older size.
+    # If the lease was requested again after this operation, its present size belongs to the later request and is kept.
+    # If the later request is also rolled back, it restores the size from before this operation.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

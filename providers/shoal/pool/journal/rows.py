@@ -35,7 +35,8 @@ _UNFINISHED = Job.state.not_in(JOB_ENDED)
 
 
 def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
-    """Return the names of all pools in alphabetical order. Include pools embedded in a process only if `embedded`."""
+    """Return the names of all pools in alphabetical order. Pools that belong to one process (embedded pools) are
+    included only if `embedded` is true."""
     rows = session.scalars(select(Pool).order_by(Pool.name))
     return [pool.name for pool in rows if embedded or pool.owner is None]
 
@@ -112,7 +113,8 @@ def require_up(pool: Pool) -> None:
 
 
 def keep_newest_operations(session: Session, name: str, keep: int) -> None:
-    """Delete a pool's ended operations except the newest `keep`, because every read of the pool loads all of them."""
+    """Delete a pool's ended operations, but keep the newest ones (`keep` is their number). Every read of the pool loads
+    all its operations, so there must not be too many of them."""
     ended = session.scalars(
         select(Operation)
         .where(Operation.pool == name, Operation.state != OperationState.OPEN)
@@ -134,7 +136,7 @@ def note_stuck(session: Session, node_id: str, problem: str) -> None:
 
 
 def stop(session: Session, pool: Pool, now: float) -> None:
-    """Change a pool's state from up to stopping, and delete the pool's base demand and leases."""
+    """Change a pool's state to stopping if the pool is up, and delete the pool's base demand and leases."""
     if pool.state is PoolState.UP:
         pool.state = PoolState.STOPPING
     pool.touched_at = now

@@ -30,7 +30,7 @@ class Turn:
 
     def take(self) -> bool:
         """Take the turn, or keep it. Return False if another process took it less than TURN_PATIENCE seconds ago."""
-        # A negative age means that the clock was set back. The turn is then free.
+        # If the file that records the turn has a negative age, the clock was set back. The turn is then free.
         if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:
             return False
         with suppress(OSError):  # if the disk is full, no turn is recorded, so all waiting processes reconcile
@@ -38,7 +38,8 @@ class Turn:
         return True
 
     def give_up(self) -> None:
-        """Give up the turn by removing the file, so that another process can take the turn at once."""
+        """Give up the turn by removing the file that records this process's turn. Another process can then take the
+        turn at once."""
         if self._is_mine():
             self._path.unlink(missing_ok=True)
 

@@ -30,7 +30,8 @@ class SilentJobs:
         self._unchanged_since: dict[tuple[object, ...], float] = {}
 
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
-        """Return the jobs whose driver or submitter is not found on this host, and whose rows stay unchanged for 30 s.
+        """Return the jobs that may be lost: no process on this host is known to submit or run them, and their rows have
+        not changed for 30 s (45 s for a job that waits in a queue).
 
         A job that was sent to the head and has not begun counts as one whose submitter is not seen running.
         A job that waits in a queue is returned when it has waited there for 45 s, whoever polls it: a process on
@@ -52,7 +53,9 @@ def _patience_s(job: Job) -> float:
 def _is_doubtful(job: Job) -> bool:
     """Return whether no process on this host is known to submit or run a job, so that the job may be lost."""
     if job.is_waiting:
-        return True  # even a running submitter may no longer poll the job, and it may run on another host
+        # The submitter's process shows nothing: it may be alive but no longer poll the job, or it may be on another
+        # host.
+        return True
     if job.state is JobState.PENDING:
         if job.admitted_at is not None:
             return True  # the job's driver may have died before it could record that it runs
@@ -66,8 +69,8 @@ def _is_doubtful(job: Job) -> bool:
 
 
 def _sign(job: Job) -> tuple[object, ...]:
-    """Return the values of a job's row that two checks compare. If they are the same, no process has started the job or
-    worked on it in between."""
+    """Return those values of a job's row that change when a process starts the job or works on it. If two checks find
+    the same values, no process has done this between the two checks."""
     if job.is_waiting:
         return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

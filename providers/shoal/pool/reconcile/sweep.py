@@ -63,7 +63,7 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
         try:
             changes = reconcile(store, name, clock=clock)
         except PoolNotFoundError:
-            return  # the pool was embedded in a process that has ended, so the pool's row was removed
+            return  # nothing is left to sweep: the pool belonged to a process that has ended, so its row was removed
         yield from changes.sentences()
         if changes == Changes():
             with suppress(PoolNotFoundError):

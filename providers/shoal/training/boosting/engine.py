@@ -77,7 +77,7 @@ class Library(Protocol):
         """Return the settings, by rank, with which the library's workers connect to each other."""
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Make all workers, at the same time, read their rows and convert the rows to the library's matrices."""
+        """Make all workers, at the same time, read their rows and convert them to the boosting library's matrices."""
 
 
 def train(

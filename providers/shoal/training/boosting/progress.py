@@ -14,7 +14,7 @@ reported."""
 
 
 class RoundReporter:
-    """Reporter of a worker's progress to the driver; on rank 0 it sends rounds and metrics, on other ranks nothing.
+    """Reporter that sends rank 0's finished rounds and metrics to the driver; on other ranks it sends nothing.
 
     Args:
         context: Training context of the worker.

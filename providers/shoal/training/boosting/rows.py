@@ -160,7 +160,7 @@ class ShardRows:
         self._complete = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the batches once and add the time for reading them to `seconds`."""
+        """Iterate over the batches once, and add the time that reading and decoding took to the attribute `seconds`."""
         batches = iter(self._kept) if self._complete and self._kept is not None else self._decode()
         while True:
             began = time.perf_counter()
@@ -219,7 +219,7 @@ class ShardRows:
 
 
 class _GroupNumbers:
-    """Callable that numbers the groups of a shard's rows, table by table; a group may continue in the next table.
+    """Callable that numbers the groups in a shard's successive tables; a group may continue in the next table.
 
     Args:
         column: Name of the group column.

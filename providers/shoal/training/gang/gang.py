@@ -27,14 +27,15 @@ from shoal.training.gang.lifeline import EventKind, Switchboard
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
 
-# Seconds to collect further errors after the first failure, so that the real cause is found. When a worker raised or
-# was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once, so the first
-# time is enough. When a host vanished, the driver notices it only after the 4 s of the TCP keepalive. The second,
-# longer time is therefore used while all known errors only report an unreachable worker.
+# Seconds to wait for further errors after the first failure, so that the real cause is found. When a worker raised or
+# was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once, so
+# `_SETTLE_SECONDS` is enough. When a host vanished, the driver notices it only after the 4 s of the TCP keepalive.
+# Therefore `_EXPLAIN_SECONDS` is used while all known errors only report an unreachable worker.
 _SETTLE_SECONDS = 0.5
 _EXPLAIN_SECONDS = 4.5
-# Seconds to wait until killed processes have ended. Killed processes ended within 0.1 s in our measurements, so these
-# limits are reached only if a node is dead or a host has vanished.
+# Seconds to wait until killed workers have ended: `_KILL_SECONDS`, and after closing their sockets another
+# `_END_SECONDS`. Killed processes ended within 0.1 s in our measurements, so both limits are reached only if a node is
+# dead or a host has vanished.
 _KILL_SECONDS = 1.0
 _END_SECONDS = 4.0
 # Seconds to wait until all actors have started. Actors on a running node start in 1 to 5 s. The limit is much longer,
@@ -46,12 +47,12 @@ class Sidecar(Protocol):
     """Interface of a sidecar: a helper process or thread, such as XGBoost's tracker, that ends with the gang."""
 
     def close(self) -> None:
-        """Stop the helper and release its resources."""
+        """Stop this sidecar (a helper process or thread), and release its resources."""
         ...
 
 
 class _Weight(IntEnum):
-    """Kinds of failures, ordered from the most likely to the least likely cause; the first one is reported."""
+    """Kinds of failures, most likely cause first; of several failures, the one of the first kind is reported."""
 
     STARVED = 0
     """A worker was killed because memory ran out. Only Ray reports this reason; the worker's lifeline (its socket to
@@ -167,7 +168,7 @@ class Gang:
         return self._sidecars[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Tell the workers to import modules in the background, without optional packages such as scikit-learn."""
+        """Tell the workers to import modules in the background; optional packages such as scikit-learn are skipped."""
         for actor in self._actors:
             actor.preload.remote(list(modules))
 
@@ -325,7 +326,7 @@ class Gang:
                 break
             if isinstance(event, _Cause):
                 causes.append(event)
-        # If several failures have the lowest weight, min() returns the earliest of them.
+        # The error with the lowest weight is the most likely cause. If several have it, min() returns the earliest one.
         return min(causes, key=lambda cause: cause.weight).error
 
     def _raised(self, rank: int, failure: Failure) -> _Cause:
@@ -358,7 +359,7 @@ class Gang:
             self._note(_Cause(_Weight.RAISED, TrainingError(f"{self._who(rank)} failed: {raised}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
-        """Handle a worker's message or loss; the `Switchboard`, which reads the sockets, calls this in its thread."""
+        """Handle a worker's message or loss; runs in the thread of the `Switchboard`, which reads the sockets."""
         if kind is EventKind.LINE:
             # Printing fails if the output of this process is closed or accepts only ASCII. Such a failure must not
             # end the training, so it is ignored.

@@ -246,7 +246,7 @@ class Switchboard:
         return True
 
     def _handle(self, line: _Line, rank: int, frame: bytes) -> None:
-        """Decode a frame (one line of text from a worker) and pass it to the listener.
+        """Decode a frame (one line of text from a worker), and call the function `listener` with its content.
 
         Raises:
             Exception: The frame is malformed, or the listener raised.

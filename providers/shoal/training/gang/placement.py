@@ -133,7 +133,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
 
 
 def refuse_if_impossible(shape: GangShape) -> None:
-    """Raise CapacityError if a gang needs more or larger nodes than this cluster has, even without other work.
+    """Raise CapacityError if a gang would not fit on this cluster's nodes even if nothing else ran on them.
 
     Raises:
         CapacityError: The gang does not fit.

@@ -92,7 +92,7 @@ class Worker:
         self._lifeline: Lifeline | None = None
 
     def trim_memory(self) -> None:
-        """Make this process return freed memory to the operating system; must be the first call of the actor."""
+        """Make this process return freed memory to the operating system; must be called before Arrow is loaded."""
         memory.trim_memory()
 
     def join(self, place: Place, env: Mapping[str, str]) -> int:
@@ -113,7 +113,7 @@ class Worker:
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import modules without optional packages such as scikit-learn, while the driver continues."""
+        """Import modules, but not packages such as scikit-learn that they would import, while the driver continues."""
         import_lean(modules)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:

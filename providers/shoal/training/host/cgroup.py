@@ -62,7 +62,8 @@ def _limit(version: _Version, group: Path) -> int | None:
     try:
         return int((group / version.limit).read_text())
     except (OSError, ValueError):
-        return None  # the file is missing (root group) or contains "max", which both mean that there is no limit
+        # There is no limit: the file with the limit is missing (as in the root group) or contains "max".
+        return None
 
 
 def _room(version: _Version, group: Path) -> int | None:
@@ -70,5 +71,6 @@ def _room(version: _Version, group: Path) -> int | None:
         limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return None  # the files are missing (root group) or the limit is "max", which both mean that there is no limit
+        # There is no limit: the files of the group are missing (as in the root group), or its limit is "max".
+        return None
     return limit - usage + int(stat.get(version.cache, 0))

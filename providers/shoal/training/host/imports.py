@@ -1,4 +1,4 @@
-"""Import a library without the optional packages that the library would import, because they slow the import down."""
+"""Import libraries without optional packages such as scikit-learn, because importing these packages takes seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ machine with two cores). A training uses only boosters and does not need scikit-
 
 
 def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> None:
-    """Import modules while some optional packages are hidden, as if not installed; only for shoal's own processes.
+    """Import modules while optional packages that shoal does not need are hidden, because they import slowly.
 
+    To the modules, the hidden packages seem not to be installed, so this function is only for shoal's own processes.
     Packages that are imported already stay imported. The hidden packages can be imported normally afterwards.
 
     Args:

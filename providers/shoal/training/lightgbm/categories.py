@@ -1,4 +1,4 @@
-"""Store the categories of a training in the LightGBM model.
+"""Store the categories of a training's categorical columns in the LightGBM model.
 
 LightGBM itself stores categories only if it is trained on a DataFrame. shoal trains on arrays and therefore stores the
 categories in the same way: the last line of the model's text lists the categories of each categorical column, and
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
-    """Store the categories in a dataset; datasets that refer to this one, and trained models, inherit the categories.
+    """Store the categories of categorical columns in a dataset, from which derived datasets and models inherit them.
 
     Args:
         dataset: Dataset to change.
@@ -36,6 +36,7 @@ def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
     lists = booster.pandas_categorical or []
     columns = booster.params.get("categorical_feature")
     if not lists or not isinstance(columns, list) or len(columns) != len(lists):
-        return {}  # the model has no categories, or was trained on codes that the user computed
+        # The model has no categories, or was trained on category codes that the user had computed.
+        return {}
     names = booster.feature_name()
     return from_lists({names[column]: values for column, values in zip(columns, lists, strict=True)})

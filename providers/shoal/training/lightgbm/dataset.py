@@ -43,7 +43,8 @@ class Binned:
         ).construct()
         if self._group is not None:
             self.dataset.set_group(np.bincount(self._group))
-            self._group = None  # frees the array, because the dataset has stored the sizes of the groups
+            # The dataset has stored the sizes of the groups, so the array is not needed any more and is freed.
+            self._group = None
         if not keep:
             rows.forget()
 

@@ -37,7 +37,7 @@ class LightGBM:
     worker = "shoal.training.lightgbm.worker"
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device on which the workers train; None if the scaling config decides.
+        """Return the device on which the workers train, "cpu" or "cuda"; None if the option `use_gpu` decides.
 
         LightGBM does not use the nodes' GPUs by default, because LightGBM's wheels on PyPI do not support CUDA.
         """

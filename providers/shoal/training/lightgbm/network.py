@@ -19,8 +19,8 @@ from shoal.training.host.loopback import is_loopback, tie_to_loopback
 # Minutes that a worker waits for the other workers in one exchange of data before it fails. The limit is the same as
 # for XGBoost.
 _STEP_MINUTES = 10
-# Number of times that shoal lets LightGBM bind to the reserved port. shoal releases the port just before that, so
-# another process may take the port in between, and may soon release it again.
+# Number of times that shoal lets LightGBM bind to the reserved port. shoal has to release the port just before each
+# try, so another process may take it first. That process may soon release the port again, so shoal tries again.
 _TRIES = 10
 _PATIENCE_SECONDS = 0.5
 _TIE_SECONDS = 0.002
@@ -95,7 +95,7 @@ class Port:
 
 @contextlib.contextmanager
 def _listening_on_loopback_only() -> Iterator[None]:
-    """Bind LightGBM's listening socket to the loopback device while LightGBM connects.
+    """Bind LightGBM's listening socket to the loopback device while LightGBM connects, to keep out other hosts.
 
     LightGBM opens the socket inside a C call and closes it when all workers are connected. A second thread therefore
     looks for the socket during the call. The thread can run, because ctypes releases the GIL during the call.

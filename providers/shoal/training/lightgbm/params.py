@@ -100,7 +100,7 @@ def worker_params(
     categorical_cols: Sequence[str] = (),
     custom_objective: bool = False,
 ) -> dict[str, Any]:
-    """Return the parameters that every worker passes to LightGBM, under their canonical names and without the seed.
+    """Return the parameters that every worker passes to LightGBM, under canonical names; the worker adds the seed.
 
     Args:
         params: Merged parameters.
@@ -150,14 +150,14 @@ def worker_params(
     elif "categorical_feature" in rest:
         rest["categorical_feature"] = _categories(rest["categorical_feature"], input_cols)
     if not rest.get("force_row_wise"):
-        # Without this setting LightGBM measures two methods of building histograms, row-wise and column-wise, and uses
-        # the faster one. The model depends on the method, so the model would not be reproducible. shoal chooses the
-        # column-wise method, because it needs half of the memory.
+        # Without force_col_wise LightGBM measures two methods of building histograms, row-wise and column-wise, and
+        # uses the faster one. The model depends on the method, so the model would not be reproducible. shoal chooses
+        # the column-wise method, because it needs half of the memory.
         rest["force_col_wise"] = True
     return {
         "verbosity": -1,
-        # This filter removes features that LightGBM cannot split with the rows of the sample, as if the sample
-        # contained all rows. It is switched off, because a feature may be usable with all rows.
+        # feature_pre_filter removes features that LightGBM cannot split with the rows of the sample, as if these were
+        # all rows. It is switched off, because LightGBM may be able to split such a feature with all rows.
         "feature_pre_filter": False,
         **rest,
         "deterministic": True,
@@ -169,7 +169,7 @@ def worker_params(
 
 
 def has_metric(params: Mapping[str, Any]) -> bool:
-    """Return whether LightGBM evaluates a metric with these parameters; each named objective has a default metric."""
+    """Return whether LightGBM evaluates a metric: one that `metric` names, or else the default of a named objective."""
     named = _metrics(params.get("metric"))
     return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
@@ -180,7 +180,7 @@ def is_forest(params: Mapping[str, Any]) -> bool:
 
 
 def begins_anew(params: Mapping[str, Any]) -> bool:
-    """Return whether each segment (the rounds between two checkpoints) must begin with a booster loaded from bytes.
+    """Return whether each segment (rounds between checkpoints) must reload the booster from bytes, as after a restart.
 
     This is necessary if LightGBM has state that the model's bytes do not contain: the state of its random number
     generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from a
@@ -209,7 +209,7 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
     """
     index = index if begins_anew(params) else 0
     own = {name: params[name] + index for name in _SEEDS if name in params}
-    # `categorical_feature` is a parameter of datasets and not of boosters, so it is left out.
+    # `categorical_feature` is a parameter of datasets, so it is removed from these parameters of a booster.
     rest = {name: value for name, value in params.items() if name != "categorical_feature"}
     return {**rest, **own, "seed": seed + index}
 

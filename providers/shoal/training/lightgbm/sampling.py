@@ -19,7 +19,7 @@ _SAMPLE_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Position of a worker's rows among the rows of all workers; decides how many rows the worker samples.
+    """Position of a worker's rows among all workers' rows; decides how many of them are in the sample for the bins.
 
     Args:
         rank: Rank of the worker.
@@ -34,7 +34,7 @@ class Share:
     total: int
 
     def chosen(self, wanted: int, seed: int) -> np.ndarray:
-        """Choose this worker's rows of the sample; the choice depends only on the share and the seed.
+        """Choose this worker's rows of the sample for the bins; the same share, size and seed give the same rows.
 
         Args:
             wanted: Number of rows of the whole sample.
@@ -64,7 +64,7 @@ def shares(rows: Sequence[int]) -> list[Share]:
 
 
 def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> np.ndarray:
-    """Read this worker's part of the sample in one pass over the worker's rows.
+    """Read this worker's part of the sample (from which the bins are found) in one pass over the worker's rows.
 
     Args:
         rows: Rows of the worker's shard.

@@ -53,8 +53,9 @@ class Trainer:
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
-        # LightGBM's callbacks print a summary in the round before `end`, which they take for the end of the training.
-        # Only the last segment reaches this round. In other segments `end` is one higher, so no summary is printed.
+        # LightGBM's callbacks print a summary in round `end - 1`, because they take it for the last round of the
+        # training. In every segment but the last, `end` is one higher, so this round is not trained and no summary
+        # is printed.
         end = segment.stop if segment.last else segment.stop + 1
         unsaid = ""
         reporter = RoundReporter(self._context)
@@ -93,7 +94,7 @@ class Trainer:
         )
 
     def _going_on(self, segment: Segment) -> lightgbm.Booster:
-        """Return the booster with which the segment begins: the one in memory, or one loaded from the checkpoint.
+        """Return the booster for a segment: the one in memory if it continues exactly, else one from the checkpoint.
 
         A booster that is loaded from its bytes continues exactly like the one in memory, to the last bit, with two
         exceptions: LightGBM has state that the bytes do not contain, or the trees' values were added to margins one by

@@ -42,7 +42,7 @@ _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """State of the current training in this worker; the constructor reads this worker's part of the sample.
+    """State of the current training in this worker; the constructor reads its part of the sample for the bins.
 
     Args:
         opening: First message from the driver.
@@ -63,7 +63,7 @@ class _Session:
         self._seconds = time.perf_counter() - began
 
     def prepare(self, agreed: Agreed) -> Prepared:
-        """Build this worker's LightGBM datasets, with the bins that are found from the sample of all workers."""
+        """Build this worker's LightGBM datasets; their bins are found from a sample of the rows of all workers."""
         import ray
 
         began = time.perf_counter()
@@ -115,7 +115,7 @@ def begin(opening: Opening) -> Offer:
 
 
 def prepare(agreed: Agreed) -> Prepared:
-    """Build this worker's LightGBM datasets from its rows and the common sample.
+    """Build this worker's LightGBM datasets; their bins are found from a sample of the rows of all workers.
 
     Args:
         agreed: Second message from the driver: the whole sample, and the addresses of all workers.

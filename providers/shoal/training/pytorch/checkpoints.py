@@ -126,11 +126,11 @@ class Checkpoints:
         return None
 
     def latest(self) -> int | None:
-        """Return the number of the newest checkpoint in the folder, or None if there is no checkpoint."""
+        """Return the number of the newest checkpoint in the run's checkpoint folder, or None if there is none."""
         return max((number for number, _ in self._found(*self._filesystem())), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Return the number and the signature (seal) of each checkpoint that this run may load from the folder.
+        """Return number and signature (seal) of each checkpoint in the run's checkpoint folder that this run may load.
 
         Checkpoints that are older than the seals in `told`, or that contradict them, are left out.
         """
@@ -164,12 +164,12 @@ class _Sealing:
         self.mac = mac
 
     def write(self, data: Any) -> int:
-        """Write bytes and add them to the HMAC; this works because ``torch.save`` writes in order and never seeks."""
+        """Write bytes, and add them to the signature (HMAC), which needs them in order: ``torch.save`` never seeks."""
         self.mac.update(data)
         return self._file.write(data)
 
     def flush(self) -> None:
-        """Flush the file; ``torch.save`` calls this method."""
+        """Flush the checkpoint file; ``torch.save`` calls this method."""
         self._file.flush()
 
 

@@ -59,8 +59,8 @@ def environments(
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
             # By default rank 0 opens the store (PyTorch's key-value server) itself. shoal has opened the store already,
-            # so that no other process can take the port. With this variable, rank 0 connects to the open store as a
-            # client, like all other ranks.
+            # so that no other process can take the port. TORCHELASTIC_USE_AGENT_STORE lets rank 0 connect to the open
+            # store as a client, like all other ranks.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": str(threads),
             **_visible_gpus(machines, machine.node),
@@ -77,7 +77,7 @@ def _with_local_ranks(machines: Sequence[Machine]) -> Iterator[tuple[int, Machin
 
 
 def _visible_gpus(machines: Sequence[Machine], node: str) -> dict[str, str]:
-    """Return CUDA_VISIBLE_DEVICES with the GPUs of all workers on a node, so that ``cuda:{LOCAL_RANK}`` works as usual.
+    """Return CUDA_VISIBLE_DEVICES with all workers' GPUs of a node; ``cuda:{LOCAL_RANK}`` then works as with torchrun.
 
     The GPUs are in the order of the local ranks.
     """

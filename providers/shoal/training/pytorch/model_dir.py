@@ -89,7 +89,7 @@ class Destination:
         object store cannot rename folders, so the ranks upload directly to the published location."""
 
     def check(self) -> None:
-        """Restore the model folder if its replacement was interrupted; raise an error if this run must not replace it.
+        """Repair a half-replaced model folder, and raise an error if another job or a newer attempt owns the folder.
 
         Raises:
             InvalidArgumentError: The folder does not belong to this job, or belongs to a newer attempt.

@@ -84,7 +84,7 @@ class SpreadScalingConfig(Settings):
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
-    """Convert the arguments of the decorators `@distributed` and `@ray_launch` to a scaling config.
+    """Convert arguments of `@distributed` or `@ray_launch` to a scaling config for workers on any nodes with room.
 
     Args:
         gpus: Number of GPUs of all workers together.

@@ -76,12 +76,13 @@ def is_stochastic(params: Mapping[str, Any]) -> bool:
     return (
         any(float(params.get(name, 1)) < 1 for name in _SAMPLING)
         or params.get("booster") == "dart"
-        or str(params.get("objective")).startswith("rank:")  # a ranking objective may sample pairs of rows
+        # Ranking objectives may sample pairs of rows, which needs random numbers.
+        or str(params.get("objective")).startswith("rank:")
     )
 
 
 def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict[str, Any]:
-    """Return the parameters that every worker passes to XGBoost, without the seed.
+    """Return the parameters that every worker passes to XGBoost, except the seed, which the worker adds itself.
 
     Args:
         params: Merged parameters.

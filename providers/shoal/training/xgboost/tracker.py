@@ -22,7 +22,7 @@ from pathlib import Path
 from shoal.errors import TrainingError
 
 # Seconds to wait for the answer of the tracker process. Its `import xgboost` takes 1.4 s, 3 s from a cold disk, and
-# more while many processes start. A process that does not answer within this much longer time will never answer.
+# more while many processes start. The limit is much longer, so a process that exceeds it will never answer.
 _START_SECONDS = 60.0
 
 
@@ -62,7 +62,7 @@ class Tracker:
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
-        """Request a tracker for one run, and wait until the process answers.
+        """Request a tracker for one run, and wait until the tracker process answers.
 
         Returns:
             Arguments that the workers pass to ``xgboost.collective.init``.

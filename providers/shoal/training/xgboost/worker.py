@@ -56,7 +56,8 @@ class _Session:
 
     def __init__(self, task: Task, context: GangContext) -> None:
         idle = memory.reset_peak()
-        self.open = contextlib.ExitStack()  # removes files on disk and disconnects when closed
+        # Closing this stack removes the matrices on disk and disconnects this worker from the other workers.
+        self.open = contextlib.ExitStack()
         self.task = task
         self.context = context
         self.rows: list[ShardRows] = []
@@ -116,7 +117,7 @@ class _Session:
         memory.trim()
 
     def _load(self, segment: Segment) -> int:
-        """Prepare the booster for a segment and return the number of the segment's first round.
+        """Set the booster for a segment (kept, reloaded or new), and return the number of the segment's first round.
 
         A booster that is loaded from its bytes continues exactly like the one in memory, unless XGBoost uses random
         numbers, because the bytes do not contain the state of the random number generators. If it does, every segment
@@ -133,7 +134,9 @@ class _Session:
         callbacks, stopping = self._new_callbacks(checkpoint)
         self.booster = callbacks.before_training(booster)
         if stopping:
-            stopping.starting_round = 0  # early stopping counts the rounds from the beginning of the training
+            # XGBoost has set `starting_round` to the first round of this segment, but early stopping must count all
+            # rounds from the beginning of the training.
+            stopping.starting_round = 0
         self._callbacks = callbacks
         return checkpoint.rounds
 
@@ -148,7 +151,7 @@ class _Session:
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
-        """Create the callbacks; the early stopping callback gets the metrics of all rounds up to the checkpoint."""
+        """Create the callbacks of the training; early stopping first receives the metrics of `checkpoint`'s rounds."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
@@ -191,7 +194,7 @@ class _Session:
         return Path(self.open.enter_context(tempfile.TemporaryDirectory(prefix=f"{_PAGES}{os.getpid()}-")))
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
-        """Build the matrix of one dataset; all workers must call this method together, because they share the bins.
+        """Build the matrix of one dataset; all workers must call this together, because they use the same bins.
 
         Args:
             part: Rows of this worker.
@@ -296,7 +299,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
             self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32), group=group)])
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """Pass the next batch to XGBoost's function `input_data`; return False if the pass has no more batches."""
+        """Call XGBoost's function `input_data` with the next batch of rows; return False if no batch is left."""
         batch = next(self._batches, None)
         if batch is None:
             return False

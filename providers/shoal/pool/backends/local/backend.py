@@ -109,7 +109,7 @@ class LocalBackend:
                 node.supervisor.signal(signal.SIGTERM)
         until = time.monotonic() + TERMINATE_PATIENCE
         while time.monotonic() < until and any(node.supervisor and node.supervisor.alive() for node in nodes):
-            time.sleep(0.05)  # a supervisor needs 0.3 to 2 s to end its node
+            time.sleep(0.05)  # a short pause, because a supervisor needs 0.3 to 2 s to end its node
         return {node.id: self._end_rest(node) for node in nodes}
 
     def existing(self) -> list[str]:
@@ -161,7 +161,8 @@ def inherited_environment() -> dict[str, str]:
     SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
-        # This process belongs to a node. So its own TMPDIR is the node's folder, which is removed when the node ends.
+        # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
+        # The detached process may run longer, so it gets the host's temp folder instead.
         kept["TMPDIR"] = str(temp_folder())
     return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 

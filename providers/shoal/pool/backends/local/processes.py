@@ -43,8 +43,8 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stderr=sink,
             check=False,
         ).returncode
-    # An end by SIGKILL is not an error: another process found this process by its node's tag, and ended the node before
-    # the program started.
+    # If the new process was ended by SIGKILL, this is not an error. Another process has ended the node: it has found
+    # the new process by the node's environment tag, and has killed it before `argv` was started.
     if code not in (0, -signal.SIGKILL):
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
@@ -92,7 +92,8 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
 
 
 def _owns_session(supervisor: ProcessId) -> bool:
-    """Return whether the process session whose id is the supervisor's pid still belongs to the supervisor.
+    """Return whether the process session with the supervisor's pid as its id is the supervisor's. It is not if another
+    process has got this pid since then.
 
     The kernel does not reuse a pid while it is the id of a session. So the answer is False only if another process has
     this pid now.

@@ -81,8 +81,8 @@ class Raylet:
         gone = [f"{kind} (exit code {process.returncode})" for kind, process in self._node.dead_processes()]
         if gone:
             return f"{', '.join(gone)} ended by itself"
-        # Without this check, Ray would give up only after 180 s (the TCP timeout plus one minute). Ray would then end
-        # the process that sends the requests, which is the supervisor.
+        # Without this check of the head's silence, Ray would wait for an unreachable head for 180 s (the TCP timeout
+        # plus one minute). Then Ray would end the process that sends the requests, which is the supervisor.
         if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
             return f"the head at {self._head} cannot be reached"
         return None

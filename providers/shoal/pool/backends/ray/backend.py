@@ -71,7 +71,7 @@ class RayBackend:
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Ask the cluster's autoscaler for the pool's total number of nodes. Without autoscaler nothing is requested,
+        """Request all nodes of the pool from the cluster's autoscaler. Without an autoscaler nothing is requested,
         because such a cluster already has all its nodes."""
         if pool.size <= 1:
             return  # the head runs already
@@ -80,11 +80,11 @@ class RayBackend:
             if cluster.autoscaling() is not False:
                 cluster.submit(_job_id(pool), _order(pool))
         except PoolUnreachableError as error:
-            log.warning("%s", error)  # the next reconcile run requests the missing nodes again
+            log.warning("%s", error)  # no error, as the next reconcile run requests again
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Lower the request to the autoscaler to the pool's present size. Then the rows of the surplus nodes may be
-        deleted."""
+        """Request only as many nodes from the autoscaler as the pool should have now. After that, the caller may delete
+        the rows of the surplus nodes."""
         try:
             self._lower(pool)
         except ConnectionRefusedByClusterError:
@@ -120,16 +120,16 @@ class RayBackend:
             cluster.submit(_job_id(pool), _order(pool))
             cluster.answer(_job_id(pool))
             if pool.size <= 1:
-                # At size 1, the pool requests no nodes from the autoscaler. So a later call need not find this job as
-                # an earlier request.
+                # At size 1, the pool no longer requests nodes from the autoscaler. So this job is deleted from the
+                # cluster's list of jobs, where later calls of `_lower` look for the pool's requests.
                 cluster.forget(_job_id(pool))
         for job in before:
             cluster.forget(job)
 
 
 def _job_id(pool: PoolRef) -> str:
-    """Return the id of the Ray job that carries out a decision about the pool's size. A second process with the same
-    decision gets the same id, so it finds the job."""
+    """Return the id of the Ray job that carries out a decision about the pool's size. The same decision always gives
+    the same id, so the job is not submitted twice."""
     return f"shoal-demand-{pool.spec.name}-{pool.stamp:.6f}-{pool.size}"
 
 
@@ -145,8 +145,8 @@ def _order(pool: PoolRef) -> dict[str, object]:
 
 
 def _matched(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
-    """Assign free nodes of the cluster to rows without a node: the head to the head's row, and the other nodes to the
-    other rows in order. Every process computes the same result."""
+    """Assign free nodes of the cluster to the database rows that wait for a node: the head to the head's row, and the
+    other nodes to the other rows in order. The same rows and nodes always give the same result."""
     pairs: list[tuple[NodeRef, ClusterNode]] = []
     for is_head in (True, False):
         rows = [ref for ref in waiting if ref.is_head is is_head]

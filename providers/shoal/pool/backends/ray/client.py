@@ -92,8 +92,8 @@ class Cluster:
         return sorted(found, key=lambda node: (not node.is_head, node.name, node.id))
 
     def autoscaling(self) -> bool | None:
-        """Return whether the cluster has a Ray autoscaler, or None if the head's status does not show it (autoscaler
-        v2, or no monitor process).
+        """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not answer this
+        question (autoscaler v2, or no monitor process).
 
         A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node its own type,
         ``node_<id>``, so these types do not count.
@@ -102,8 +102,8 @@ class Cluster:
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
 
     def has_autoscaler(self) -> bool:
-        """Return whether the cluster has an autoscaler. If the head's status does not show it, run a small job on the
-        cluster that finds out (about 3 s)."""
+        """Return whether the cluster has an autoscaler. If the head's status does not answer this question, run a small
+        job on the cluster that looks for an autoscaler (about 3 s)."""
         known = self.autoscaling()
         if known is not None:
             return known

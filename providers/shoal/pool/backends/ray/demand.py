@@ -51,11 +51,14 @@ def write(pool: str, stamp: float, size: int, cpus: int, gpus: int) -> None:
     mine = f"{_PREFIX}/{pool}/"
     _internal_kv_put(f"{mine}{stamp:020.6f}/{size}/{cpus}/{gpus}", b"", overwrite=True)
     for key in sorted(_internal_kv_list(mine))[:-1]:
-        _internal_kv_del(key)  # the newest demand is kept even if its size is 0, so that a delayed older job finds it
+        # The newest demand is kept even if its size is 0. Otherwise a delayed job with an older demand would not find
+        # the newer one, and would request the older number of nodes.
+        _internal_kv_del(key)
 
 
 def read() -> tuple[int, int, int]:
-    """Return the largest demand of all pools as a tuple: number of nodes, CPUs per node, GPUs per node."""
+    """Return the demand of the pool that requests the most nodes, as a tuple: number of nodes, CPUs per node, GPUs per
+    node."""
     from ray.experimental.internal_kv import _internal_kv_list
 
     newest: dict[str, tuple[int, int, int]] = {}
@@ -86,8 +89,8 @@ def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, flo
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one order: request nodes from the autoscaler, or only look for an autoscaler. Return the answer as a
-    dict.
+    """Carry out one order: request nodes from the autoscaler, or only look for an autoscaler. Return a dict with the
+    autoscaler's version and, after a request, the number of requested nodes.
 
     Args:
         order: ``gcs`` (address of the cluster, or None), and the arguments of `write`. Without the latter, only look
