@@ -58,12 +58,13 @@ def sessions() -> dict[str, list[str]]:
     """The examples that run in one process.
 
     The guides' trainings that name no pool share one, and the pool of `guides_pool`. The README's first example runs
-    before any pool is there: what a first user does. The others bring up their own.
+    before any pool is there: what a first user does. Those of prefect.md share one temporary Prefect server. The others
+    bring up their own pools.
     """
     found: dict[str, list[str]] = {}
     for name in FOUND.keys() - {DAG}:
         page = name.partition(":")[0]
-        own = page == "README.md" or "local://" in FOUND[name]
+        own = page in ("README.md", "prefect.md") or "local://" in FOUND[name]
         found.setdefault(AFTER.get(page, page) if own else ON_A_POOL, []).append(name)
     return {session: sorted(names, key=list(FOUND).index) for session, names in sorted(found.items())}
 
