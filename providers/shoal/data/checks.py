@@ -247,7 +247,7 @@ def check_roles(
 
 
 def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
-    """Return the column names from all three arguments in one list, without duplicates."""
+    """Return the names of the input columns, the label column and the extra columns in one list, without duplicates."""
     return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
 

@@ -376,7 +376,7 @@ class DataConnector:
         return self._read(None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Read rows, in the order of the files, into a DataFrame.
+        """Read all rows, or the first `limit` rows, in the order of the files, into a DataFrame.
 
         Args:
             limit: Maximum number of rows to read; all by default. Only the row groups with these rows are read.

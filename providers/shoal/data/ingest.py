@@ -1,4 +1,4 @@
-"""Define the ingesters, the classes that read the rows of a worker's shard: with Arrow or with Ray Data."""
+"""Define the ingesters: the classes that read the rows of a worker's shard, one with Arrow and one with Ray Data."""
 
 from __future__ import annotations
 

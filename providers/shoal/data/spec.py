@@ -111,9 +111,8 @@ class DatasetSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the spec as JSON data without the options in `_NEWER` that are not set, so that a spec which an earlier
-        version of shoal stored keeps its fingerprint.
-        """
+        """Write the spec as JSON data. Unset options that earlier versions of shoal did not have are left out, so that
+        a spec which an earlier version stored keeps its fingerprint."""
         return {name: value for name, value in write(self).items() if value is not None or name not in _NEWER}
 
 

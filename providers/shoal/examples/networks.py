@@ -50,8 +50,8 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.numbers = list(numbers)
         self.codes = list(codes)
-        # With momentum=None, mean and variance are averages over all batches so far. Averages over only the last
-        # batches would depend on a few flights with a very large delay.
+        # This layer scales numeric features by their mean and variance. With momentum=None these are averages over all
+        # batches so far. Averages over only the last batches would depend on a few flights with a very large delay.
         self.scale = nn.BatchNorm1d(len(self.numbers), momentum=None, affine=False)
         self.embeddings = nn.ModuleList(nn.Embedding(values, 4) for values in codes.values())
         self.layers = nn.Sequential(

@@ -317,7 +317,8 @@ class ComputePool:
         return released > 0
 
     def renew(self) -> bool:
-        """Extend this holder's lease by its time to live (`ttl`). Return False if the holder has no lease any more."""
+        """Set the expiry of this holder's lease to now plus the lease's time to live (`ttl`). Return False if the
+        holder has no lease any more."""
         with transaction(self._store, JournalStep.REQUEST) as session:
             return commands.renew_held(session, self.name, self.holder, self._clock())
 
@@ -581,7 +582,8 @@ def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:
 
 
 def describe_pool(pool_name: str | None = None) -> PoolStatus:
-    """Return a pool's current status: state, limits, target, nodes, leases (granted and waiting) and last operation.
+    """Return a pool's current status: state, limits, target size, nodes, leases (granted and waiting) and last
+    operation.
 
     Raises:
         PoolNotFoundError: No pool has this name.

@@ -42,11 +42,8 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
 
 
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
-    """Return whether the size of a granted lease may be changed to `size` now.
-
-    The size may change if the leases together then take no more nodes than before. A change that takes more nodes is
-    allowed only if they fit into MAX_NODES and no other lease waits.
-    """
+    """Return whether the size of a granted lease may be changed to `size` now. It may if all leases together then take
+    no more nodes than before, or if they fit into MAX_NODES and no lease waits."""
     others = [(one.size, one.exclusive) for one in _granted(snapshot) if one.id != lease.id]
     total = _together([*others, (size, lease.exclusive)])
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))

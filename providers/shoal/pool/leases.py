@@ -54,7 +54,7 @@ class PoolLease:
         self._released = threading.Event()
 
     def renew(self) -> None:
-        """Extend the lease by its time to live.
+        """Renew the lease: set its expiry to now plus the lease's time to live.
 
         Raises:
             FencedError: The lease has expired, was released, or was requested again, so that this object's `epoch` is

@@ -180,7 +180,8 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to set `touched_at` (the time of last use) in the pool's row, because the pool is in use.
+    """Return whether `touched_at` (the time of last use) in the pool's row must be updated. This is so if the pool is
+    in use, and the stored time is older than a tenth of the idle timeout.
 
     Each update costs a write transaction, so the result is True at most ten times per idle timeout.
     """
@@ -189,8 +190,8 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether to set the pool's count of failed nodes to 0, because all wanted nodes are ready and were planned
-    at least START_TIMEOUT seconds ago."""
+    """Return whether the pool's count of failed nodes must be set to 0. This is so if nodes have failed, but now all
+    wanted nodes are ready and were planned at least START_TIMEOUT seconds ago."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 

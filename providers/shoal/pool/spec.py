@@ -58,7 +58,7 @@ class PoolSpec(Settings):
             description="Seconds without a job, lease or request after which the pool goes down. "
             "With `none`, an idle pool stays up.",
         ),
-    ] = 24 * 3600.0  # one day, so that a daily pipeline keeps its pool and a pool forgotten over the weekend goes down
+    ] = 24 * 3600.0  # one day: the pool of a daily pipeline stays up, but a forgotten pool goes down over a weekend
 
     address: Annotated[
         str | None,
@@ -203,7 +203,7 @@ def _url_parts(url: str) -> SplitResult | None:
     """Split a URL into its parts. Return None if the text is not a URL."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # urlsplit raises ValueError for an invalid port only when the port is read
+        _ = parts.port  # read the port, because urlsplit checks the port only then (ValueError if invalid)
     except ValueError:
         return None
     return parts

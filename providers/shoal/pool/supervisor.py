@@ -1,5 +1,5 @@
 """The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
-EPOCH counts how often the pool had been started when the node was planned.
+EPOCH is the pool's number of starts at the time when the node was planned.
 
 The supervisor claims its node's row (it writes its own process id there) before it starts the node. Then it reads the
 row every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
@@ -226,7 +226,8 @@ class Supervisor:
         return node
 
     def _report(self, **fields: object) -> None:
-        """Write fields to the node's row, provided that the row still belongs to this supervisor."""
+        """Write the given values to the node's row. Raise _Ended if the row was deleted, belongs to another supervisor,
+        or has the state ending."""
         with transaction(self._store, JournalStep.REPORT) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
@@ -281,8 +282,8 @@ def load_raylet() -> Start:
 
 
 def main(load: Load = load_raylet) -> None:
-    """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` counts how often
-    the pool had been started when the node was planned."""
+    """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` is the pool's
+    number of starts at the time when the node was planned."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")  # otherwise the caller's working directory could not be unmounted while this process runs
     node_id, epoch = sys.argv[1:3]

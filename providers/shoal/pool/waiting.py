@@ -161,10 +161,8 @@ class Waiting:
             return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
-        """Return the pool's status, and how many ready nodes an operation may use.
-
-        For an operation of a lease, the nodes that earlier leases take do not count.
-        """
+        """Return the pool's status, and how many ready nodes an operation may use. The operation of a lease may not use
+        the nodes that earlier leases take."""
         with self._store.reading() as session:
             snapshot = rows.load(session, self._name, lock=False)
         status = status_of(snapshot, self._clock())

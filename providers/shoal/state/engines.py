@@ -172,7 +172,7 @@ def _postgresql(url: URL) -> Engine:
     @event.listens_for(made, "begin")
     def _begin(connection: Connection) -> None:
         if not _reads(connection):
-            # `no_parameters` makes the driver send the three statements of `_BEGIN_WRITING` in a single message.
+            # With `no_parameters`, the driver can send the three statements of `_BEGIN_WRITING` in a single message.
             connection.exec_driver_sql(_BEGIN_WRITING, execution_options={"no_parameters": True})
 
     _pooled.add(made)

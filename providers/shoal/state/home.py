@@ -85,7 +85,8 @@ def lock_file(name: str) -> Path:
 
 
 def per_host(name: str, suffix: str) -> Path:
-    """Return the path, in the home folder, of a file for the processes that run on this host with this store.
+    """Return the path of a file in the home folder that belongs to this host and this store. Other hosts and stores get
+    other paths.
 
     The path contains the host and the store, because several hosts (by NFS) and several stores may use one home folder.
     """

@@ -149,8 +149,8 @@ def turn_lock(turn: int) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return lock_file(f"start{turn}")
-    # If another user can enter or replace the folder of the turn locks, that user could block them. So a lock file in
-    # the home folder is used instead.
+    # The turn locks limit how many nodes start at the same time. If another user can enter or replace their folder,
+    # that user could hold these locks and delay nodes. So a lock file in the home folder is used instead.
     if why_not_private(folder):
         return lock_file(f"start{turn}")
     return folder / f"start{turn}.lock"

@@ -40,7 +40,7 @@ def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) ->
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
-    """Return `wanted`; if only `room` fit on the nodes, raise CapacityError or, with `clamp`, warn and return `room`.
+    """Return `wanted`, or if it is more than `room`, raise CapacityError; with `clamp`, warn and return `room` instead.
 
     Args:
         wanted: Requested number.

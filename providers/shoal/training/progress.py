@@ -48,7 +48,7 @@ class Progress:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Progress:
-        """Create a progress object from the result of :meth:`document`, which the job's database row contains."""
+        """Create a progress object from a dict that :meth:`document` has returned."""
         return cls(document["done"], document["total"], document["unit"], document["metrics"])
 
     @property

@@ -75,8 +75,9 @@ def join(base: str, name: str) -> str:
 
 
 def split_query(path: str) -> tuple[str, str, str]:
-    """Split a URI (``s3://b/k?region=x``) into path, ``?`` and options. Without options, return the path and two empty
-    strings: a ``?`` that no ``name=`` follows, or in a local path, is a wildcard and stays in the path."""
+    """Split a URI such as ``s3://b/k?region=x`` into path, ``?`` and options. If there are no options, return the path
+    and two empty strings. A ``?`` begins options only in a URI and only before ``name=``. Everywhere else it is a
+    wildcard, and stays in the path."""
     head, mark, query = path.partition("?")
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
 

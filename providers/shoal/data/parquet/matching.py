@@ -81,7 +81,8 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a row group's statistics whether all or none of its rows match.
+        """Decide from a column's statistics in a row group whether all or none of the row group's rows match this
+        comparison.
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -335,7 +336,8 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
 
 
 def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floating: bool = False) -> Comparison:
-    """Build the comparison for a column whose values need no conversion: text, floats and booleans."""
+    """Build the `Comparison` for one term of a filter, such as ``price < 2.5``, on a column whose values need no
+    conversion: text, floats and booleans."""
     import pyarrow as pa
 
     operator_ = {"=": "in", "!=": "not in"}.get(operator_, operator_)
@@ -346,7 +348,8 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
 def _in_steps(
     operator_: str, values: Sequence[Fraction], low: int, high: int, scalar: Callable[[int], pa.Scalar]
 ) -> Comparison:
-    """Build the comparison for a column whose values are multiples of a smallest unit, such as 1 day or 0.01.
+    """Build the `Comparison` for one term of a filter, such as ``day < 2024-03-31``, on a column whose values are
+    multiples of a smallest unit, such as 1 day or 0.01.
 
     These columns have integers, decimals, dates or timestamps. A step is the smallest unit of the column's type. For
     "<", "<=", ">" and ">=" the filter's value is rounded to the whole step that matches the same rows.

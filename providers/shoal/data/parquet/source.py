@@ -128,7 +128,7 @@ class ParquetSource:
         return next(iter(self.used_footers()), None) or self._first_footer()
 
     def partition_fields(self) -> dict[str, pa.Field]:
-        """Return the columns that exist only as partition directories (``month=1/``) and not in the files, by name."""
+        """Return a dict of the columns that exist only as partition directories (``month=1/``) and not in the files."""
         import pyarrow as pa
 
         stored = set(self._first_footer().schema.names)
@@ -248,7 +248,8 @@ class ParquetSource:
         if column not in footer.schema.names:
             values = dict(footer.partitions)
             return footer.groups[row_group][0] if values.get(column, "") is None else 0
-        # A column of type null contains only nulls, and Arrow writes no statistics for such a column.
+        # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
+        # nulls is the number of rows.
         if str(footer.schema.field(column).type) == "null":
             return footer.groups[row_group][0]
         group = self.metadata(path).row_group(row_group)
@@ -301,7 +302,8 @@ class ParquetSource:
         return digest.hexdigest()[:32]
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group the random splits select; None without splits and filters.
+        """Return which rows of a row group the random splits select. If there are neither splits nor filters, return
+        None, which means all rows.
 
         With filters, only the rows that match them are counted, and the splits select from these rows.
 
@@ -382,8 +384,8 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Return how many rows of each row group match the filters, by path of the file. Only the first call counts the
-        rows."""
+        """Count the rows of each row group that match the filters. Return a dict of file path to the counts of the
+        file's row groups. Only the first call counts; later calls return the same counts."""
         if self._matching is None:
             fields = self.partition_fields()
 
@@ -418,7 +420,7 @@ class ParquetSource:
 
 
 def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.Scalar]:
-    """Return the values of a file's partition columns, by name and converted to the types of the columns."""
+    """Return a dict of the names of a file's partition columns to the values, converted to the types of the columns."""
     return {name: _scalar(text, fields[name]) for name, text in footer.partitions if name in fields}
 
 

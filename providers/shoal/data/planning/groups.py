@@ -82,7 +82,8 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return row ranges for the rows ``start <= i < stop``. Row 0 is the first row of the first row group in `line`."""
+    """Return the row ranges of the rows ``start <= i < stop``. The rows are numbered through the row groups in the
+    order of `line`, a list of row groups' indexes."""
     found = []
     offset = 0
     for index in line:

@@ -46,7 +46,8 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
 
 
 def _write(query: Any, connection: Any, directory: str) -> list[str]:
-    """Run a query, write its rows, and return the paths of the files in row order."""
+    """Run a query, and write its rows to Parquet files. Return the paths of the files in the order of the query's
+    rows."""
     import sqlalchemy as sa
 
     paths: list[str] = []

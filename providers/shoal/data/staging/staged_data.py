@@ -204,8 +204,8 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
 
 
 def _is_pandas(frame: Any) -> bool:
-    # The class is recognised by its name, because isinstance() would need an import of pandas, which is slow and
-    # unnecessary if the frame is not a pandas DataFrame.
+    # A pandas DataFrame is recognised by the name of its class, because isinstance() would need an import of pandas,
+    # which is slow, and unnecessary for all other frames.
     return any(
         base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
     )

@@ -167,7 +167,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress, self._resumed = _Progress(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position that this process has reached in the epoch, from which an equal dataset can continue.
+        """Return the position that this process has reached in the epoch. Another dataset with the same rows in the
+        same order can continue there.
 
         The other dataset continues after a call of :meth:`load_state_dict` with this position.
 
@@ -271,7 +272,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         progress.ended = True
 
     def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
-        """Return an iterator over a DataLoader worker's items of one epoch, without the first `progress.items` items.
+        """Return an iterator over a DataLoader worker's items of one epoch. The first `progress.items` items are left
+        out, because they were returned before.
 
         At the end the iterator may return one item too many, which the caller must drop.
         """

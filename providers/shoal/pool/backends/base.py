@@ -54,7 +54,7 @@ class NodeRef:
 
     @classmethod
     def of(cls, node: Node) -> NodeRef:
-        """Build a reference from a node's row."""
+        """Build the `NodeRef` (the reference to a node that backends use) from the node's row."""
         supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
         return cls(
             node.id, node.name, node.pool, node.epoch, supervisor, node.is_head, NodeState(node.state), node.endpoint

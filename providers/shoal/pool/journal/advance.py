@@ -56,8 +56,8 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield each node that was lost since its row was written, with the reason. Also yield each requested node that has
-    arrived since then (for which the Ray cluster has a node now), with its data."""
+    """Yield the nodes that were lost or have arrived since their rows were written. A lost node comes with the reason.
+    A requested node has arrived if the Ray cluster has a node for it now; it comes with that Ray node's data."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:

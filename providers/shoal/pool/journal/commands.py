@@ -65,8 +65,8 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
 
 
 def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
-    """Make MIN_NODES the base demand (the number of nodes to keep) of a pool in the state up, unless the pool already
-    has a base demand. Return the operation's id.
+    """Set a pool's base demand (the number of nodes to keep) to MIN_NODES, unless the pool already has a base demand.
+    The pool's state has to be up. Return the id of the new operation.
 
     Raises:
         InvalidArgumentError: The pool is up with other settings.
@@ -195,7 +195,7 @@ def lease(
 
 
 def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
-    """Extend a lease by its time to live.
+    """Renew a lease: set its expiry to now plus the lease's time to live.
 
     Raises:
         FencedError: The lease has expired, was released, or was requested again under a newer epoch.
@@ -215,7 +215,8 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
 
 
 def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
-    """Extend a holder's lease by its time to live. Return False if the holder has no lease.
+    """Renew a holder's lease on a pool: set its expiry to now plus the lease's time to live. Return False if the holder
+    has no lease on the pool.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -228,7 +229,7 @@ def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
 
 
 def release(session: Session, name: str, holder: str, now: float) -> int:
-    """Delete a holder's leases. Return how many were deleted.
+    """Delete a holder's leases on a pool. Return how many were deleted.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -336,7 +337,7 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
 
 
 def _prolong(session: Session, lease: Lease, now: float) -> None:
-    """Set a lease's expiry to now plus its time to live."""
+    """Set a lease's expiry to now plus the lease's time to live."""
     lease.expires_at = stamps.shared_now(session, now) + lease.ttl
     lease.renewed_clock = stamps.stamp(lease.expires_at)
 

@@ -51,14 +51,14 @@ def _patience_s(job: Job) -> float:
 
 
 def _is_doubtful(job: Job) -> bool:
-    """Return whether no process on this host is known to submit or run a job, so that the job may be lost."""
+    """Return whether a job may be lost, because this host has no process that is known to submit or run the job."""
     if job.is_waiting:
-        # The submitter's process shows nothing: it may be alive but no longer poll the job, or it may be on another
-        # host.
+        # The submitter's process does not show whether the job is lost: this process may be alive but no longer poll
+        # the job, or it may be on another host.
         return True
     if job.state is JobState.PENDING:
         if job.admitted_at is not None:
-            return True  # the job's driver may have died before it could record that it runs
+            return True  # the job's driver may have died before it could record that the job runs
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False

@@ -79,7 +79,7 @@ def merge(
         name, inside = given.get("objective", ("objective", objective))
         if names.objective(inside) != names.objective(objective):
             raise InvalidArgumentError(
-                f'objective="{objective}" is given, but params contain {name}="{inside}": remove one'
+                f'the estimator has objective="{objective}", but params contain {name}="{inside}": remove one'
             )
         merged[name] = objective
     if ROUNDS in given:

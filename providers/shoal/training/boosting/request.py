@@ -137,7 +137,7 @@ class TrainRequest(Settings):
 
     @property
     def extra_cols(self) -> tuple[str, ...]:
-        """Names of the weight column and the margin column, if the request sets them; the group column is left out."""
+        """Names of the weight column and the margin column, if the request sets them."""
         return tuple(column for column in (self.weight_col, self.base_margin_col) if column is not None)
 
 

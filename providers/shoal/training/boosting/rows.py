@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of the columns that are features, label, weight, margin and group.
+    """Names of the feature, label, weight, margin (score from which boosting starts) and group columns.
 
     Args:
         features: Feature columns, in the model's order.
@@ -111,9 +111,9 @@ class Batch:
 # other data needs memory at the same time: the quantised rows (rows converted to histogram bins) need a quarter of the
 # decoded size, and the row group that is being decoded needs memory, too.
 _CACHE_FRACTION = 0.3
-# Maximum size of decoded rows that are kept in memory if they come from local files and are not read often. Decoding
-# 100 MB of rows from a local file again takes only 0.1 to 0.2 s, but keeping them takes as much memory as all data that
-# XGBoost derives from them, so larger data is decoded again.
+# A worker keeps at most this many bytes of decoded rows in memory if the rows come from local files and are read only
+# before the training. More rows than that are decoded again for each pass, because this takes only 0.1 to 0.2 s per
+# 100 MB, while keeping the rows takes as much memory as all data that XGBoost derives from them.
 _CHEAP_BYTES = 64 * 2**20
 _CHANGED = "the file may have changed since the training began, so start the training again"
 

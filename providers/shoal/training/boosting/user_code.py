@@ -65,7 +65,7 @@ class UserCode:
         return bool(self.parts())
 
     def parts(self) -> tuple[Any, ...]:
-        """Return all callbacks and functions in one tuple."""
+        """Return the user's callbacks, metrics and objective (if any) in one tuple."""
         return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
 
     def names(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ class Sidecar(Protocol):
 
 
 class _Weight(IntEnum):
-    """Kinds of failures, most likely cause first; of several failures, the one of the first kind is reported."""
+    """Kinds of failures, the most likely cause first; of several failures, only the most likely cause is reported."""
 
     STARVED = 0
     """A worker was killed because memory ran out. Only Ray reports this reason; the worker's lifeline (its socket to
@@ -406,7 +406,7 @@ def _driver_address() -> str:
 
 
 def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
-    """Return the driver's address for the workers' sockets: loopback if all workers run on the driver's node.
+    """Return the address at which the driver accepts workers: loopback if all workers run on the driver's node.
 
     Args:
         address: Address of the driver that the other nodes can reach.

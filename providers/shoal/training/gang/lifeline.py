@@ -122,7 +122,7 @@ class Switchboard:
             return {line.rank for line in self._lines.values() if line.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Wait until `number` workers have connected; a worker that connected and has ended since then counts, too.
+        """Wait until `number` workers have connected; also count the workers that have ended after they connected.
 
         Args:
             number: Number of workers to wait for.
@@ -147,7 +147,7 @@ class Switchboard:
             return self._changed.wait_for(lambda: all(line.rank is None for line in self._lines.values()), timeout)
 
     def hang_up(self) -> None:
-        """Make the remaining workers end themselves, by closing the sending direction of their sockets.
+        """Make the remaining workers end themselves: the driver closes its sending direction of each worker's socket.
 
         The other direction stays open, so that `wait_all_gone` notices when a worker's process has ended.
         """

@@ -113,7 +113,7 @@ class Worker:
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import modules, but not packages such as scikit-learn that they would import, while the driver continues."""
+        """Import modules before they are used, without optional packages such as scikit-learn, which import slowly."""
         import_lean(modules)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:

@@ -34,7 +34,7 @@ class Stopping:
         return self._rounds - 1 - best >= self._patience
 
     def see(self, value: float) -> None:
-        """Record the metric's value after one more round."""
+        """Record the metric's value of the next round, and update the best round."""
         better = value > self.best_value if self._higher else value < self.best_value
         if better or (self.best_round is None and not math.isnan(value)):
             self.best_round, self.best_value = self._rounds, value

@@ -1,4 +1,4 @@
-"""Load a trained LightGBM model from its bytes."""
+"""Load a trained LightGBM model from LightGBM's text format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def load(model: bytes, best_iteration: int | None) -> lightgbm.Booster:
-    """Load a trained LightGBM model from its text.
+    """Load a trained LightGBM model from LightGBM's text format.
 
     Args:
         model: Model in LightGBM's text format, encoded as UTF-8.

@@ -169,7 +169,7 @@ def worker_params(
 
 
 def has_metric(params: Mapping[str, Any]) -> bool:
-    """Return whether LightGBM evaluates a metric: one that `metric` names, or else the default of a named objective."""
+    """Return whether LightGBM evaluates a metric: one that `metric` names, or without `metric` the objective's own."""
     named = _metrics(params.get("metric"))
     return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
@@ -180,7 +180,7 @@ def is_forest(params: Mapping[str, Any]) -> bool:
 
 
 def begins_anew(params: Mapping[str, Any]) -> bool:
-    """Return whether each segment (rounds between checkpoints) must reload the booster from bytes, as after a restart.
+    """Return whether LightGBM has state that is not in the model, so each segment of rounds must reload the booster.
 
     This is necessary if LightGBM has state that the model's bytes do not contain: the state of its random number
     generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from a

@@ -19,7 +19,7 @@ _SAMPLE_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Position of a worker's rows among all workers' rows; decides how many of them are in the sample for the bins.
+    """Position of a worker's rows among all rows, from which follows how many rows this worker adds to the sample.
 
     Args:
         rank: Rank of the worker.

@@ -54,8 +54,8 @@ class Trainer:
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
         # LightGBM's callbacks print a summary in round `end - 1`, because they take it for the last round of the
-        # training. In every segment but the last, `end` is one higher, so this round is not trained and no summary
-        # is printed.
+        # training. In every segment but the last, `end` is therefore `segment.stop + 1`: round `end - 1` is then not in
+        # this segment, and no summary is printed.
         end = segment.stop if segment.last else segment.stop + 1
         unsaid = ""
         reporter = RoundReporter(self._context)
@@ -94,7 +94,7 @@ class Trainer:
         )
 
     def _going_on(self, segment: Segment) -> lightgbm.Booster:
-        """Return the booster for a segment: the one in memory if it continues exactly, else one from the checkpoint.
+        """Return the booster for a segment of rounds: the previous segment's if possible, else one from the checkpoint.
 
         A booster that is loaded from its bytes continues exactly like the one in memory, to the last bit, with two
         exceptions: LightGBM has state that the bytes do not contain, or the trees' values were added to margins one by
@@ -111,15 +111,15 @@ class Trainer:
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None
         threads = self._task.params["num_threads"]
-        # In a random forest, every tree starts from the same scores as the first tree, so the old model's predictions
-        # are not added to the scores.
+        # In a random forest, no tree builds on the trees before it. The checkpoint's model (`old`) is therefore not
+        # added to the scores from which the next trees start.
         self._train.start_from(None if is_forest(self._params) else old, threads)
         for binned in self._evals.values():
             binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
-            # LGBM_BoosterMerge only inserts the old trees before the new ones. It does not change the scores, which
-            # already contain the predictions of the old trees.
+            # LGBM_BoosterMerge inserts the checkpoint's trees (`old`) before the trees of the new booster. It does not
+            # change the scores of the rows, because start_from() has set them already.
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
@@ -143,7 +143,7 @@ class Trainer:
         return results
 
     def _say(self, rounds: int, results: Sequence[Any]) -> str:
-        """Print the metrics in every `print_every`-th round; in other rounds, return the text without printing it."""
+        """Print the metrics in every `print_every`-th round; in other rounds, only return them as a text."""
         if self._context.rank or not self._task.print_every or not results:
             return ""
         text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))
@@ -166,7 +166,7 @@ class Trainer:
 
 
 def begins_anew_with(task: Task) -> bool:
-    """Return whether each segment (group of rounds) reloads the booster from bytes and so reads all rows again."""
+    """Return whether this training must reload the booster, and so read all rows again, for each segment of rounds."""
     return begins_anew(task.params) or task.columns.base_margin is not None
 
 
@@ -180,5 +180,5 @@ def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[
 
 
 def _copy(history: History) -> History:
-    """Copy a history of metrics, so that changes do not affect the driver's history if it is in the same process."""
+    """Copy a checkpoint's history of metrics, so that the rounds of this segment do not change the checkpoint."""
     return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in history.items()}

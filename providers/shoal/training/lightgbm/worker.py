@@ -42,7 +42,7 @@ _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """State of the current training in this worker; the constructor reads its part of the sample for the bins.
+    """State of a training in one worker; the constructor reads this worker's rows of the sample for the bins.
 
     Args:
         opening: First message from the driver.
@@ -83,7 +83,7 @@ class _Session:
     def boost(self, segment: Segment) -> Boosted:
         """Connect to the other workers at the first call, and train the rounds up to the next checkpoint."""
         assert self._trainer is not None
-        # The workers connect only before the first round, because each worker has to find the bins by itself, without
+        # The workers connect here and not earlier, because each worker has to find the bins by itself, without
         # LightGBM's network. At this point all ranks have read their rows, so no worker waits long for another one.
         self.port.join(self._machines)
         return self._trainer.boost(segment)

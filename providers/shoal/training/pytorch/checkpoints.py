@@ -164,7 +164,7 @@ class _Sealing:
         self.mac = mac
 
     def write(self, data: Any) -> int:
-        """Write bytes, and add them to the signature (HMAC), which needs them in order: ``torch.save`` never seeks."""
+        """Write the file's next bytes, and add them to its signature; ``torch.save`` writes all bytes in order."""
         self.mac.update(data)
         return self._file.write(data)
 

@@ -31,7 +31,7 @@ class Metrics(ProgressDisplay):
         self._steps: Counter[int] = Counter()
 
     def note(self, rank: int, note: dict[str, Any]) -> None:
-        """Pass the metrics in a worker's message to `on_metrics`; for rank 0, also record and display the metrics."""
+        """Pass a worker's metrics to the caller's function `on_metrics`; record and display the metrics of rank 0."""
         values: dict[str, float] = note["metrics"]
         step = self._steps[rank] if note["step"] is None else int(note["step"])
         self._steps[rank] = step + 1

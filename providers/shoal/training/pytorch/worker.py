@@ -1,4 +1,4 @@
-"""Run a worker's part of a PyTorch training: find the other ranks, call the user's function, upload its model files.
+"""Run a worker's part of a PyTorch training: find the other ranks, call the user's function, upload model files.
 
 The driver calls `meet`, then `call`, then `upload`, each on all ranks at once.
 """
@@ -179,7 +179,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
 
 def upload(paths: Sequence[str], target: str) -> None:
-    """Destroy PyTorch's process group, if any; upload this rank's share of the model files; remove the rank's folder.
+    """End PyTorch's process group, if any; upload this rank's share of the model files; remove the local model folder.
 
     The driver calls this function only after all ranks have returned from `call`. When a rank destroyed its group
     earlier, its connections were closed while another rank was still creating the group, and the other rank failed.

@@ -62,7 +62,7 @@ class Tracker:
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
-        """Request a tracker for one run, and wait until the tracker process answers.
+        """Get a new tracker, by which the workers of one run find each other, from the tracker process.
 
         Returns:
             Arguments that the workers pass to ``xgboost.collective.init``.

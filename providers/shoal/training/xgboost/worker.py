@@ -151,7 +151,7 @@ class _Session:
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
-        """Create the callbacks of the training; early stopping first receives the metrics of `checkpoint`'s rounds."""
+        """Create the training's callbacks; early stopping also counts the rounds that `checkpoint` contains already."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
         if task.print_every:

@@ -168,7 +168,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 def node_environment(node: NodeRef) -> dict[str, str]:
-    """Return the complete environment of a node."""
+    """Return all environment variables for the processes of a node."""
     return {
         **inherited_environment(),
         NODE_TAG: node.id,

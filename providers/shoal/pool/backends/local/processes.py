@@ -87,13 +87,13 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
             process.signal(signal.SIGKILL)
         if time.monotonic() > until:
             return left
-        time.sleep(0.02)  # the kernel ends killed processes asynchronously
+        time.sleep(0.02)  # wait, because the kernel ends killed processes asynchronously
     return []
 
 
 def _owns_session(supervisor: ProcessId) -> bool:
-    """Return whether the process session with the supervisor's pid as its id is the supervisor's. It is not if another
-    process has got this pid since then.
+    """Return whether the supervisor created the process session whose id is the supervisor's pid. If another process
+    has this pid now, the session belongs to that process.
 
     The kernel does not reuse a pid while it is the id of a session. So the answer is False only if another process has
     this pid now.

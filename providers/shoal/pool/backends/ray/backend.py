@@ -80,7 +80,7 @@ class RayBackend:
             if cluster.autoscaling() is not False:
                 cluster.submit(_job_id(pool), _order(pool))
         except PoolUnreachableError as error:
-            log.warning("%s", error)  # no error, as the next reconcile run requests again
+            log.warning("%s", error)  # do not raise: the next reconcile run requests the nodes again
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Request only as many nodes from the autoscaler as the pool should have now. After that, the caller may delete
@@ -112,8 +112,8 @@ class RayBackend:
         return ""
 
     def _lower(self, pool: PoolRef) -> None:
-        """Ask the autoscaler for fewer nodes, if the cluster's list of jobs shows that this pool has requested nodes
-        before."""
+        """Lower the number of nodes that the pool requests from the autoscaler. If the cluster's list of jobs shows no
+        earlier request of this pool, there is nothing to lower, and the autoscaler is not asked."""
         cluster = Cluster(pool.spec)
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):

@@ -28,7 +28,8 @@ _RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
-    """Nothing listens at the head's address. So the head has ended, and all its node requests are gone."""
+    """Nothing listens at the head's address. So the head has ended, and all requests for nodes that it received are
+    gone."""
 
 
 class _BusyClusterError(PoolUnreachableError):
@@ -114,8 +115,8 @@ class Cluster:
         return answer["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Start the script `demand.py` as a Ray job on the cluster, unless the cluster already has a job with this
-        id."""
+        """Start the script `demand.py` as a Ray job with the id `job_id`, unless the cluster already has a job with
+        this id."""
         script = Path(__file__).with_name("demand.py").read_text()
         argv = ["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]
         self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})

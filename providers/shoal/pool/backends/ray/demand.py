@@ -89,8 +89,8 @@ def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, flo
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one order: request nodes from the autoscaler, or only look for an autoscaler. Return a dict with the
-    autoscaler's version and, after a request, the number of requested nodes.
+    """Carry out the order that shoal has passed to this script: request nodes from the autoscaler, or only look for an
+    autoscaler. Return a dict with the autoscaler's version and, after a request, the number of requested nodes.
 
     Args:
         order: ``gcs`` (address of the cluster, or None), and the arguments of `write`. Without the latter, only look
