@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -42,16 +41,14 @@ MAPPED = "mapped_training"
 def airflow(session_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     folders = [DAGS, Path(__file__).parent / "server_dags"]
     try:
-        with ThreadPoolExecutor() as threads:
-            up = threads.submit(ComputePool(POOL).up)
-            with LocalAirflow(
-                tmp_path_factory.mktemp("airflow"),
-                folders,
-                {"AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL, "AIRFLOW_VAR_SHOAL_NETWORKS_POOL": POOL},
-            ) as airflow:
-                up.result()
-                yield airflow
-                session = airflow.session
+        with LocalAirflow(
+            tmp_path_factory.mktemp("airflow"),
+            folders,
+            {"AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL, "AIRFLOW_VAR_SHOAL_NETWORKS_POOL": POOL},
+        ) as airflow:
+            ComputePool(POOL).up()
+            yield airflow
+            session = airflow.session
     finally:
         ComputePool(POOL).down()
     assert [process for process in psutil.process_iter() if os.getsid(process.pid) == session] == []

@@ -1,4 +1,4 @@
-"""Fixture: one driver for all modules of this package: a module that connects anew also starts its workers anew."""
+"""Fixture: a driver for each module of this package."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tests.support.two_node_cluster import TwoNodes, connected
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
-    """This process as a driver of the two nodes; for this package, so that no other's tests find it connected."""
+    """This process as a driver of the two nodes; for a module, so that no other's tests find it connected."""
     with connected(two_nodes):
         yield two_nodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,13 @@ progress: list[Progress] = []
 
 
 @pytest.fixture(scope="module")
-def registry(mlflow_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The URI of an MLflow store with a booster under delays@champion."""
     import mlflow
     import xgboost
 
     folder = tmp_path_factory.mktemp("mlflow")
-    uri = f"sqlite:///{shutil.copy(mlflow_database, folder)}"
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
     mlflow.set_tracking_uri(uri)
     mlflow.create_experiment("models", artifact_location=str(folder / "artifacts"))
     mlflow.set_experiment("models")

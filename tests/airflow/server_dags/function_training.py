@@ -30,7 +30,7 @@ def function_training() -> None:
     def number() -> float:
         return 0.5
 
-    @task.distributed(num_workers=2, pool_name=POOL, spec={"hyper_params": {"run": "{{ run_id }}"}, "tracking": None})
+    @task.distributed(num_workers=2, pool_name=POOL, spec={"hyper_params": {"run": "{{ run_id }}"}})
     def decorated(number: float, dag_id: str, ds_nodash: str | None = None) -> dict[str, Any]:
         from shoal.distributors.pytorch import get_context
 
