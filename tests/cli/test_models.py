@@ -7,10 +7,10 @@ import pytest
 
 from shoal.jobs.journal.attempts import Key
 from tests.cli.conftest import document
-from tests.support.job_store import empty_mlflow, own_mlflow
+from tests.support.job_store import own_mlflow
 from tests.support.model_registry import DAY, Shelf
 
-__all__ = ["empty_mlflow", "own_mlflow"]
+__all__ = ["own_mlflow"]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -213,9 +214,11 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of one MLflow database for the module: its first migrations take seconds."""
-    return tmp_path_factory.mktemp("tracking")
+def tracking(mlflow_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one MLflow database for the module."""
+    folder = tmp_path_factory.mktemp("tracking")
+    shutil.copy(mlflow_database, folder)
+    return folder
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +54,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
-    return Tracking(uri=f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db")
+def tracking(mlflow_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Tracking:
+    return Tracking(uri=f"sqlite:///{shutil.copy(mlflow_database, tmp_path_factory.mktemp('mlflow'))}")
 
 
 @pytest.fixture
@@ -148,37 +149,32 @@ def test_train_register_beat_the_champion_and_predict(
     assert rmse == pytest.approx(second.metrics["holdout-rmse"])
 
 
-def test_another_process_finds_the_job_and_cancels_it(pool: ComputePool, spec: JobSpec):
+def test_a_killed_driver_is_noticed_and_another_process_cancels_the_next_attempt(pool: ComputePool, spec: JobSpec):
     handle = jobs.submit(forever(spec), holder=ENGINE)
-    driver = driver_of(handle)
-    progress = wait_until(lambda: handle.status().progress, "a record in the middle of the first segment", 60)
-    assert (0 < progress.done < progress.total, progress.total, progress.unit) == (True, 10_000_000, "rounds")
-    assert progress.metrics.keys() == {"eval-rmse"}
-
-    assert jobs.submit(forever(spec), holder=ENGINE).attempt == handle.attempt
-    assert jobs.cancel(handle.job_id)
-
-    wait_until(lambda: not driver.alive(), "the driver's end")  # on a busy machine it outlives the 15 s of `cancel`
-    wait_until(lambda: gang_is_gone(pool), "the gang's end")
-    with pytest.raises(JobCancelledError, match="on request"):
-        jobs.attach(handle.job_id).wait(on_log=None)
-
-
-def test_a_killed_driver_is_noticed_and_the_next_attempt_works(pool: ComputePool, spec: JobSpec):
-    named = {"job_id": "killed"}
-    handle = jobs.submit(forever(spec, **named))
     driver_of(handle).signal(signal.SIGKILL)
 
     with pytest.raises(JobFailedError, match="was killed"):
         handle.wait(on_log=None)
     wait_until(lambda: gang_is_gone(pool), "the gang's end")
-    again = jobs.submit(plain(spec, **named))
-    assert again.attempt == 2
-    assert again.wait(on_log=None).attempt == 2
+
+    again = jobs.submit(forever(spec), holder=ENGINE)
+    assert (again.job_id, again.attempt) == (handle.job_id, handle.attempt + 1)
+    driver = driver_of(again)
+    progress = wait_until(lambda: again.status().progress, "a record in the middle of the first segment", 60)
+    assert (0 < progress.done < progress.total, progress.total, progress.unit) == (True, 10_000_000, "rounds")
+    assert progress.metrics.keys() == {"eval-rmse"}
+
+    assert jobs.submit(forever(spec), holder=ENGINE).attempt == again.attempt
+    assert jobs.cancel(again.job_id)
+
+    wait_until(lambda: not driver.alive(), "the driver's end")  # on a busy machine it outlives the 15 s of `cancel`
+    wait_until(lambda: gang_is_gone(pool), "the gang's end")
+    with pytest.raises(JobCancelledError, match="on request"):
+        jobs.attach(again.job_id).wait(on_log=None)
 
 
 def test_an_orphan_ends_itself(spec: JobSpec):
-    handle = jobs.submit(forever(spec, orphan_after=15.0))
+    handle = jobs.submit(forever(spec, orphan_after=5.0))
     wait_until(lambda: handle.status().state is JobState.RUNNING, "the driver", 120)  # asking keeps it alive
     with Store().reading() as session:
         driver = ProcessId.from_json(session.get_one(Job, (handle.job_id, handle.attempt)).driver)
@@ -235,8 +231,10 @@ def test_six_jobs_at_once_with_room_for_two_run_two_at_a_time(
         assert sum(other.started_at <= row.started_at < other.ended_at for other in rows) <= 2
 
 
-def log_and_return(factor: float) -> float:
-    """What a job's function does in its workers: its own metrics, MLflow's own calls, a file of the model."""
+def log_and_return(factor: float) -> tuple[float, str]:
+    """What a job's function does in its workers: its own metrics, MLflow's own calls, a file, a password printed."""
+    import hashlib
+
     import mlflow
 
     context = get_context()
@@ -245,7 +243,9 @@ def log_and_return(factor: float) -> float:
         reporter.log_metrics({"loss": 1 / (step + 1)})
     mlflow.log_metric(f"own-{context.get_rank()}", factor)
     (Path(context.get_model_dir()) / f"part-{context.get_rank()}").write_text("weights")
-    return factor * context.get_rank()
+    password = context.get_hyper_params()["password"]
+    print(f"connecting to postgresql://me:{password}@db with {os.environ['MLFLOW_TRACKING_PASSWORD']}", flush=True)
+    return factor * context.get_rank(), hashlib.sha256(password.encode()).hexdigest()
 
 
 def fail_in_rank_1() -> None:
@@ -258,16 +258,34 @@ def fail_in_rank_1() -> None:
     torch.distributed.barrier()
 
 
-def test_a_function_runs_as_a_job_and_what_it_logs_is_in_the_jobs_run(
-    pool: ComputePool, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_function_runs_as_a_job_is_tracked_and_its_secrets_reach_nothing_else(
+    pool: ComputePool, tracking: Tracking, session_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import hashlib
+
     import mlflow
+    import psutil
 
     assert tracking.uri is not None
+    password, token = f"p/{secrets.token_hex(8)}#?@", secrets.token_hex(12)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", token)
     config = RunConfig(pool_name=pool.name, job_id="function", artifact_location=str(tmp_path))
-    response = PyTorchDistributor(log_and_return, PyTorchScalingConfig(num_nodes=2), config).run(4.0)
-    assert response.get_results() == [0.0, 4.0]
+    function = PyTorchDistributor(log_and_return, PyTorchScalingConfig(num_nodes=2), config)
+    commands: set[str] = set()
+
+    def look() -> None:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                commands.add("\0".join(process.cmdline()))
+
+    monkeypatch.setattr("shoal.distributors.as_job.say", lambda line: (look(), lines.append(line)))
+    lines: list[str] = []
+    hyper_params = {"password": password, "database": f"postgresql://me:{password}@db/x"}
+    response = function.run(4.0, hyper_params=hyper_params)
+
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    assert response.get_results() == [(0.0, digest), (4.0, digest)]
     assert response.get_metrics() == {"loss": 1 / 3}
     assert response.get_model_dir() == f"{tmp_path}/model/function"
     assert sorted(path.name for path in Path(response.get_model_dir()).iterdir()) == [MARKER, "part-0", "part-1"]
@@ -284,6 +302,19 @@ def test_a_function_runs_as_a_job_and_what_it_logs_is_in_the_jobs_run(
     assert run.data.metrics == {"loss": 1 / 3, "rank-1/loss": 1 / 3, "own-0": 4.0, "own-1": 4.0}
     assert run.data.params["function"] == "log_and_return"
 
+    job = attempts.load(Store(), Key("function", 1))
+    assert job.spec["hyper_params"] == {"password": "***", "database": "postgresql://db/x"}
+    log = log_path(Key("function", 1))
+    assert log.read_text().count("connecting to postgresql://db with ***") == 2
+    secret = [part.encode() for part in (password, password[2:-3], token)]
+    mlflow_store = Path(tracking.uri.removeprefix("sqlite:///"))
+    stored = [log, *session_home.glob("state.db*"), *mlflow_store.parent.glob("mlflow.db*")]
+    seen = [file.read_bytes() for file in stored] + [repr(job.result).encode(), repr(response).encode()]
+    seen += [line.encode() for line in [*lines, *commands]]
+    assert len(seen) > 10
+    assert not [text for text in seen for part in secret if part in text]
+    assert not list((session_home / "credentials").glob("function*"))
+
 
 def test_a_jobs_log_ends_with_the_first_ranks_traceback_and_the_cause(pool: ComputePool, tmp_path: Path) -> None:
     config = RunConfig(pool_name=pool.name, job_id="fails", artifact_location=str(tmp_path))
@@ -293,54 +324,6 @@ def test_a_jobs_log_ends_with_the_first_ranks_traceback_and_the_cause(pool: Comp
     assert "ZeroDivisionError: on purpose" in log[-1]
     assert any("in fail_in_rank_1" in line for line in log[-12:])
     assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
-
-
-def train_with_secrets() -> str:
-    """A function that needs a password, and prints it."""
-    import hashlib
-
-    password = get_context().get_hyper_params()["password"]
-    print(f"connecting to postgresql://me:{password}@db with {os.environ['MLFLOW_TRACKING_PASSWORD']}", flush=True)
-    return hashlib.sha256(password.encode()).hexdigest()
-
-
-def test_secrets_reach_the_function_and_nothing_else(
-    pool: ComputePool, tracking: Tracking, session_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import hashlib
-
-    import psutil
-
-    assert tracking.uri is not None
-    password, token = f"p/{secrets.token_hex(8)}#?@", secrets.token_hex(12)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", token)
-    config = RunConfig(pool_name=pool.name, job_id="secretive", artifact_location=str(tmp_path))
-    function = PyTorchDistributor(train_with_secrets, PyTorchScalingConfig(num_nodes=1), config)
-    commands: set[str] = set()
-
-    def look() -> None:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                commands.add("\0".join(process.cmdline()))
-
-    monkeypatch.setattr("shoal.distributors.as_job.say", lambda line: (look(), lines.append(line)))
-    lines: list[str] = []
-    response = function.run(hyper_params={"password": password, "database": f"postgresql://me:{password}@db/x"})
-
-    assert response.get_results() == [hashlib.sha256(password.encode()).hexdigest()]
-    job = attempts.load(Store(), Key("secretive", 1))
-    assert job.spec["hyper_params"] == {"password": "***", "database": "postgresql://db/x"}
-    log = log_path(Key("secretive", 1))
-    assert "connecting to postgresql://db with ***" in log.read_text()
-    secret = [part.encode() for part in (password, password[2:-3], token)]
-    mlflow_store = Path(tracking.uri.removeprefix("sqlite:///"))
-    stored = [log, *session_home.glob("state.db*"), *mlflow_store.parent.glob("mlflow.db*")]
-    seen = [file.read_bytes() for file in stored] + [repr(job.result).encode(), repr(response).encode()]
-    seen += [line.encode() for line in [*lines, *commands]]
-    assert len(seen) > 10
-    assert not [text for text in seen for part in secret if part in text]
-    assert not list((session_home / "credentials").glob("secretive*"))
 
 
 def test_many_models_from_one_table_of_which_two_fail_alone(pool: ComputePool, tracking: Tracking, tmp_path: Path):

@@ -1,4 +1,7 @@
-"""One case of the crash matrix per operation on real Ray nodes: SIGKILL in the middle, then sweeps."""
+"""One case of the crash matrix per operation on real Ray nodes: SIGKILL in the middle, then sweeps.
+
+`make test` tries what leaves Ray's processes behind: a start and a loss. The whole matrix is tried on tiny nodes.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +39,18 @@ def alone() -> Iterator[ComputePool]:
             nothing_left()
 
 
-CASES = [
-    # operation, size before, point, size after
-    ("growing", 1, "after start", 3),
-    ("shrinking", 3, "after end", 1),
-    ("rolling back", 1, "before confirm", 1),
-    ("sweeping", 2, "after end", 2),
-]
+SOAK = pytest.mark.long
 
 
-@pytest.mark.parametrize(("operation", "before", "point", "after"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("operation", "before", "point", "after"),
+    [
+        pytest.param("growing", 1, "after start", 3, id="growing"),
+        pytest.param("shrinking", 3, "after end", 1, id="shrinking", marks=SOAK),
+        pytest.param("rolling back", 1, "before confirm", 1, id="rolling back", marks=SOAK),
+        pytest.param("sweeping", 2, "after end", 2, id="sweeping"),
+    ],
+)
 def test_killed(alone, operation, before, point, after):
     alone.scale(before)
     watch = Watch()

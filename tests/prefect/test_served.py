@@ -6,21 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Crashed, Scheduled
 
-from shoal.examples.prefect_run import _process, _server
+from shoal.examples.prefect_run import _process
 from shoal.pool.api import ComputePool as CorePool
 from shoal.state.home import home, lock_file
 from shoal.state.locks import open_locked
@@ -44,24 +41,21 @@ ON_PROMOTION = f"shoal: score when {MODEL} was promoted"
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
-@pytest.fixture(scope="module")
-def whole_server() -> Iterator[dict[str, str]]:
-    """A server that evaluates automations, which that of `server` does not; gives the environment of its clients."""
-    with tempfile.TemporaryDirectory(prefix="shoal-test-prefect-") as folder, _server(Path(folder)) as environment:
-        yield environment
-
-
 @pytest.fixture
-def client(whole_server: dict[str, str]) -> Iterator[SyncPrefectClient]:
-    with temporary_settings({PREFECT_API_URL: whole_server["PREFECT_API_URL"]}), get_client(sync_client=True) as client:
+def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    """A client of the server, without the automations and deployments that other tests have made there."""
+    with get_client(sync_client=True) as client:
+        for kind in ("automations", "deployments"):
+            for made in client.request("POST", f"/{kind}/filter", json={}).json():
+                client.request("DELETE", f"/{kind}/{made['id']}")
         yield client
 
 
 @pytest.fixture
-def start(whole_server: dict[str, str], tiny) -> Iterator[Start]:
+def start(server: dict[str, str], tiny) -> Iterator[Start]:
     """Starts Python with some arguments, beside the pool `tiny` with one node; all of them end with the test."""
     CorePool("local://tiny?max_nodes=4").up()
-    own = {name: whole_server[name] for name in whole_server if name.startswith("PREFECT_")}
+    own = {name: server[name] for name in server if name.startswith("PREFECT_")}
     environment = {**os.environ, **own, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
     with ExitStack() as stack:
         yield lambda *arguments: stack.enter_context(_process([sys.executable, *arguments], environment, 30.0))

@@ -80,22 +80,12 @@ def spec() -> JobSpec:
 
 
 @pytest.fixture(scope="session")
-def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of an empty MLflow database: its migrations take seconds, a copy takes none."""
-    import mlflow
-
-    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{file}")
-    return file
-
-
-@pytest.fixture(scope="session")
-def mlflow_uri(empty_mlflow: Path) -> str:
+def mlflow_uri(mlflow_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """One MLflow database for the session."""
-    return f"sqlite:///{shutil.copy(empty_mlflow, empty_mlflow.with_name('shared.db'))}"
+    return f"sqlite:///{shutil.copy(mlflow_database, tmp_path_factory.mktemp('mlflow'))}"
 
 
 @pytest.fixture
-def own_mlflow(empty_mlflow: Path, tmp_path: Path) -> str:
+def own_mlflow(mlflow_database: Path, tmp_path: Path) -> str:
     """An MLflow database for one test."""
-    return f"sqlite:///{shutil.copy(empty_mlflow, tmp_path / 'mlflow.db')}"
+    return f"sqlite:///{shutil.copy(mlflow_database, tmp_path / 'mlflow.db')}"

@@ -13,20 +13,32 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[None]:
-    """One Prefect server for the session, with files of its own."""
-    from prefect.settings import PREFECT_HOME, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-    from prefect.testing.utilities import prefect_test_harness
+def server() -> Iterator[dict[str, str]]:
+    """One Prefect server for the session, with files of its own, to which this process is connected.
+
+    It evaluates automations, which that of Prefect's own test harness does not. Gives the environment of its clients.
+    """
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+
+    from shoal.examples import prefect_run
 
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-prefect-"))
-    storage = folder / "storage"
-    with (
-        pytest.MonkeyPatch.context() as patch,  # for the processes that tests start
-        temporary_settings({PREFECT_HOME: folder, PREFECT_LOCAL_STORAGE_PATH: storage}),
-        prefect_test_harness(server_startup_timeout=240),
-    ):
-        patch.setenv("PREFECT_HOME", str(folder))
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefect_run, "_SERVER_PATIENCE_S", 240.0)
+        patch.setenv("PREFECT_HOME", str(folder))  # for the processes that tests start
+        with prefect_run._server(folder) as environment:
+            settings = {
+                PREFECT_HOME: folder,
+                PREFECT_LOCAL_STORAGE_PATH: folder / "storage",
+                PREFECT_API_URL: environment["PREFECT_API_URL"],
+            }
+            with temporary_settings(settings):
+                yield environment
+                # What is still to be sent is sent while the server is there.
+                APILogWorker.drain_all()
+                EventsWorker.drain_all()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -95,16 +95,16 @@ def two_nodes() -> Iterator[TwoNodes]:
     nodes.end()
 
 
-@pytest.fixture(scope="module")
-def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
-    """This process as a driver connected to the two nodes; for a module, so that no other's tests find it connected."""
+@contextmanager
+def connected(nodes: TwoNodes) -> Iterator[None]:
+    """Connect this process to the two nodes as a driver, and end the gangs that it keeps idle at the end."""
     import ray
 
     from shoal.training.gang.shared import end_gangs
 
     ray.shutdown()
-    ray.init(address=two_nodes.address, log_to_driver=False, logging_level="ERROR")
-    yield two_nodes
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    yield
     end_gangs()
     ray.shutdown()
 

@@ -15,7 +15,7 @@ from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import gang_context
-from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
+from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training import test_lightgbm, test_xgboost
 from tests.training.custom import mean_error, squared_error, worst_error
 from tests.training.test_checkpoints import Losses
@@ -35,11 +35,12 @@ def test_one_worker_grows_the_trees_of_plain_xgboost(driver: TwoNodes, rows: Pat
 
     result = train(
         request("xgboost", rows, scaling_config={"num_workers": 1}), user_code=UserCode(objective=squared_error)
-    ).booster()
+    )
+    assert (result.num_workers, result.rows) == (1, ROWS)
     table = DataConnector.from_parquet(rows).to_pandas()
     matrix = xgboost.QuantileDMatrix(table[COLUMNS], table["y"], nthread=1)
     alone = xgboost.train({"max_depth": 3, "nthread": 1}, matrix, 10, obj=squared_error)
-    assert result.get_dump(with_stats=True) == alone.get_dump(with_stats=True)
+    assert result.booster().get_dump(with_stats=True) == alone.get_dump(with_stats=True)
 
 
 def test_one_worker_grows_the_trees_of_plain_lightgbm(driver: TwoNodes, rows: Path) -> None:
@@ -96,8 +97,15 @@ def test_all_stop_at_the_same_round_interrupted_or_not(
         assert values[best] == np.mean(np.abs(booster.predict(table[COLUMNS]) - table["y"]) < 0.5)
 
 
-@pytest.mark.parametrize("framework", LIBRARIES)
-@pytest.mark.parametrize("part", ["objective", "metric"])
+@pytest.mark.parametrize(
+    ("framework", "part"),
+    [
+        ("xgboost", "objective"),
+        ("lightgbm", "metric"),
+        pytest.param("xgboost", "metric", marks=pytest.mark.long),
+        pytest.param("lightgbm", "objective", marks=pytest.mark.long),
+    ],
+)
 def test_what_a_function_raises_on_one_rank_is_told(driver: TwoNodes, rows: Path, framework: str, part: str) -> None:
     def fails(predictions: np.ndarray, data: Any) -> Any:
         if gang_context().rank == 1:

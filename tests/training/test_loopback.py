@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from shoal.training.host import loopback
 from shoal.training.host.loopback import is_loopback, open_listeners, tie_to_loopback
 
 
@@ -15,6 +16,15 @@ def test_listeners_on_all_addresses_are_tied_to_loopback() -> None:
         assert everywhere.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0") == b"lo"
         assert here.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0") == b""
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+
+def test_a_listener_that_is_closed_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = socket.create_server(("0.0.0.0", 0))
+    closed.close()
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        monkeypatch.setattr(loopback, "open_listeners", lambda: iter([closed, listener]))
+        tie_to_loopback()
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0") == b"lo"
 
 
 @pytest.mark.parametrize(

@@ -203,11 +203,6 @@ def test_ranking(driver: TwoNodes, tmp_path: Path) -> None:
         train(request(tmp_path, dataset=spec(tmp_path), params=params))
 
 
-def test_one_worker(driver: TwoNodes, rows: Path) -> None:
-    result = train(request(rows, scaling_config={"num_workers": 1}))
-    assert (result.num_workers, result.rows) == (1, ROWS)
-
-
 def test_objectives(driver: TwoNodes, rows: Path) -> None:
     params = {"objective": "multi:softprob", "num_class": 3, "eval_metric": ["mlogloss", "merror"]}
     result = train(request(rows, label_col="k", params=params, eval_set={"eval": spec(rows)}))
@@ -265,8 +260,15 @@ def without_statistics(folder: Path, column: str, values: list[float | None]) ->
     return folder / "bad"
 
 
-@pytest.mark.parametrize(("column", "argument"), [("y", {}), ("w", {"weight_col": "w"})])
-@pytest.mark.parametrize("value", [None, float("inf")])
+@pytest.mark.parametrize(
+    ("column", "argument", "value"),
+    [
+        ("y", {}, None),
+        ("w", {"weight_col": "w"}, float("inf")),
+        pytest.param("y", {}, float("inf"), marks=pytest.mark.long),
+        pytest.param("w", {"weight_col": "w"}, None, marks=pytest.mark.long),
+    ],
+)
 def test_nulls_found_while_reading(
     driver: TwoNodes, tmp_path: Path, column: str, argument: dict, value: float | None
 ) -> None:

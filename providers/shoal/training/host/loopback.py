@@ -8,7 +8,7 @@ module binds their sockets to the loopback device after the libraries have opene
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -29,11 +29,17 @@ def tie_to_loopback() -> None:
     Other hosts then cannot connect to these sockets.
     """
     for sock in open_listeners():
-        if sock.getsockname()[0] in ("0.0.0.0", "::"):
+        try:
+            if sock.getsockname()[0] in ("0.0.0.0", "::"):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+        except PermissionError:
             # Linux kernels before 5.7 allow SO_BINDTODEVICE only to privileged processes. For other processes the call
             # fails, the socket stays open on all addresses, and the training continues.
-            with contextlib.suppress(PermissionError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+            pass
+        except OSError as error:
+            # Another thread may close a listening socket at any time, as LightGBM does when its workers are connected.
+            if error.errno not in (errno.EBADF, errno.ENOTSOCK):
+                raise
 
 
 def open_listeners() -> Iterator[socket.socket]:

@@ -1,0 +1,16 @@
+"""Fixture: a driver for each module of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.two_node_cluster import TwoNodes, connected
+
+
+@pytest.fixture(scope="module")
+def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
+    """This process as a driver of the two nodes; for a module, so that no other's tests find it connected."""
+    with connected(two_nodes):
+        yield two_nodes
