@@ -7,8 +7,11 @@ current champion. The sample data has the same flights every year. To run past m
     airflow backfill create --dag-id scheduled_retraining --max-active-runs 1 \\
         --from-date 2026-02-01 --to-date 2026-04-30
 
-With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it. To
-train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The pool is
+A run that finds the months, the holdout and the settings of the newest version trains nothing: its task ``train`` and
+the tasks after it are skipped.
+
+With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it, in any
+case. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The pool is
 ``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
 ``shoal_retrain_pool``.
 """
@@ -110,7 +113,12 @@ def scheduled_retraining() -> None:
     spec = prepare()
     with pool_for_run(size=NODES, pool_name=POOL, is_async=True) as pool:
         nodes = NodesSensor(task_id="wait_for_nodes", expected_nodes=NODES, pool_name=POOL)
-        train = DistributedTrainOperator(task_id="train", spec=spec, pool_name=POOL)
+        train = DistributedTrainOperator(
+            task_id="train",
+            spec=spec,
+            skip_if_unchanged="{{ params.month is none }}",  # A run for a month was started by a person, so it trains.
+            pool_name=POOL,
+        )
         nodes >> train
     spec >> pool.setup
     report = evaluate(train.output)

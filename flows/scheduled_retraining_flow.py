@@ -1,8 +1,9 @@
 """Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
 ``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs it once.
-A run trains on the six complete months before the last complete month, and evaluates the model on the last one. With
-the parameter `month`, it trains on the months of 2013 before this month and evaluates the model on it.
+A run trains on the six complete months before the last complete month, and evaluates the model on the last one. If it
+finds the months, the holdout and the settings of the newest version, it trains nothing. With the parameter `month`, it
+trains on the months of 2013 before this month and evaluates the model on it, in any case.
 
 To train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
 """
@@ -67,8 +68,11 @@ def prepare(month: int | None, scheduled: datetime, rounds: int) -> JobSpec:
 
 @task(cache_policy=NO_CACHE)
 def report(result: dict[str, Any]) -> str:
-    """Log and return whether the new model was promoted; the job compared it with the champion on the holdout."""
-    verdict = "promoted" if result["promoted"] else "kept the champion"
+    """Log and return whether the new model was promoted; the job compared it with the champion on the holdout.
+
+    If no model was trained, because rows and settings are those of the newest version, the verdict is "skipped".
+    """
+    verdict = "skipped" if result["skipped"] else "promoted" if result["promoted"] else "kept the champion"
     get_run_logger().info("%s: version %s, %s", verdict, result["model_version"], result["metrics"])
     return verdict
 
@@ -93,7 +97,8 @@ def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> di
     spec = prepare(month, flow_run.scheduled_start_time, rounds)
     with pool_lease(NODES, pool_name=pool) as leased:
         wait_for_nodes(NODES, pool_name=leased.name)
-        result = distributed_train(spec, pool_name=leased.name)
+        # A run for a month was started by a person, so it trains even if it has no new rows.
+        result = distributed_train(spec, skip_if_unchanged=month is None, pool_name=leased.name)
     report(result)
     return result
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import cloudpickle
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowRuntimeError, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from shoal import jobs
@@ -232,6 +232,51 @@ def test_training_returns_its_result_as_plain_data(on_fake_head, spec, context):
     assert JobResult.model_validate(result).metrics == {"eval-rmse": 1.5}
     (job,) = jobs.list_jobs()
     assert (job.holder, job.pool) == (RUN, POOL)
+
+
+REGISTER = {"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}}
+
+
+@pytest.mark.parametrize("wanted", [None, True, "{{ dag_run.run_id == 'a_run' }}"])
+def test_a_training_without_new_rows_is_a_skipped_task(on_fake_head, spec, context, monkeypatch, wanted):
+    reason = "skipped: rows, holdout and settings are those of m version 3"
+    monkeypatch.setitem(RESULT, "skipped", reason)
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    task = train({**spec.document(), "register": REGISTER}, skip_if_unchanged=wanted)
+    task.render_template_fields(context)
+
+    with pytest.raises(AirflowSkipException, match=reason):
+        task.execute(context)
+
+    driver.join()
+    (job,) = jobs.list_jobs()
+    assert row(jobs.attach(job.job_id)).spec["register"]["skip_if_unchanged"] is True
+
+
+def test_a_task_that_is_told_to_train_is_not_skipped(on_fake_head, spec, context):
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    task = train({**spec.document(), "register": REGISTER}, skip_if_unchanged="{{ dag_run.run_id != 'a_run' }}")
+    task.render_template_fields(context)
+    task.execute(context)
+    driver.join()
+    (job,) = jobs.list_jobs()
+    assert row(jobs.attach(job.job_id)).spec["register"]["skip_if_unchanged"] is False
+
+
+def test_a_retry_of_a_task_finds_its_job_though_it_may_be_skipped(on_fake_head, spec, context):
+    """The job of the first try came from a version whose tasks did not say whether it may be skipped."""
+    registered = {**spec.document(), "register": REGISTER}
+    parsed = jobs.parse_spec(registered)
+    submitted = jobs.submit(
+        parsed.model_copy(update={"run_config": parsed.run_config.model_copy(update={"pool_name": POOL})}),
+        holder=RUN,
+        key="train/-1",
+    )
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    result = train(registered).execute(context)
+    driver.join()
+    assert (result["job_id"], result["attempt"]) == (submitted.job_id, 1)
+    assert len(jobs.list_jobs()) == 1
 
 
 def test_a_metric_that_is_not_finite_fits_into_an_xcom(on_fake_head, spec, context, monkeypatch):

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shoal.cli import checks
-from shoal.state.runtime import runtime_root
+from shoal.state.temp_folder import runtime_root
 from tests.cli.conftest import document
 from tests.support.waiting import wait_until
 

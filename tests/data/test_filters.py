@@ -383,7 +383,7 @@ def test_a_file_that_changes_after_the_plan_is_refused(write: Write) -> None:
 
 def test_a_filtered_source_cannot_be_joined(write: Write) -> None:
     one = DataConnector.from_parquet(write("a.parquet", x=[1, 2]), filters=[("x", ">", 1)]).source
-    with pytest.raises(InvalidArgumentError, match="a source with filters cannot be joined"):
+    with pytest.raises(InvalidArgumentError, match="a source with filters, which cannot be combined"):
         DataConnector.from_sources([one, write("b.parquet", x=[3])])
     assert DataConnector.from_sources([one]).num_rows() == 1
 
@@ -449,3 +449,22 @@ def test_digest_of_filtered_rows_in_uniform_files_does_not_change(write: Write, 
 def test_parse_filters_is_repeatable() -> None:
     once = parse_filters([["a", "in", [1, 2]], ["b", "!=", "x"]])
     assert parse_filters(once) == once
+
+
+@pytest.mark.parametrize("type_", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+@pytest.mark.parametrize("operator", ["=", "!=", "<", "<=", ">", ">="])
+@pytest.mark.parametrize("value", [0.1, 0.2, -0.0, 16777217, 1e39])
+def test_a_number_is_rounded_to_the_type_of_a_float_column_as_in_pandas(write, type_, operator, value):
+    numbers = np.array([-0.1, 0.0, 0.1, 0.2, 0.3], type_.to_pandas_dtype())
+    path = write("a.parquet", x=pa.array(numbers, type_))
+    compare = {"=": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}[operator]
+
+    with np.errstate(over="ignore"):
+        expected = numbers[getattr(pd.Series(numbers), compare)(value)].tolist()
+
+    def found(*filters: Any) -> list[float]:
+        return DataConnector.from_parquet(path, filters=list(filters)).to_pandas()["x"].tolist()
+
+    assert found(("x", operator, value)) == expected
+    if operator in ("=", "!="):
+        assert found(("x", {"=": "in", "!=": "not in"}[operator], [value, 7])) == expected

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
 from shoal.data.gang_position import ALONE, GangPosition, set_current_position
-from shoal.data.torch import sampler
+from shoal.data.torch import shuffling
 from shoal.data.torch.dataset import TorchDataset
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from tests.data.conftest import Write
@@ -66,7 +66,7 @@ def brief_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the row groups were large: no more than four are shuffled at a time."""
-    monkeypatch.setattr(sampler, "BUFFER_ROWS", 1)
+    monkeypatch.setattr(shuffling, "BUFFER_ROWS", 1)
 
 
 def xs(items: Any) -> list[int]:
@@ -567,7 +567,7 @@ def test_one_row_group_at_a_time_and_the_buffer(
     rows = 20_000
     path = write("a.parquet", rows, **{f"x{i}": np.arange(12 * rows, dtype=np.float64) for i in range(8)})
     group = 8 * 8 * rows
-    monkeypatch.setattr(sampler, "BUFFER_BYTES", 2 * group)
+    monkeypatch.setattr(shuffling, "BUFFER_BYTES", 2 * group)
     dataset = DataConnector.from_parquet(path).to_torch_dataset(1_000, shuffle=shuffle)
     whole, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     _POOLS.append(counted)

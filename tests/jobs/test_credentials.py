@@ -153,3 +153,19 @@ def test_no_secret_is_printed():
     assert said == "*** at http://host/x with *** in eu-central-1, alphabc"
     assert "hunter22" not in repr(secrets)
     assert "wJalr" not in repr(secrets)
+
+
+@pytest.mark.parametrize(
+    ("error", "waited_s", "hinted"),
+    [
+        ("An error occurred (ExpiredToken) when calling GetObject", 7200.0, True),
+        ("s3://b/x: Access Denied", 901.0, True),
+        ("API request failed with error code 403", 7200.0, True),
+        ("password authentication failed for user me", 7200.0, True),
+        ("s3://b/x: Access Denied", 60.0, False),
+        ('the dataset lacks the column "delay"', 7200.0, False),
+    ],
+)
+def test_a_job_that_waited_long_says_that_its_credentials_may_have_expired(error, waited_s, hinted):
+    hint = credentials.expiry_hint(error, waited_s)
+    assert ("which may have expired meanwhile: submit it again" in hint) is hinted

@@ -166,6 +166,31 @@ SEEN = candidate("1", 0.1, overlap=200)
             "better",
             "replaces champion version 1 (rmse=6)",
         ),
+        (  # 0.4 - 0.3 is 0.10000000000000003
+            {"by": "carrier", "slice_tolerance": 0.1},
+            candidate("2", 5.0, AA=0.4),
+            candidate("1", 6.0, AA=0.3),
+            9.0,
+            "better",
+            "replaces champion version 1 (rmse=6)",
+        ),
+        (  # 100.4 - 100.3 is 0.10000000000000853
+            {"by": "carrier", "slice_tolerance": 0.1},
+            candidate("2", 5.0, AA=100.4),
+            candidate("1", 6.0, AA=100.3),
+            9.0,
+            "better",
+            "replaces champion version 1 (rmse=6)",
+        ),
+        (
+            {"by": "carrier", "slice_tolerance": 0.0},
+            candidate("2", 5.0, AA=0.4),
+            candidate("1", 6.0, AA=0.4 - 1e-15),
+            9.0,
+            "slice_worse",
+            "does not replace champion version 1 (rmse=6): rmse is 0.4 instead of 0.4 where carrier is AA, more than "
+            "slice_tolerance=0 allows",
+        ),
         (
             {"by": "carrier"},
             candidate("2", 5.0, AA=99.0),

@@ -267,6 +267,26 @@ class TestDriver:
         assert (result.mlflow_run_id, result.model_uri) == (None, result.model_path)
         assert "not tracked" in log()
 
+    def test_credentials_that_expired_in_the_queue_are_named(self, store, spec, monkeypatch):
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError("When reading from bucket b: AWS Error ACCESS_DENIED: ExpiredToken")
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", refuse)
+        admit = attempts.start
+
+        def after_two_hours(*given: object) -> Job | None:
+            job = admit(*given)
+            assert job is not None
+            job.queued_at, job.admitted_at = 1_000.0, 8_200.0
+            return job
+
+        monkeypatch.setattr(attempts, "start", after_two_hours)
+
+        code, job = drive(store, spec, Secrets({"AWS_SESSION_TOKEN": "a-session-token"}))
+
+        assert (code, job.state) == (1, JobState.FAILED)
+        assert "ExpiredToken. The job waited 120 minutes for room with the credentials of its submission" in job.error
+
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
         spec = spec.model_copy(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
+from shoal.state.schema import JobState
 
 KEY = Key("job", 1)
 
@@ -44,3 +47,16 @@ def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
         assert AttemptContext(store, KEY, None, {}, {}, print).is_current()
 
     assert "trying again" in said.getvalue()
+
+
+def test_only_a_known_attempt_that_has_ended_has_ended(store: Store) -> None:
+    attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"question": "q"}, {}, None), 1.0)
+    attempts.start(store, KEY, {}, 2.0)
+    place = AttemptContext(store, Key("next", 1), None, {}, {}, print)
+    claim = artifacts.claim_of(store, KEY)
+
+    assert not place.has_ended(claim)
+    attempts.end(store, KEY, JobState.FAILED, 3.0, error="lost")
+    assert place.has_ended(claim)
+    assert not place.has_ended(replace(claim, owner="a job of another store"))
+    assert not place.has_ended(replace(claim, attempt=2))

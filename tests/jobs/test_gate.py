@@ -80,9 +80,17 @@ class Gate:
         return Register(**{"model": self.name, "metric": "rmse", "holdout": holdout, **options})
 
     def enter(
-        self, model: str, *, trained_on: str = "train", run: Run | None = None, label_col: str = "y", **options: Any
+        self,
+        model: str,
+        *,
+        trained_on: str = "train",
+        time_col: str | None = None,
+        run: Run | None = None,
+        label_col: str = "y",
+        **options: Any,
     ) -> Outcome:
-        rows = training_rows.of_connectors([DataConnector.from_parquet(self.data / f"{trained_on}.parquet")])
+        dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
+        rows = training_rows.of_datasets([(dataset, dataset.time_range(time_col) if time_col else None)])
         return promotion.enter(
             self.store,
             KEY,
@@ -106,8 +114,17 @@ class Gate:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gate")
     for seed, name in enumerate(("train", "holdout")):
-        frame(seed).to_parquet(folder / f"{name}.parquet", row_group_size=80)
+        rows = frame(seed)
+        rows.assign(day=days(seed, len(rows))).to_parquet(folder / f"{name}.parquet", row_group_size=80)
+    rows = frame(2)
+    rows.assign(day=days(1, len(rows))).to_parquet(folder / "the holdout's days.parquet")
+    rows.assign(day=days(2, len(rows))).to_parquet(folder / "later days.parquet")
     return folder
+
+
+def days(month: int, rows: int) -> Any:
+    """A day of the month for each row; month 0 is January 2024."""
+    return (pd.Timestamp(2024, month + 1, 1) + pd.to_timedelta(np.arange(rows) % 28, unit="D")).date
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +170,13 @@ def one_after_the_other(*models: str, **last: Any) -> Callable[[Gate], Outcome]:
         return gate.enter(models[-1], **last)
 
     return play
+
+
+def champion_trained_on_the_holdouts_days(gate: Gate) -> Outcome:
+    """Its rows may be those of the holdout, read from a database again."""
+    timed = DataConnector.from_parquet(gate.data / "holdout.parquet").to_spec().model_copy(update={"time_col": "day"})
+    gate.enter("exact", trained_on="the holdout's days", time_col="day")
+    return gate.enter("fair", time_col="day", holdout=timed)
 
 
 def champion_trained_on_the_holdout(challenger: str) -> Callable[[Gate], Outcome]:
@@ -221,6 +245,14 @@ RANKING = {"metric": "ndcg@4", "metrics": ["ndcg"], "label_col": "relevance"}
             r"replaces champion version 1 \(rmse=0\), which was trained on 200 rows of the holdout and is not "
             r"compared, better than the baseline \(rmse=0\.\d+\)",
             id="the champion has seen the holdout",
+        ),
+        pytest.param(
+            champion_trained_on_the_holdouts_days,
+            "champion_not_comparable",
+            "2",
+            r"replaces champion version 1 \(rmse=0\), which was trained on rows of the holdout's time "
+            r"\(day from 2024-02-01 to 2024-02-28\) and is not compared, better than the baseline \(rmse=\S+\)",
+            id="the champion has seen the holdout's days",
         ),
         pytest.param(
             champion_trained_on_the_holdout("constant"),
@@ -353,13 +385,21 @@ def test_rows_without_a_value_are_a_slice_of_their_own(tmp_path, texts, slices):
 
 
 class TestBeforeTraining:
-    def check(self, gate: Gate, trained_on: DataConnector, label_col: str = "y", **options: Any) -> None:
+    def check(
+        self,
+        gate: Gate,
+        trained_on: DataConnector,
+        label_col: str = "y",
+        time_col: str | None = None,
+        **options: Any,
+    ) -> None:
+        times = trained_on.time_range(time_col) if time_col else None
         check_holdout(
             gate.register(**options),
             label_col,
             INPUTS,
             group_col="query",
-            trained_on=training_rows.of_connectors([trained_on]),
+            trained_on=training_rows.of_datasets([(trained_on, times)]),
         )
 
     def test_a_holdout_with_training_rows_is_refused_by_file(self, gate, data, tmp_path):
@@ -380,6 +420,47 @@ class TestBeforeTraining:
         self.check(gate, train, holdout=held_out)
         with pytest.raises(DataError, match=f"{held_out.num_rows()} rows of .*train.parquet"):
             self.check(gate, DataConnector.from_parquet(data / "train.parquet"), holdout=held_out)
+
+    @pytest.mark.parametrize(
+        ("trained_on", "columns", "refused"),
+        [
+            pytest.param("the holdout's days", ("day", "day"), True, id="the holdout's days"),
+            pytest.param("the holdout's days", ("day", None), False, id="the holdout has no time column"),
+            pytest.param("the holdout's days", (None, "day"), False, id="the training rows have no time column"),
+            pytest.param("the holdout's days", ("a", "day"), False, id="another column"),
+            pytest.param("train", ("day", "day"), False, id="earlier days"),
+            pytest.param("later days", ("day", "day"), False, id="later days"),
+        ],
+    )
+    def test_a_holdout_of_the_same_time_is_refused(self, gate, data, trained_on, columns, refused):
+        """Other rows, as far as the files tell: the same rows may have been read from a database again."""
+        rows = DataConnector.from_parquet(data / f"{trained_on}.parquet")
+        of_training, of_holdout = columns
+        spec = (
+            DataConnector.from_parquet(data / "holdout.parquet").to_spec().model_copy(update={"time_col": of_holdout})
+        )
+
+        if not refused:
+            return self.check(gate, rows, time_col=of_training, holdout=spec)
+        said = "day is 2024-02-01 to 2024-02-28 in the training rows, and 2024-02-01 to 2024-02-28 in the holdout"
+        with pytest.raises(DataError, match=f'{said}. Choose a holdout that begins after .*"flag"'):
+            self.check(gate, rows, time_col=of_training, holdout=spec)
+        return self.check(gate, rows, time_col=of_training, holdout=spec, overlap="flag")
+
+    def test_rows_of_one_file_are_compared_by_row_and_not_by_time(self, gate, data):
+        """A random split has the same days in all its parts; filters on another column, too."""
+        whole = DataConnector.from_parquet(data / "train.parquet")
+        train, held_out = whole.random_split([0.8, 0.2])
+        self.check(gate, train, time_col="day", holdout=held_out.to_spec().model_copy(update={"time_col": "day"}))
+
+        early, late = (
+            DataConnector.from_parquet(
+                data / "train.parquet", filters=[("a", operator, 0.5), ("day", ">", "2024-01-02")]
+            )
+            for operator in ("<", ">=")
+        )
+        assert early.time_range() == late.time_range()
+        self.check(gate, early, time_col="day", holdout=late)
 
     @pytest.mark.parametrize(
         ("options", "said"),

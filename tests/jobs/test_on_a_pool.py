@@ -23,7 +23,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
-from shoal.jobs import JobHandle, JobSpec, Register, Tracking
+from shoal.jobs import JobHandle, JobSpec, Register, Tracking, skipping_if_unchanged
 from shoal.jobs.client import JobClient
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
@@ -113,7 +113,9 @@ def test_train_register_beat_the_champion_and_predict(
     queried = DatasetSpec(sql="SELECT a, b, y FROM train ORDER BY row", connection="warehouse")
 
     first = jobs.submit(spec).wait(on_log=lines.append)
-    second = jobs.submit(spec.model_copy(update={"n_estimators": 30, "dataset": queried})).wait(on_log=None)
+    again = spec.model_copy(update={"n_estimators": 30, "dataset": queried})
+    second = jobs.submit(again).wait(on_log=None)
+    third = jobs.submit(skipping_if_unchanged(again, None)).wait(on_log=lines.append)
 
     assert second.data is not None
     assert (second.data.rows, second.data.digest) == (
@@ -122,6 +124,8 @@ def test_train_register_beat_the_champion_and_predict(
     )
     assert (first.rows, first.num_workers, first.model_version, first.promoted) == (20_000, 2, "1", True)
     assert (second.model_version, second.promoted) == ("2", True)
+    assert (third.model_version, third.num_workers, third.data) == ("2", 0, second.data)
+    assert third.skipped in lines
     assert second.champion is not None
     assert second.champion.value == first.metrics["holdout-rmse"]
     assert len(first.peak_memory_per_worker) == 2

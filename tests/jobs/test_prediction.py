@@ -167,6 +167,25 @@ class TestOutput:
         late.discard()
         assert self.read(place) == [1, 1]
 
+    def test_what_a_killed_attempt_of_another_job_left_goes_with_the_next_job(self, place):
+        """Of a night whose driver was killed: the next night's job has another id."""
+        import fsspec
+
+        killed, running = Output(place, Claim("killed", "me", 2)), Output(place, Claim("running", "me"))
+        for output in (killed, running):
+            output.prepare()
+            self.write(output)
+
+        Output(place, Claim("next", "me"), has_ended=lambda claim: claim == Claim("killed", "me", 2)).prepare()
+
+        def left(output: Output) -> bool:
+            fs, root = fsspec.core.url_to_fs(output.staging)
+            return fs.exists(f"{root}/{PART}")
+
+        assert (left(killed), left(running)) == (False, True)
+        self.publish(running)
+        assert self.read(place) == [1, 1]
+
     @pytest.mark.parametrize("name", ["notes.txt", "notes/of.txt"])
     def test_files_of_others_are_left_alone(self, place, name):
         import fsspec

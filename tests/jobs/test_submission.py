@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 
 from shoal import jobs
 from shoal.data import DataConnector
@@ -32,6 +32,7 @@ from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import LogFollower, log_path
+from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -618,6 +619,22 @@ class TestWait:
         with pytest.raises(JobTimeoutError):
             handle.wait(timeout=30.0, on_log=None)
         assert list(head.jobs) == [key(handle).submission_id]
+
+    def test_staged_data_of_an_old_job_are_swept(self, store, submit, spec):
+        """A thousand newer jobs have ended since it was killed."""
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
+        old = submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y"))
+        attempts.end(store, key(old), JobState.FAILED, 1.0, error="lost")
+        plain = attempts.load(store, key(submit(spec)))
+        fields = {column.key: getattr(plain, column.key) for column in inspect(Job).column_attrs}
+        newer = {**fields, "state": JobState.SUCCEEDED, "created_at": plain.created_at + 1.0}
+        with store.transaction() as session:
+            session.add_all(Job(**{**newer, "id": f"newer-{number}"}) for number in range(1_000))
+
+        done = discard_leftovers(store)
+
+        assert f"job {old.job_id}, attempt 1: removed its staged data" in done
+        assert not Path(str(connector.staging)).exists()
 
     def test_staged_data_that_are_half_removed_end_no_sweep(self, store, submit, held, caplog):
         connectors = [DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [float(n)]})) for n in range(2)]

@@ -230,7 +230,7 @@ def test_a_server_that_stays_away_is_named_at_the_deadline(on_postgresql, tiny, 
     pool = ComputePool("local://tiny?max_nodes=4").up()
     before = standing()
     monkeypatch.setattr("shoal.pool.waiting.STORE_PERIOD", 0.2)
-    monkeypatch.setattr("shoal.pool.plan.SPAWN_GRACE", 60.0)
+    monkeypatch.setattr("shoal.pool.scaling_plan.SPAWN_GRACE", 60.0)
     monkeypatch.setattr("shoal.pool.waiting.WAIT_PERIOD", 0.1)
     stop = on_postgresql.stop
     reconciled = reconcile

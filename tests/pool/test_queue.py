@@ -17,7 +17,7 @@ from shoal.pool import lease_queue
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import advance
 from shoal.pool.journal.rollback import withdraw
-from shoal.pool.plan import wanted
+from shoal.pool.scaling_plan import wanted
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import Base, Node, NodeState, Operation, OperationState
 

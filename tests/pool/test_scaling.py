@@ -21,8 +21,8 @@ from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.runtime import runtime_root
 from shoal.state.schema import Demand, Node, NodeState, Operation, OperationState, Pool
+from shoal.state.temp_folder import runtime_root
 from tests.support import ROOT
 from tests.support.pool_processes import node_processes, node_rows, nothing_left, tagged
 from tests.support.tiny_node import FAIL_FILE, SLOW_FILE

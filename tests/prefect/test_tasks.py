@@ -30,6 +30,7 @@ from shoal.prefect import (
     wait_for_nodes,
 )
 from shoal.training.progress import Progress
+from tests.support.job_results import result_of
 from tests.support.tiny_node import FAIL_FILE
 
 pytestmark = pytest.mark.server
@@ -238,6 +239,45 @@ def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_asyn
     assert (artifact.type, artifact.key, float(artifact.data)) == ("progress", "shoal-progress", 75.0)
     assert artifact.description == "round 3 of 4, eval-rmse: 1.5"
     assert artifact.task_run_id is not None
+
+
+class Skipped:
+    """A job that trains nothing, because it has no new rows."""
+
+    job_id, attempt = "skipped", 1
+
+    def wait(self, *, on_log, on_progress):
+        return result_of(model_version="3", skipped="skipped: no new rows since version 3")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_training_without_new_rows_is_a_skipped_task_run(up, monkeypatch, is_async):
+    asked = []
+    monkeypatch.setattr("shoal.prefect._training.submit", lambda spec, **_: asked.append(spec) or Skipped())
+    register = {"model": "m", "metric": "rmse", "holdout": {"paths": ["x.parquet"]}}
+    spec = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y", "register": register}
+
+    @flow
+    def train():
+        state = distributed_train(spec, pool_name="tiny", return_state=True)
+        result = distributed_train(spec, skip_if_unchanged=False, pool_name="tiny")
+        assert result == distributed_train.with_options(retries=1)(spec, pool_name="tiny")
+        assert result == distributed_train.submit(spec, pool_name="tiny").result()
+        return state, result
+
+    @flow
+    async def atrain():
+        state = await adistributed_train(spec, pool_name="tiny", return_state=True)
+        return state, await adistributed_train(spec, skip_if_unchanged=False, pool_name="tiny")
+
+    state, result = asyncio.run(atrain()) if is_async else train()
+    assert (state.name, state.is_completed(), state.message) == (
+        "Skipped",
+        True,
+        "skipped: no new rows since version 3",
+    )
+    assert (result["skipped"], result["model_version"]) == (state.message, "3")
+    assert [spec.register_as.skip_if_unchanged for spec in asked[:2]] == [True, False]
 
 
 def test_a_wrong_spec_is_refused_before_anything_starts(up):

@@ -14,8 +14,8 @@ from sqlalchemy import text
 from shoal.errors import StoreError
 from shoal.state import Store, engines
 from shoal.state.home import lock_file
-from shoal.state.runtime import runtime_root
 from shoal.state.schema import Lock
+from shoal.state.temp_folder import runtime_root
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.waiting import wait_until
 

@@ -11,8 +11,8 @@ from sqlalchemy import select
 
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.runtime import runtime_root
 from shoal.state.schema import Node, Operation, OperationState
+from shoal.state.temp_folder import runtime_root
 from tests.support.pool_processes import folders, living, node_processes, node_rows
 
 

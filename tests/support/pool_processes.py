@@ -16,8 +16,8 @@ from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store, home
 from shoal.state.process import ProcessId
-from shoal.state.runtime import node_folders, node_ids, runtime_root
 from shoal.state.schema import Node
+from shoal.state.temp_folder import node_folders, node_ids, runtime_root
 from tests.support.waiting import wait_until
 
 

@@ -37,7 +37,7 @@ def tiny(fresh_home, forked_supervisors, monkeypatch):
     """Pools of tiny nodes, without the detached reconciler: whoever acts or sweeps does it all."""
     monkeypatch.setitem(BACKENDS, "local", TinyBackend)
     monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
-    monkeypatch.setattr("shoal.pool.plan.SPAWN_GRACE", 2.0)  # a tiny supervisor claims its row within a second
+    monkeypatch.setattr("shoal.pool.scaling_plan.SPAWN_GRACE", 2.0)  # a tiny supervisor claims its row within a second
     monkeypatch.setenv(fork_server.ADDRESS, forked_supervisors)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     yield fresh_home

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.exceptions import AirflowRuntimeError
+from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow.hooks import ENGINE, database_url, run_of
@@ -166,6 +166,10 @@ class DistributedTrainOperator(_JobOperator):
     attaches to the job if the job still runs, takes the result if the job has succeeded in the meantime, and otherwise
     starts a new attempt. If the task is marked or cleared, or times out, its job is cancelled.
 
+    If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
+    version, then nothing is trained, and Airflow marks the task as skipped. A first run, and a run after a failed one,
+    always train.
+
     :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of
         the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
     :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
@@ -174,11 +178,20 @@ class DistributedTrainOperator(_JobOperator):
         name as ``pkg.module:name``, or the path of a script.
     :param op_args: Positional arguments of the function, or command line arguments of the script. (templated)
     :param op_kwargs: Keyword arguments of the function. (templated)
+    :param skip_if_unchanged: Whether a training without new rows is skipped, as described above. False: the task always
+        trains. By default, the field ``register.skip_if_unchanged`` of `spec` decides, and the training is skipped if
+        `spec` does not contain this field. A training function is never skipped. (templated)
     :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, "spec", "op_args", "op_kwargs")
+    template_fields: Sequence[str] = (
+        *PoolOperator.template_fields,
+        "spec",
+        "op_args",
+        "op_kwargs",
+        "skip_if_unchanged",
+    )
     template_fields_renderers = {"spec": "json", "op_args": "py", "op_kwargs": "py"}  # noqa: RUF012 - Airflow's own shape
     shallow_copy_attrs: Sequence[str] = ("train_func",)
 
@@ -190,6 +203,7 @@ class DistributedTrainOperator(_JobOperator):
         train_func: TrainFunc | None = None,
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
+        skip_if_unchanged: bool | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -202,6 +216,7 @@ class DistributedTrainOperator(_JobOperator):
         self.train_func = train_func
         self.op_args: Collection[Any] = op_args or []
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
+        self.skip_if_unchanged = skip_if_unchanged
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
@@ -211,11 +226,12 @@ class DistributedTrainOperator(_JobOperator):
     def train(self, context: Context) -> JobResult:
         """Build the spec from the operator's arguments, run the job, and return the job's result.
 
-        If the job fails, the cause is stored as an XCom, so that a later task can report it (see `training_results`).
+        If the job has skipped its training, this raises AirflowSkipException. The cause of a failure, or the reason for
+        the skip, is stored as an XCom, so that a later task can report it (see `training_results`).
 
         :param context: Airflow's context of the task.
         """
-        from shoal.jobs import spec_of
+        from shoal.jobs import skipping_if_unchanged, spec_of
 
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
         try:
@@ -226,13 +242,20 @@ class DistributedTrainOperator(_JobOperator):
                 args=tuple(self.op_args),
                 kwargs=self.op_kwargs,
             )
-            return self.run_job(spec, context)
+            result = self.run_job(skipping_if_unchanged(spec, self.skip_if_unchanged), context)
         except ShoalError as error:
-            try:
-                context["ti"].xcom_push(key=CAUSE, value=str(error))
-            except Exception:  # The task must fail with its own cause.
-                self.log.warning("the cause of the failure could not be stored as an XCom", exc_info=True)
+            self._store_cause(str(error), context)
             raise
+        if result.skipped:
+            self._store_cause(result.skipped, context)
+            raise AirflowSkipException(result.skipped)
+        return result
+
+    def _store_cause(self, cause: str, context: Context) -> None:
+        try:
+            context["ti"].xcom_push(key=CAUSE, value=cause)
+        except Exception:  # The task must end with its own cause.
+            self.log.warning("the cause could not be stored as an XCom", exc_info=True)
 
 
 class BatchPredictOperator(_JobOperator):

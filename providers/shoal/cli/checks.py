@@ -213,7 +213,7 @@ def _temp(folder: Path) -> Check:
 
 
 def _runtime_root() -> Check:
-    from shoal.state.runtime import runtime_root
+    from shoal.state.temp_folder import runtime_root
 
     name = "folder of running nodes"
     try:

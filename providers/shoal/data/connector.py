@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.columns import check_present
@@ -17,6 +17,7 @@ from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
+from shoal.data.time_range import TimeRange
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -292,15 +293,16 @@ class DataConnector:
         """
         return self.source.digest()
 
-    def time_range(self, column: str | None = None) -> tuple[Any, Any] | None:
+    def time_range(self, column: str | None = None, *, without: Collection[str] = ()) -> TimeRange | None:
         """Read a column and return its smallest and its largest value.
 
         Args:
             column: Column of any type that has an order; by default the date or timestamp column of the filters, if
                 there is exactly one.
+            without: Canonical paths of files whose rows are left out.
 
         Returns:
-            The two values as Python objects; None if there is no such column, or it has only nulls.
+            The range; None if there is no such column, or it has only nulls.
 
         Raises:
             DataError: If there is no column of this name, or its values have no order.
@@ -316,8 +318,9 @@ class DataConnector:
             column = times[0]
         check_present(self.source.reference().path, column, schema.names)
         ends: list[Any] = []
+        ranges = [rows for rows in self.source.ranges() if rows.path not in without]
         try:
-            for table in self.iter_batches([column]):
+            for table in self.source.read(ranges, [column]):
                 found = pc.min_max(table.column(column)).as_py()
                 ends += [end for end in found.values() if end is not None]
         except pa.ArrowNotImplementedError:
@@ -325,7 +328,7 @@ class DataConnector:
                 f'column "{column}" is of type {schema.field(column).type}, which has no order: name a '
                 "column of dates, timestamps or numbers"
             ) from None
-        return (min(ends), max(ends)) if ends else None
+        return TimeRange.of(column, (min(ends), max(ends))) if ends else None
 
     def value_counts(self, column: str) -> dict[Any, int]:
         """Count the rows of each distinct value of a column.

@@ -5,21 +5,17 @@ If there is no pool, an embedded pool is started: a pool with one node that belo
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shoal.distributors.embedded_pool import embedded_pool
 from shoal.errors import NoPoolError
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
-from shoal.pool.api import ComputePool
 from shoal.pool.selection import which_pool
-from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
@@ -29,8 +25,6 @@ from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 
 if TYPE_CHECKING:
     from shoal.jobs import JobHandle, JobResult
-
-_embedded = itertools.count(1)
 
 
 def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
@@ -78,7 +72,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
     from shoal.jobs.specs.function import FunctionJobSpec
 
     locations.try_out(storage.root(request.run_config.artifact_location))
-    with _embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
+    with embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
         stored = code_store.store(program, request.run_config.artifact_location)
         spec = FunctionJobSpec(**_on_pool(request, pool_name), program=stored)
         return load_results(_result(submit(spec)), request.run_config.artifact_location)
@@ -149,21 +143,5 @@ def _pool_for(name: str | None) -> Iterator[str]:
     if known:
         yield known
     else:
-        with _embedded_pool() as name:
+        with embedded_pool() as name:
             yield name
-
-
-@contextmanager
-def _embedded_pool() -> Iterator[str]:
-    spec = PoolSpec(
-        name=f"embedded-{os.getpid()}-{next(_embedded)}",
-        max_nodes=1,
-        cpus_per_node=len(os.sched_getaffinity(0)),
-    )
-    print(f"training on a pool that is embedded in this process, {spec.uri}", file=sys.stderr, flush=True)
-    pool = ComputePool(spec)
-    pool.up(owner=ProcessId.mine())
-    try:
-        yield pool.name
-    finally:
-        pool.down()

@@ -14,7 +14,7 @@ from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.submission import attach, cancel, list_jobs, submit
-from shoal.jobs.task_spec import spec_of
+from shoal.jobs.task_spec import skipping_if_unchanged, spec_of
 
 __all__ = [
     "AnyJobSpec",
@@ -41,6 +41,7 @@ __all__ = [
     "load_results",
     "load_training",
     "parse_spec",
+    "skipping_if_unchanged",
     "spec_of",
     "submit",
     "summary",

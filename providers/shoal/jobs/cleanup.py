@@ -16,7 +16,6 @@ from sqlalchemy import select
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
@@ -39,7 +38,7 @@ _SETTLE_EVERY = 30
 not wait any more, for example because their timeout is over."""
 
 _AT_ONCE = 1000
-"""Largest number of running jobs, and of pending jobs, that one sweep checks; the next sweep checks the rest."""
+"""Largest number of running jobs, and of pending jobs, that one sweep checks."""
 
 
 @dataclass(frozen=True)
@@ -110,24 +109,25 @@ def settle_jobs() -> list[str]:
         The actions that were taken, one sentence each.
     """
     did = []
+    store = Store()
     # One query lists the running jobs, another one the pending jobs: in a common list, which is limited to `_AT_ONCE`
-    # jobs, many newer pending jobs could leave no room for the running ones.
-    running, pending = (list_jobs(states={state}, limit=_AT_ONCE) for state in (JobState.RUNNING, JobState.PENDING))
-    for job in [*running, *pending]:
+    # jobs, many pending jobs could leave no room for the running ones. Of a list that is too long, the jobs that no
+    # process waits for come first: a process that waits for a job checks it itself.
+    states = (JobState.RUNNING, JobState.PENDING)
+    for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:
-            handle = attach(job.job_id, job.attempt)
-            lost = handle.end_if_lost()
+            lost = attach(key.job_id, key.attempt).end_if_lost()
         except ShoalError as error:  # expected; for example, the pool is on another host, which checks the job
-            log.info("job %s was not checked: %s", job.job_id, error)
+            log.info("job %s was not checked: %s", key.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
-            log.exception("job %s could not be checked", job.job_id)
-            did.append(f"job {job.job_id}: could not be checked: {type(error).__name__}: {error}")
+            log.exception("job %s could not be checked", key.job_id)
+            did.append(f"job {key.job_id}: could not be checked: {type(error).__name__}: {error}")
             continue
         if lost:
-            ended = attempts.load(Store(), Key(job.job_id, handle.attempt))
-            did.append(f"job {job.job_id}, attempt {handle.attempt}: {ended.state.value}, {ended.error}")
-    return [*did, *discard_leftovers(Store())]
+            ended = attempts.load(store, key)
+            did.append(f"job {key.job_id}, attempt {key.attempt}: {ended.state.value}, {ended.error}")
+    return [*did, *discard_leftovers(store)]
 
 
 def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:

@@ -33,6 +33,16 @@ _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
 """Pattern that matches the names of variables whose values are secret. A variable such as AWS_REGION does not match, so
 that its value stays readable in logs."""
 
+_REFUSED = re.compile(
+    r"expired|invalid.?token|access.?denied|permission denied|unauthori[sz]ed|forbidden|credential|authentication"
+    r"|\b40[13]\b",
+    re.IGNORECASE,
+)
+"""Pattern that matches the messages with which storages, databases and tracking servers refuse credentials."""
+
+_SHORTEST_SESSION_S = 900.0
+"""Seconds for which credentials are certainly valid: the shortest time that a session of AWS can be given."""
+
 _SQLITE = "sqlite:///"
 
 _SHORTEST_SECRET = 6
@@ -191,6 +201,21 @@ def _step(key: str) -> str:
             "values, because shoal removes them from values, but not from keys, before it stores the spec"
         )
     return key.replace("~", "~0").replace("/", "~1")
+
+
+def expiry_hint(error: str, waited_s: float) -> str:
+    """Return a sentence about credentials that may have expired in the queue; empty if that is not likely.
+
+    Args:
+        error: Message of the error with which a job has failed.
+        waited_s: Seconds for which the job waited in its pool's queue.
+    """
+    if waited_s <= _SHORTEST_SESSION_S or not _REFUSED.search(error):
+        return ""
+    return (
+        f". The job waited {waited_s / 60:.0f} minutes for room with the credentials of its submission, which may have "
+        "expired meanwhile: submit it again with new ones"
+    )
 
 
 def hand_over(submission_id: str, secrets: Secrets) -> None:

@@ -18,6 +18,9 @@ def fingerprint(spec: AnySpec) -> str:
     """
     document = spec.comparable(_by_content).document()
     document["run_config"].pop("priority", None)  # a job with another priority still counts as the same job
+    # The same holds for a job that may be skipped. A retry therefore finds the job that an earlier version of shoal
+    # submitted, whose tasks did not set this option.
+    (document.get("register") or {}).pop("skip_if_unchanged", None)
     return ids.digest(credentials.hide(document)[0])
 
 

@@ -47,12 +47,15 @@ class DataResult(Settings):
         description="Fingerprint of the rows. For a dataset with filters or sql, equal rows have equal fingerprints, "
         "wherever they are stored."
     )
-    time_from: str | None = Field(
+    time_col: str | None = Field(
         default=None,
-        description="Smallest value of the time column, which is the dataset's `time_col` or the only time column in "
-        "its filters. None: there is no such column.",
+        description="Name of the time column, which is the dataset's `time_col` or the only time column in its "
+        "filters. None: there is no such column.",
     )
-    time_to: str | None = Field(default=None, description="Largest value of the time column; None as for `time_from`.")
+    time_from: str | None = Field(
+        default=None, description="Smallest value of the time column. None: there is no such column."
+    )
+    time_to: str | None = Field(default=None, description="Largest value of the time column; None like `time_from`.")
 
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that describe the training rows of the registered version."""
@@ -111,13 +114,19 @@ class JobResult(Settings):
     )
     promoted: bool | None = Field(
         default=None,
-        description="Whether the model became the champion, that is, has the alias. None: the model is not registered.",
+        description="Whether the model became the champion, that is, has the alias. None: the model is not registered, "
+        "or the training was skipped.",
     )
     champion: ChampionResult | None = Field(
         default=None, description="The champion with which the model was compared. None: there was no champion."
     )
     decision: DecisionResult | None = Field(
         default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
+    )
+    skipped: str | None = Field(
+        default=None,
+        description="Reason why the job trained no model: rows and settings are those of the newest registered "
+        "version, which `model_version` and `model_uri` name. None: the job was not skipped.",
     )
 
     def to_dict(self) -> dict[str, Any]:

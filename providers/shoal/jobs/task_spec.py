@@ -9,6 +9,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.files import code_store
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.training import JobSpec
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func, is_name
 
 _NOT_STORED = "not stored yet"
@@ -56,6 +57,32 @@ def spec_of(
     spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
     stored = code_store.store(program.dumps(), spec.run_config.artifact_location)
     return spec.model_copy(update={"program": stored})
+
+
+def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJobSpec:
+    """Return the spec of a task's job, with the option whether a training without new rows is skipped.
+
+    Args:
+        spec: Spec of the job.
+        wanted: Whether to skip such a training, also as text, which a template gives. None: as the spec's
+            ``register.skip_if_unchanged`` says. If that is not set either, a training that registers a boosting model
+            and has no code of the user is skipped.
+
+    Raises:
+        InvalidArgumentError: `wanted` is true, but the job cannot be skipped; or `wanted` is no truth value.
+    """
+    register = spec.register_as
+    if register is None:
+        if wanted is True:
+            raise InvalidArgumentError(
+                "skip_if_unchanged=True needs register: only the rows of a registered version are known"
+            )
+        return spec
+    if wanted is None and register.skip_if_unchanged is None:
+        wanted = True if isinstance(spec, JobSpec) and spec.user_code is None else None
+    if wanted is None:
+        return spec
+    return type(spec).parse({**spec.document(), "register": {**register.model_dump(), "skip_if_unchanged": wanted}})
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -25,18 +25,21 @@ from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import DRAIN_GRACE, KILL_PATIENCE, REVIVE_PERIOD, STORE_PATIENCE, SUPERVISOR_PERIOD
+from shoal.pool.tunables import (
+    DRAIN_GRACE,
+    KILL_PATIENCE,
+    REVIVE_PERIOD,
+    STARTS_AT_ONCE,
+    STORE_PATIENCE,
+    SUPERVISOR_PERIOD,
+)
 from shoal.state import Store
 from shoal.state.locks import open_locked
 from shoal.state.process import ProcessId
-from shoal.state.runtime import remove_own_folder, turn_lock
 from shoal.state.schema import Node, NodeState, Pool
+from shoal.state.temp_folder import remove_own_folder, turn_lock
 
 log = logging.getLogger("shoal.supervisor")
-
-_TURNS = (os.cpu_count() or 1) + 1
-"""Number of nodes that may start at the same time on this host. A starting node keeps one core busy with the imports of
-its agents, but sometimes waits. So one node more than there are cores can start without slowing the others down."""
 
 
 class Member(Protocol):
@@ -70,7 +73,7 @@ Start = Callable[[Node, PoolSpec, str | None, Path], Member]
 Load = Callable[[], Start]
 """Function that imports everything needed to start a node, and returns the function that starts the node. These are two
 functions because the imports of several nodes may run at the same time, but the number of concurrent starts is limited
-(`_TURNS`)."""
+(`STARTS_AT_ONCE`)."""
 
 
 class _Ended(Exception):
@@ -148,11 +151,11 @@ class Supervisor:
             return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
 
     def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
-        """Wait until fewer than `_TURNS` other nodes of this host are starting, then start the node.
+        """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
 
         The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
-        start holds one of `_TURNS` lock files (a turn) until the node has joined the cluster. The imports are done
-        before, without a turn.
+        start holds one of `STARTS_AT_ONCE` lock files (a turn) until the node has joined the cluster. The imports are
+        done before, without a turn.
         """
         start = self._load()
         looked = -SUPERVISOR_PERIOD
@@ -162,7 +165,7 @@ class Supervisor:
             if self._stopping or time.monotonic() - looked > SUPERVISOR_PERIOD:
                 self._checked_row()
                 looked = time.monotonic()
-            for turn in range(_TURNS):
+            for turn in range(STARTS_AT_ONCE):
                 with open_locked(turn_lock(turn), wait=False) as mine:
                     if mine:
                         self._checked_row()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 ROLLBACK_AFTER = 720.0
 """Time from a scale operation's request to its deadline, by default. Snowflake's `scale_cluster` has the same default.
 Nodes in a cloud start within this time, too."""
@@ -102,3 +104,7 @@ because the head may have to start its agents first, and other jobs may be queue
 CLUSTER_START_TIMEOUT = 900.0
 """Time within which a node that was requested from Ray's autoscaler has to join the cluster. It is enough to start a
 cloud machine and pull its image. By default, a lease expires after the same time."""
+
+STARTS_AT_ONCE = (os.cpu_count() or 1) + 1
+"""Number of nodes that may start at the same time on this host. A starting node keeps one core busy with the imports of
+its agents, but sometimes waits. So one node more than there are cores can start without slowing the others down."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
+from prefect import State, Task, task
+from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
+from prefect.states import Completed
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._holder import current_holder, task_key
@@ -65,6 +70,63 @@ class Training:
             self._handle.cancel(_CANCELLED)
 
 
+class TrainingTask(Task[..., Any]):
+    """Prefect task whose call returns the result as a dict, also if the task run ends in the state ``Skipped``.
+
+    Prefect returns a state from the call of a task that returned a state, although ``.submit(...).result()`` returns
+    the value in it.
+    """
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> TrainingTask:
+        """Return the task that runs a function."""
+        return cls._from(task(cache_policy=NO_CACHE)(function))
+
+    def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
+        """Run the task, and return its result, or with `return_state` the final state of the task run."""
+        found: Any = super().__call__(*args, return_state=return_state, **kwargs)
+        if return_state:
+            return found
+        return _awaited(found) if inspect.isawaitable(found) else _value(found)
+
+    def with_options(self, **options: Any) -> TrainingTask:
+        """Return a copy of the task with other options, such as ``retries=2``."""
+        return self._from(super().with_options(**options))
+
+    @classmethod
+    def _from(cls, plain: Any) -> TrainingTask:
+        plain.__class__ = cls  # `Task.with_options` returns a plain task, and its constructor has no hook for another
+        made: TrainingTask = plain
+        return made
+
+
+async def _awaited(found: Awaitable[Any]) -> Any:
+    return _value(await found)
+
+
+def _value(found: Any) -> Any:
+    """Return the value in a state of a task that has returned this state; return any other value unchanged."""
+    if not isinstance(found, State):
+        return found
+    return getattr(found.data, "result", found.data)  # Prefect wraps the value into a record with this attribute
+
+
+def ended(result: JobResult) -> dict[str, Any]:
+    """Return the value that a training task returns: the result as a dict of JSON values.
+
+    If the job has skipped its training, this returns Prefect's state ``Skipped``, which contains the dict. Prefect has
+    no type of state for this; a state of the type Completed with another name is its way.
+
+    Args:
+        result: Result of the job.
+    """
+    plain: dict[str, Any] = result.model_dump(mode="json")
+    if not result.skipped:
+        return plain
+    state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
+    return cast(dict[str, Any], state)  # callers of the task get the dict that the state contains
+
+
 def artifact(result: JobResult) -> dict[str, Any]:
     """Return the arguments for Prefect's `create_table_artifact`, which shows a job's result as a table in the UI.
 
@@ -76,7 +138,7 @@ def artifact(result: JobResult) -> dict[str, Any]:
         ["model", result.model_uri],
         ["version", result.model_version or "not registered"],
         ["promoted", {True: "yes", False: "no", None: "-"}[result.promoted]],
-        ["decision", "-" if result.decision is None else result.decision.sentence],
+        ["decision", result.skipped or ("-" if result.decision is None else result.decision.sentence)],
         ["rows", "-" if result.rows is None else f"{result.rows:,}"],
         ["workers", str(result.num_workers)],
         ["seconds", f"{result.seconds:.1f}"],

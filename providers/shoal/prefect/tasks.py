@@ -12,13 +12,13 @@ from prefect import task
 from prefect.artifacts import acreate_table_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, spec_of
+from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.prefect._holder import current_holder
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._threads import in_thread
-from shoal.prefect._training import Training, artifact
+from shoal.prefect._training import Training, TrainingTask, artifact, ended
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.training.pytorch.train_func import TrainFunc
 
@@ -144,7 +144,7 @@ async def await_for_nodes(
     )
 
 
-@task(cache_policy=NO_CACHE)
+@TrainingTask.of
 def distributed_train(
     spec: AnyJobSpec | dict[str, Any] | None = None,
     *,
@@ -152,12 +152,17 @@ def distributed_train(
     train_func: TrainFunc | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    skip_if_unchanged: bool | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
     """Run a training as a job on a pool, and copy the job's log to the log of the Prefect run.
 
     The job does not end with this task. A retry of the task attaches to the job if it still runs, and starts a new
     attempt if it failed. Cancelling the run cancels the job.
+
+    If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
+    version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
+    ``skipped`` of its result has the reason. A first run, and a run after a failed one, always train.
 
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of the
@@ -168,6 +173,9 @@ def distributed_train(
             return values.
         args: Positional arguments of the function, or command line arguments of the script.
         kwargs: Keyword arguments of the function.
+        skip_if_unchanged: Whether a training without new rows is skipped, as described above. False: the task always
+            trains. None: the field ``register.skip_if_unchanged`` of `spec` decides, and the training is skipped if
+            `spec` does not contain this field. A training function is never skipped.
         pool_name: Name, URI or block of the pool; by default the pool in `spec`.
 
     Returns:
@@ -182,16 +190,17 @@ def distributed_train(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     result = distributed_train(spec, pool_name="retrain")
     """
-    training = Training(spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs), pool_name)
+    job = spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
+    training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
     result = training.run()
     try:
         create_table_artifact(**artifact(result))
     except Exception as error:  # After hours of training, a task must not fail because the UI cannot show a table.
         training.logger.warning("the Prefect artifact could not be created: %s", error)
-    return result.model_dump(mode="json")
+    return ended(result)
 
 
-@task(cache_policy=NO_CACHE)
+@TrainingTask.of
 async def adistributed_train(
     spec: AnyJobSpec | dict[str, Any] | None = None,
     *,
@@ -199,17 +208,18 @@ async def adistributed_train(
     train_func: TrainFunc | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    skip_if_unchanged: bool | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
     """Run a training as a job on a pool: the async version of `distributed_train`."""
     job = await in_thread(lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs))
-    training = Training(job, pool_name)
+    training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
     result = await in_thread(training.run, training.cancel)
     try:
         await acreate_table_artifact(**artifact(result))
     except Exception as error:
         training.logger.warning("the Prefect artifact could not be created: %s", error)
-    return result.model_dump(mode="json")
+    return ended(result)
 
 
 @task(cache_policy=NO_CACHE)

@@ -75,8 +75,7 @@ class Claim:
 
     def has_marked(self, folder: str) -> bool:
         """Return whether an artifact folder exists and its marker file names exactly this attempt of the job."""
-        fs, root = _filesystem(folder)
-        return not _is_link(folder) and _read(fs, root) == self
+        return read(folder) == self
 
     def take(self, folder: str) -> None:
         """Replace an artifact folder by a folder that contains only the marker file of this attempt.
@@ -122,6 +121,11 @@ class Claim:
     @property
     def _remedy(self) -> str:
         return "move it away, or choose another artifact_location or job_id"
+
+
+def read(folder: str) -> Claim | None:
+    """Return the claim in an artifact folder's marker; None if there is no folder, no marker, or a link."""
+    return None if _is_link(folder) else _read(*_filesystem(folder))
 
 
 def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:

@@ -14,9 +14,9 @@ from shoal.data import DataConnector
 from shoal.errors import DataError
 from shoal.training.boosting.rows import Columns, Part, ShardRows
 from shoal.training.boosting.task import Task
+from shoal.training.lightgbm.bin_sample import sample, shares
 from shoal.training.lightgbm.binning import make_reference
 from shoal.training.lightgbm.dataset import Binned
-from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.worker import label_check, refuse_if_too_large
 from tests.support.two_node_cluster import COLUMNS, ROWS
 

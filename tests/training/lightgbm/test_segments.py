@@ -17,10 +17,10 @@ from shoal.training.boosting.rows import Columns, Part, ShardRows
 from shoal.training.boosting.task import Checkpoint, Segment, Task
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import gang_context
+from shoal.training.lightgbm.bin_sample import sample, shares
 from shoal.training.lightgbm.binning import make_reference
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.params import merge_params, worker_params
-from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.segments import Trainer
 from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import softmax, squared_error, worst_error

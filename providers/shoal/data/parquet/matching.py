@@ -249,7 +249,8 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     """Convert the value in one comparison of a filter, such as ``month >= 3``, to the type of the column.
 
     Whole numbers, dates, timestamps and decimals are compared exactly, even if the value has more digits than the type
-    of the column.
+    of the column. For floats, the value is rounded to the type of the column, as in pandas: 0.1 is in a column of
+    float32 if the column was written with this value.
 
     Args:
         path: Path of the file, for the message.
@@ -277,7 +278,8 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     if types.is_floating(type_):
         _check(path, term, type_, given, (int, float), "a number")
         try:
-            return _in_order(operator_, tuple(float(item) + 0.0 for item in given), pa.float64(), floating=True)
+            rounded = tuple(_rounded(float(item), type_) + 0.0 for item in given)
+            return _in_order(operator_, rounded, pa.float64(), floating=True)
         except OverflowError:
             raise DataError(f"{_cannot(path, term, type_)}: the number is too large for a float") from None
     if types.is_boolean(type_):
@@ -420,6 +422,15 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
         low, high = (int(Fraction(end) * Fraction(10) ** type_.scale) for end in ends)
         return low, high
     return ends if all(isinstance(end, str) for end in ends) else None
+
+
+def _rounded(value: float, type_: pa.DataType) -> float:
+    """Return a number as the float type of a column stores it; a number that the type cannot store is not changed."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        rounded = float(np.dtype(type_.to_pandas_dtype()).type(value))
+    return rounded if math.isfinite(rounded) else value
 
 
 def _check(path: str, term: Term, type_: pa.DataType, given: Sequence[Scalar], kind: Any, what: str) -> None:

@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shoal.data.checks import check_tensor_columns
 from shoal.data.columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.planning.row_groups import Shard, shuffled
-from shoal.data.torch import sampler
+from shoal.data.torch import shuffling
 from shoal.data.torch.epochs import EpochCounter
-from shoal.data.torch.sampler import count_items, cut, evened, rows_of, share_of
+from shoal.data.torch.shuffling import count_items, cut, evened, rows_of, share_of
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     Each ``iter()`` is an epoch, which is counted when its first item is requested. With ``shuffle=True`` every epoch
     has its own order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are
     shuffled, and then the rows within a few row ranges at a time, so that only these few are in memory (see
-    :mod:`shoal.data.torch.sampler`). The worker processes of a DataLoader divide the rows among themselves.
+    :mod:`shoal.data.torch.shuffling`). The worker processes of a DataLoader divide the rows among themselves.
 
     Clients of object stores do not work after a fork. If the files are on an object store, pass
     ``multiprocessing_context="forkserver"`` to a DataLoader that has workers.
@@ -123,7 +123,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             "seed": position.seed,
             "batch_size": batch_size,
             "shuffle": shuffle,
-            "plan": sampler.random_bytes(rows, repr(plan)).hex()[:16],
+            "plan": shuffling.random_bytes(rows, repr(plan)).hex()[:16],
         }
 
     def __repr__(self) -> str:
@@ -271,7 +271,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             yield item
         progress.ended = True
 
-    def _read(self, progress: _Progress, share: sampler.Share, worker: int) -> Iterator[Item]:
+    def _read(self, progress: _Progress, share: shuffling.Share, worker: int) -> Iterator[Item]:
         """Return an iterator over a DataLoader worker's items of one epoch. The first `progress.items` items are left
         out, because they were returned before.
 
@@ -283,11 +283,11 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             # If rows are repeated so that all ranks have the same number of rows, the first repeated row range is
             # chosen at random. The choice differs between epochs, but is the same for all workers of a DataLoader,
             # because they divide the same rows.
-            first = int.from_bytes(sampler.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
+            first = int.from_bytes(shuffling.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
         if self.shuffle:
-            mine = shuffled(mine, int.from_bytes(sampler.random_bytes(*key, worker, "ranges"), "big"))
-            order = sampler.windows(mine, self._row_bytes)
+            mine = shuffled(mine, int.from_bytes(shuffling.random_bytes(*key, worker, "ranges"), "big"))
+            order = shuffling.windows(mine, self._row_bytes)
         else:
             order = [(part,) for part in mine]
         skip = min(progress.items * (self.batch_size or 1), share.stop - share.start)
@@ -382,7 +382,7 @@ def _listed(values: np.ndarray | list[Any]) -> list[Any]:
 def _generator(*key: int | str) -> np.random.RandomState:
     # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The random
     # numbers of the newer class Generator may change with a NumPy release.
-    return np.random.RandomState(np.frombuffer(sampler.random_bytes(*key), dtype="<u4"))
+    return np.random.RandomState(np.frombuffer(shuffling.random_bytes(*key), dtype="<u4"))
 
 
 def _worker_identity() -> dict[str, int]:

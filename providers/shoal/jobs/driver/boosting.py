@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import hashlib
 import time
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
-from shoal.jobs.mlflow import promotion, tracking, training_rows
+from shoal.jobs.mlflow import last_training, promotion, tracking, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.last_training import Fingerprints
 from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import DataResult, JobResult
+from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.user_code import UserCode
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
+    from shoal.data.time_range import TimeRange
     from shoal.training.boosting.request import TrainResult
 
 
 def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     """Train, save and log the model of a job, and return the job's result.
+
+    If the job may be skipped, and its rows, holdout and settings are those of the newest registered version, no model
+    is trained.
 
     Args:
         spec: Spec of the job.
@@ -38,16 +45,25 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     from shoal.training.boosting.engine import train
 
     dataset = DataConnector.from_spec(spec.dataset)
-    trained_on = training_rows.of_connectors([dataset]) if spec.register_as else []
+    times = dataset.time_range(spec.dataset.time_col)
+    trained_on, held_out = TrainingRows(), ""
     if spec.register_as:
-        check_holdout(
+        trained_on = training_rows.of_datasets([(dataset, times)])
+        held_out = check_holdout(
             spec.register_as, spec.label_col, spec.input_cols, group_col=spec.group_col, trained_on=trained_on
         )
     run, key = place.run, place.key
     claim, folder = place.claim(), artifacts.folder(key, spec.run_config.artifact_location)
     artifacts.check(folder, claim, spec.run_config.artifact_location)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
-    data = _described(dataset, spec.dataset.time_col)
+    data = _described(dataset, times)
+    fingerprints: Fingerprints | None = None
+    # Trainings with code of the user are never compared, because a change of the code may not be noticed.
+    if run and spec.register_as and spec.user_code is None:
+        fingerprints = Fingerprints.of(spec, data.digest, held_out)
+        skipped = _skipped(spec.register_as, run, place, data, fingerprints)
+        if skipped is not None:
+            return skipped
     if run:
         run.log_params({**_params(spec), **user_code.names()})
         run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
@@ -77,6 +93,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
                 trained_on=trained_on,
             )
             metrics |= outcome.metrics
+            if fingerprints:
+                last_training.mark(run, spec.register_as, outcome.challenger.version, fingerprints)
     return JobResult(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -96,20 +114,62 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     )
 
 
-def _described(dataset: DataConnector, time_col: str | None) -> DataResult:
+def _skipped(
+    register: Register, run: Run, place: AttemptContext, data: DataResult, fingerprints: Fingerprints
+) -> JobResult | None:
+    """Return the result of a job that trains nothing, because the newest version comes from the same training.
+
+    Args:
+        register: Settings that name the model.
+        run: MLflow run of the attempt.
+        place: Context of the attempt.
+        data: Description of the training rows.
+        fingerprints: Fingerprints of the training.
+
+    Returns:
+        The result; None if the job has to train.
+    """
+    if not register.skip_if_unchanged:
+        return None
+    holder = place.tags["shoal.holder"]
+    found = last_training.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
+    if found is None:
+        return None
+    version, reason = found
+    print(reason, flush=True)
+    run.client.set_tag(run.run_id, last_training.SKIPPED, reason)
+    uri = f"models:/{register.model}/{version}"
+    return JobResult(
+        job_id=place.key.job_id,
+        attempt=place.key.attempt,
+        model_path=uri,
+        model_digest=None,
+        model_uri=uri,
+        metrics={},
+        best_iteration=None,
+        rows=data.rows,
+        data=data,
+        num_workers=0,
+        seconds=time.monotonic() - place.begun,
+        restarts=0,
+        peak_memory_per_worker=(),
+        mlflow_run_id=run.run_id,
+        model_version=version,
+        skipped=reason,
+    )
+
+
+def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
     """Describe the training rows, for the job's result and for the tags of the registered version in MLflow.
 
     Args:
         dataset: The training data.
-        time_col: Name of the column with the time of each row; None: the only time column in the dataset's filters.
+        times: Time range of the rows; None if they have no time column.
     """
-    ends = dataset.time_range(time_col)
-    low, high = (None, None) if ends is None else (_text(end) for end in ends)
-    return DataResult(rows=dataset.num_rows(), digest=dataset.digest(), time_from=low, time_to=high)
-
-
-def _text(value: Any) -> str:
-    return str(value.isoformat()) if isinstance(value, date) else str(value)
+    described = DataResult(rows=dataset.num_rows(), digest=dataset.digest())
+    if times is None:
+        return described
+    return described.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:

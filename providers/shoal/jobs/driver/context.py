@@ -11,6 +11,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow.tracking import Run
 from shoal.state import Store
+from shoal.state.schema import JOB_ENDED
 from shoal.training.claims import Claim
 from shoal.training.progress import OnProgress
 
@@ -47,3 +48,8 @@ class AttemptContext:
         The method retries while the store cannot be used, because an error would lose the result of the training.
         """
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
+
+    def has_ended(self, claim: Claim) -> bool:
+        """Return whether the attempt with a claim is one of this store and has ended."""
+        key = Key(claim.job_id, claim.attempt)
+        return attempts.state(self.store, key) in JOB_ENDED and artifacts.claim_of(self.store, key) == claim

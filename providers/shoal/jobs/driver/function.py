@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.overlap import RecordedFile
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.mlflow import promotion, scoring, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
 from shoal.training.pytorch.program import Program
@@ -85,7 +84,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     """
     from shoal.training.pytorch.engine import run
 
-    trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else []
+    trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else TrainingRows()
     tracked, key = place.run, place.key
     location = spec.run_config.artifact_location
     claim, folder = place.claim(), artifacts.folder(key, location)
@@ -129,12 +128,13 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     return result, digest
 
 
-def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> list[RecordedFile]:
+def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:
     """Check the holdout before the function runs, and return the rows that count as the function's training data."""
     from shoal.data.connector import DataConnector
 
-    inputs = {name: dataset for name, dataset in spec.dataset_map.items() if training_rows.is_training_data(name)}
-    trained_on = training_rows.of_connectors(map(DataConnector.from_spec, inputs.values()))
+    inputs = [dataset for name, dataset in spec.dataset_map.items() if training_rows.is_training_data(name)]
+    connectors = [(DataConnector.from_spec(each), each.time_col) for each in inputs]
+    trained_on = training_rows.of_datasets((each, each.time_range(time_col)) for each, time_col in connectors)
     check_holdout(
         register, register.label_col, register.input_cols, group_col=register.group_col, trained_on=trained_on
     )
@@ -142,7 +142,7 @@ def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> list[Re
 
 
 def _register(
-    register: FunctionRegister, place: AttemptContext, run: Run, trained_on: Sequence[RecordedFile]
+    register: FunctionRegister, place: AttemptContext, run: Run, trained_on: TrainingRows
 ) -> tuple[str, Outcome]:
     uri = run.logged_model()
     if uri is None:

@@ -144,7 +144,15 @@ class Driver:
             elif isinstance(self._spec, FunctionJobSpec):
                 # The error's notes contain the traceback of the user's training function, which the user needs.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
-            return _End(JobState.FAILED, error=_cause(error))
+            cause = _cause(error)
+            return _End(JobState.FAILED, error=cause + self._expiry_hint(cause))
+
+    def _expiry_hint(self, cause: str) -> str:
+        """Return a sentence if the job's credentials may have expired while it waited; see `credentials`."""
+        handed_over = self._secrets.environment or self._secrets.uris
+        if not handed_over or self._job.queued_at is None or self._job.admitted_at is None:
+            return ""
+        return credentials.expiry_hint(cause, self._job.admitted_at - self._job.queued_at)
 
     def _store_end(self, end: _End) -> bool:
         """Write into the attempt's row in the store how it ended: its final state, its result and its error.

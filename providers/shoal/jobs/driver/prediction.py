@@ -28,7 +28,12 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
         digest = DataConnector.from_spec(spec.dataset).digest()
         tracked.log_dataset(spec.prediction_col, digest, spec.dataset.origin, context="prediction")
     answer = run(
-        spec, claim=place.claim(), env=place.environment, may_publish=place.is_current, on_progress=place.on_progress
+        spec,
+        claim=place.claim(),
+        env=place.environment,
+        may_publish=place.is_current,
+        has_ended=place.has_ended,
+        on_progress=place.on_progress,
     )
     if tracked:
         tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})

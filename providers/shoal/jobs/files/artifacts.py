@@ -110,10 +110,16 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
             result does not keep them.
 
     Raises:
+        InvalidArgumentError: The job was skipped, so it has trained no model.
         FileNotFoundError: The files are gone, or cannot be reached from this machine.
     """
     from shoal.training.boosting.request import TrainResult
 
+    if result.skipped:
+        raise InvalidArgumentError(
+            f"job {result.job_id} trained no model, so there is no training to read ({result.skipped}): load "
+            f"{result.model_uri} with MLflow"
+        )
     path = storage.as_given(result.model_path, artifact_location)
     report = json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
     report["model"] = b64encode(storage.read(path)).decode()

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Text, cast, select
+from sqlalchemy.orm import defer
 
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.errors import ShoalError
 from shoal.jobs import credentials
-from shoal.jobs.files import queries, staging
+from shoal.jobs.files import staging
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.specs.function import parse_spec
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 1000
-"""Number of ended attempts, the newest ones, for whose staged data one call of `discard_leftovers` searches."""
+_NAMED = '"staging": "'
+"""Text in the stored spec of a job that names a folder of staged data; in all other specs the value is null."""
+
+_PAGE = 100
+"""Number of rows that are read at a time."""
 
 
 def discard_leftovers(store: Store) -> list[str]:
@@ -52,24 +55,46 @@ def _staged_data(store: Store) -> Iterator[str]:
     there = {str(path) for path in folder.iterdir()} if folder.exists() else set()
     if not there:
         return
+    done: list[tuple[Key, str]] = []
     with store.reading() as session:
-        ended = select(Job).where(Job.state.in_(JOB_ENDED)).order_by(Job.created_at.desc()).limit(_AT_ONCE)
-        done = [(job, _staged(job)) for job in session.scalars(ended)]
-        needed = {at for job in session.scalars(select(Job).where(Job.state.not_in(JOB_ENDED))) for at in _staged(job)}
-    for job, staged in done:
-        unneeded = (staged & there) - needed
-        there -= unneeded
-        for location in unneeded:
-            try:
-                staging.discard([location])
-            except (ShoalError, OSError) as error:  # log the error, and go on with the other folders
-                log.warning("job %s, attempt %d: staged data could not be removed: %s", job.id, job.attempt, error)
-            else:
-                yield f"job {job.id}, attempt {job.attempt}: removed its staged data"
+        for location in sorted(there):
+            key = _of_query(location)
+            job = None if key is None else session.get(Job, (key.job_id, key.attempt), options=[defer(Job.spec)])
+            if key is not None and job is not None:
+                there.remove(location)
+                done += [(key, location)] if job.state in JOB_ENDED else []
+        for spec in session.scalars(select(Job.spec).where(Job.state.not_in(JOB_ENDED))) if there else ():
+            there -= set(_staged(spec))
+        if there:
+            # All ended jobs are searched, because the data may be those of an old one. Only the few specs that name a
+            # folder of staged data are read.
+            named = cast(Job.spec, Text).contains(_NAMED)
+            ended = select(Job.id, Job.attempt, Job.spec).where(Job.state.in_(JOB_ENDED), named)
+            for job_id, attempt, spec in session.execute(ended.execution_options(yield_per=_PAGE)):
+                unneeded = there.intersection(_staged(spec))
+                done += [(Key(job_id, attempt), location) for location in sorted(unneeded)]
+                there -= unneeded
+    for key, location in done:
+        try:
+            staging.discard([location])
+        except (ShoalError, OSError) as error:  # log the error, and go on with the other folders
+            log.warning("job %s, attempt %d: staged data could not be removed: %s", key.job_id, key.attempt, error)
+        else:
+            yield f"job {key.job_id}, attempt {key.attempt}: removed its staged data"
 
 
-def _staged(job: Job) -> set[str]:
-    with suppress(InvalidArgumentError):  # a spec of another shoal version may be unreadable: keep the job's data
-        spec = parse_spec(job.spec)
-        return spec.staged() | set(queries.locations(spec, Key(job.id, job.attempt)).values())
-    return set()
+def _of_query(location: str) -> Key | None:
+    """Return the attempt to whose query a folder belongs, by the folder's name (see `queries.locations`)."""
+    submission_id, _, number = Path(location).name.rpartition(".")
+    job_id, _, attempt = submission_id.rpartition("-")
+    return Key(job_id, int(attempt)) if number.isdigit() and attempt.isdigit() else None
+
+
+def _staged(spec: Any) -> Iterator[str]:
+    """Yield the folders of staged data that a stored spec names; specs of other versions of shoal are read, too."""
+    if isinstance(spec, dict):
+        location = spec.get("staging")
+        if isinstance(location, str):
+            yield location
+    for item in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+        yield from _staged(item)

@@ -131,6 +131,12 @@ def is_current(store: Store, key: Key) -> bool:
         return session.execute(query).one_or_none() == (key.attempt, JobState.RUNNING)
 
 
+def state(store: Store, key: Key) -> JobState | None:
+    """Return the state of an attempt; None if the store has no such attempt."""
+    with store.reading() as session:
+        return session.scalar(select(Job.state).where(Job.id == key.job_id, Job.attempt == key.attempt))
+
+
 def first_asked(store: Store, job_id: str) -> float | None:
     """Return the time (seconds since the epoch) when a job's first attempt was submitted; None if there is no such job.
 
@@ -163,6 +169,19 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
         query = query.where(Job.state.in_(states))
     with store.reading() as session:
         return list(session.scalars(query))
+
+
+def least_recently_polled(store: Store, state: JobState, limit: int) -> list[Key]:
+    """Return the attempts in a state that no process has asked about for the longest time, these first.
+
+    Args:
+        store: Store that has the rows.
+        state: State of the attempts.
+        limit: Largest number of attempts to return.
+    """
+    query = select(Job.id, Job.attempt).where(Job.state == state).order_by(Job.last_polled_at, Job.id).limit(limit)
+    with store.reading() as session:
+        return [Key(job_id, attempt) for job_id, attempt in session.execute(query)]
 
 
 def touch(store: Store, key: Key, now: float) -> Job:

@@ -88,6 +88,8 @@ class ModelLine(Settings):
                 f"the result of model {model} is {shown(result)}: give a JobResult or its dict, a NoResult, or an "
                 "exception"
             )
+        if result.skipped:
+            return cls(model=model, metric=metric, outcome="skipped", sentence=_one_line(result.skipped))
         if result.promoted is None:
             return cls(model=model, outcome="trained", sentence="the model is not registered")
         known = result.champion

@@ -6,6 +6,7 @@ The functions only compute: they neither read nor write MLflow or the store.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -36,12 +37,19 @@ class Evaluation:
         metrics: Values of all metrics that are reported, by name; the deciding one is among them.
         slices: The deciding metric of each slice, by the slice's name.
         overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
+        period: Time range of training rows that has times in common with the holdout, as text; None if there is none.
     """
 
     value: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     slices: Mapping[str, Slice] = field(default_factory=dict)
     overlap: int | None = None
+    period: str | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether the model was trained on rows of the holdout, or on rows of the same time."""
+        return bool(self.overlap) or self.period is not None
 
 
 @dataclass(frozen=True)
@@ -111,11 +119,12 @@ def comparable(champion: Candidate, challenger: Candidate) -> bool:
     """Return False if the champion's metric is not finite, or if only the champion was trained on rows of the holdout.
 
     The metrics cannot be compared if the champion's is not finite. Nor can they if the champion was trained on rows of
-    the holdout and the challenger was not, because such a champion's metric is better than it would be on new rows.
+    the holdout, or of the same time, and the challenger was not, because such a champion's metric is better than it
+    would be on new rows.
     """
     if not math.isfinite(champion.value):
         return False
-    return not champion.evaluation.overlap or bool(challenger.evaluation.overlap)
+    return not champion.evaluation.overlaps or challenger.evaluation.overlaps
 
 
 def strongest(rivals: Iterable[Candidate], challenger: Candidate, mode: Mode) -> Candidate | None:
@@ -180,15 +189,14 @@ def decide(
         against = f"version {champion.version} ({metric}={_figure(champion.value)})"
         why = "whose metric is not a finite number"
         if math.isfinite(champion.value):
-            why = f"which was trained on {_rows(champion.evaluation.overlap)} of the holdout and is not compared"
+            why = f"which was trained on {_common(champion.evaluation)} and is not compared"
         return promoted("champion_not_comparable", f"replaces {register.alias} {against}, {why}{beats}")
     against = f"{register.alias} version {champion.version} ({metric}={_figure(champion.value)})"
     gain = improvement(challenger.value, champion.value, mode)
     if gain <= 0:
         why = ": both are equal" if gain == 0 else ""
         return refused("champion_not_beaten", f"does not beat {against}{why}")
-    # `isclose` allows for rounding errors: computed with floats, 0.9 - 0.8 is a little less than 0.1.
-    if gain < register.min_improvement and not math.isclose(gain, register.min_improvement):
+    if gain < register.min_improvement and not _equal(gain, register.min_improvement, champion.value):
         least = f"{gain:.6g} is less than min_improvement={register.min_improvement:.6g}"
         return refused("champion_not_beaten", f"does not replace {against}: an improvement of {least}")
     if fallen := worse_slices(register, challenger.evaluation, champion.evaluation):
@@ -233,9 +241,30 @@ def worse_slices(register: Register, challenger: Evaluation, champion: Evaluatio
         for name, mine in challenger.slices.items()
         if name in champion.slices and mine.rows >= register.min_slice_rows
     }
-    fallen = [name for name, loss in losses.items() if loss > register.slice_tolerance]
+    allowed = register.slice_tolerance
+    fallen = [
+        name
+        for name, loss in losses.items()
+        if loss > allowed and not _equal(loss, allowed, champion.slices[name].value)
+    ]
     return sorted(fallen, key=lambda name: -losses[name])
 
+
+def _equal(difference: float, bound: float, value: float) -> bool:
+    """Return whether a difference of two metrics is equal to a bound above 0, apart from rounding.
+
+    For example, 0.9 - 0.8 is a little less than 0.1. The rounding depends on the size of the metrics themselves.
+
+    Args:
+        difference: Difference of the metrics.
+        bound: The bound; 0 is not a bound that rounding can change, because equal metrics have the difference 0.
+        value: One of the two metrics.
+    """
+    return bound > 0 and math.isclose(difference, bound, rel_tol=1e-9, abs_tol=_ROUNDING * abs(value))
+
+
+_ROUNDING = 4 * sys.float_info.epsilon
+"""Largest error of the difference of two metrics, in units of the metrics: each of them is rounded, too."""
 
 _CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
 
@@ -244,10 +273,12 @@ def _figure(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _rows(count: int | None) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
+def _common(evaluation: Evaluation) -> str:
+    """Return as text which training rows the holdout has, too, or which have the same times."""
+    if not evaluation.overlap:
+        return f"rows of the holdout's time ({evaluation.period})"
+    return f"{evaluation.overlap} row{'' if evaluation.overlap == 1 else 's'} of the holdout"
 
 
 def _seen(candidate: Candidate, begin: str) -> str:
-    overlap = candidate.evaluation.overlap
-    return f", although {begin} {_rows(overlap)} of the holdout" if overlap else ""
+    return f", although {begin} {_common(candidate.evaluation)}" if candidate.evaluation.overlaps else ""

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.overlap import RecordedFile, shared_rows
 from shoal.errors import DataError
 from shoal.jobs import metrics
+from shoal.jobs.mlflow import training_rows
 from shoal.jobs.mlflow.decision import Baseline
+from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.specs.register import Register
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ class Holdout:
         groups: Number of the group of each row, ``[rows]``; None if no metric is a ranking metric.
         slices: Positions of the rows of each slice, by the slice's value in the column `by`; empty if the rules name no
             `by`.
+        time_col: Name of the time column. None: the only time column in the dataset's filters.
     """
 
     connector: DataConnector
     labels: NDArray[np.floating]
     groups: NDArray[np.intp] | None
     slices: Mapping[str, NDArray[np.intp]]
+    time_col: str | None = None
 
     @classmethod
     def read(cls, register: Register, label_col: str, group_col: str | None = None) -> Holdout:
@@ -103,7 +106,7 @@ class Holdout:
                 null = f"({null})"
             names = [null if value is None else str(value) for value in values]
             slices = {name: parts[index] for name, index in sorted((name, index) for index, name in enumerate(names))}
-        return cls(connector, labels, groups, slices)
+        return cls(connector, labels, groups, slices, register.holdout.time_col)
 
     def baseline(self, register: Register) -> Baseline | None:
         """Compute the baseline: the metric that a constant prediction reaches on the holdout.
@@ -150,8 +153,8 @@ def check_holdout(
     input_cols: Sequence[str],
     *,
     group_col: str | None = None,
-    trained_on: Sequence[RecordedFile] = (),
-) -> None:
+    trained_on: TrainingRows | None = None,
+) -> str:
     """Check before the training that models can be compared on the holdout: its rows, columns, labels and groups.
 
     Args:
@@ -161,26 +164,45 @@ def check_holdout(
         group_col: Name of the column of groups, for a ranking metric.
         trained_on: The rows that the model will be trained on, as far as they are known.
 
+    Returns:
+        Digest of the holdout's rows.
+
     Raises:
         DataError: The holdout does not exist, has no rows, lacks a column, or has labels that do not suit a metric. Or
-            the model will be trained on some of its rows, and `overlap` is "refuse".
+            the model will be trained on some of its rows or on rows of the same time, and `overlap` is "refuse".
     """
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
     # The digest of the holdout is computed now, because a promotion needs it, and because computing it reads every row
     # if the holdout has filters. So a row that cannot be read is found before the training.
-    holdout.connector.digest()
-    shared = shared_rows(trained_on, holdout.connector.source)
-    if not shared or register.overlap == "flag":
-        return
-    named = ", ".join(
-        f"{each.rows} rows of {each.path}" + ("" if each.recorded == each.path else f" (in training: {each.recorded})")
-        for each in shared[:_NAMED_FILES]
-    )
-    more = f" and {len(shared) - _NAMED_FILES} other files" if len(shared) > _NAMED_FILES else ""
-    raise DataError(
-        "the holdout has rows that the model is trained on, so the model's metric would be better than on new rows: "
-        f"{named}{more}. Name a holdout without rows of the training data, or set "
-        'register.overlap="flag" to compare the models nevertheless'
+    digest = holdout.connector.digest()
+    overlap = training_rows.compare(trained_on or TrainingRows(), holdout.connector, holdout.time_col)
+    if overlap and register.overlap == "refuse":
+        raise DataError(_refusal(overlap))
+    return digest
+
+
+def _refusal(overlap: Overlap) -> str:
+    """Return the message of the error about a holdout that has training rows, or rows of the same time."""
+    if overlap.files:
+        named = ", ".join(
+            f"{each.rows} rows of {each.path}"
+            + ("" if each.recorded == each.path else f" (in training: {each.recorded})")
+            for each in overlap.files[:_NAMED_FILES]
+        )
+        others = len(overlap.files) - _NAMED_FILES
+        more = f" and {others} other files" if others > 0 else ""
+        return (
+            "the holdout has rows that the model is trained on, so the model's metric would be better than on new "
+            f"rows: {named}{more}. Name a holdout without rows of the training data, or set "
+            'register.overlap="flag" to compare the models nevertheless'
+        )
+    training, held_out = overlap.training, overlap.holdout
+    assert training is not None and held_out is not None
+    return (
+        "the holdout has rows of the same time as the training rows, so the model may be trained on them: "
+        f"{training.column} is {training.first} to {training.last} in the training rows, and {held_out.first} to "
+        f"{held_out.last} in the holdout. Choose a holdout that begins after the training rows or ends before them, or "
+        'set register.overlap="flag" to compare the models nevertheless'
     )

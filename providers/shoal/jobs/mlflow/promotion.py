@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.overlap import RecordedFile, shared_rows
 from shoal.errors import DataError, JobError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
@@ -32,6 +31,7 @@ from shoal.jobs.mlflow.decision import (
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.ledger import Ledger
 from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
+from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.results import ChampionResult, DecisionResult
 from shoal.jobs.specs.register import Register
 from shoal.state import Store
@@ -96,7 +96,7 @@ def enter(
     label_col: str,
     input_cols: Sequence[str] = (),
     group_col: str | None = None,
-    trained_on: Sequence[RecordedFile] = (),
+    trained_on: TrainingRows | None = None,
 ) -> Outcome:
     """Evaluate a model on the holdout, register it, and give it the alias if it is better than the champion.
 
@@ -114,7 +114,7 @@ def enter(
         label_col: Label column of the holdout.
         input_cols: Input columns of a model whose signature does not name them.
         group_col: Column of groups of the holdout, for a ranking metric.
-        trained_on: The rows that the model was trained on; empty if they are not known.
+        trained_on: The rows that the model was trained on; None if they are not known.
 
     Raises:
         DataError: The holdout lacks a column that a model needs, or has a null label.
@@ -143,7 +143,8 @@ def enter(
         except DataError as error:
             raise DataError(f"the champion {uri} cannot be evaluated on the holdout: {error}") from error
 
-    overlap = _overlap(trained_on or None, holdout)
+    trained_on = trained_on or TrainingRows()
+    overlap = _overlap(trained_on if trained_on.files else None, holdout)
     evaluation = scoring.evaluate(model, holdout, register.all_metrics, input_cols=input_cols, overlap=overlap)
     run.log_values(_holdout_metrics(evaluation))
     baseline = holdout.baseline(register)
@@ -230,11 +231,11 @@ def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
 
 
-def _overlap(trained_on: Sequence[RecordedFile] | None, holdout: Holdout) -> int | None:
-    """Return how many rows of the holdout a model was trained on; None if its training rows are not known."""
+def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | None:
+    """Return which rows of the holdout a model was trained on; None if its training rows are not known."""
     if trained_on is None:
         return None
-    return sum(file.rows for file in shared_rows(trained_on, holdout.connector.source))
+    return training_rows.compare(trained_on, holdout.connector, holdout.time_col)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from shoal.jobs import metrics
 from shoal.jobs.mlflow import pyfunc
 from shoal.jobs.mlflow.decision import Evaluation, Slice
 from shoal.jobs.mlflow.holdout import Holdout, check_columns
+from shoal.jobs.mlflow.training_rows import Overlap
 from shoal.training.boosting.request import Framework
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def evaluate(
     names: Sequence[str],
     *,
     input_cols: Sequence[str] = (),
-    overlap: int | None = None,
+    overlap: Overlap | None = None,
 ) -> Evaluation:
     """Compute the metrics of a model on the holdout.
 
@@ -54,7 +55,7 @@ def evaluate(
         names: Names of the metrics. The first one decides, and is also computed for each slice. Any other that
             cannot be computed is NaN, and the log has the reason.
         input_cols: Names of the input columns; used only if the model takes a tensor and so does not name its columns.
-        overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
+        overlap: The holdout's rows that the model was trained on; None if that is not known.
 
     Raises:
         DataError: The holdout lacks a column that the model needs, or the predictions do not suit the metric
@@ -78,7 +79,10 @@ def evaluate(
         except DataError:  # the metric is not defined on this slice; the AUC, for example, needs rows of both classes
             value = float("nan")
         slices[name] = Slice(len(rows), value)
-    return Evaluation(values[names[0]], values, slices, overlap)
+    if overlap is None:
+        return Evaluation(values[names[0]], values, slices)
+    period = None if overlap.training is None else str(overlap.training)
+    return Evaluation(values[names[0]], values, slices, overlap.rows, period)
 
 
 def _predict(model: Any, holdout: Holdout, input_cols: Sequence[str]) -> np.ndarray:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.overlap import RecordedFile, record
+from shoal.data.parquet.overlap import RecordedFile, SharedFile, record, shared_rows
+from shoal.data.time_range import TimeRange
 from shoal.jobs.mlflow.tracking import Run
 
 if TYPE_CHECKING:
@@ -20,9 +22,76 @@ _FOLDER = "shoal/training_rows"
 _EVALUATION_NAMES = ("eval", "holdout", "test", "val")
 
 
-def of_connectors(connectors: Iterable[DataConnector]) -> list[RecordedFile]:
-    """Return a record of the files and rows that datasets consist of; only the Parquet files' footers are read."""
-    return [file for connector in connectors for file in record(connector.source)]
+@dataclass(frozen=True)
+class TrainingRows:
+    """Record of the rows that a model is trained on; empty if no rows are known.
+
+    Attributes:
+        files: The files, with the rows of each.
+        times: Time range of each dataset with a time column.
+    """
+
+    files: tuple[RecordedFile, ...] = ()
+    times: tuple[TimeRange, ...] = ()
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Comparison of a model's training rows with a holdout.
+
+    Attributes:
+        files: Files of the holdout that have rows on which the model was trained.
+        training: Time range of training rows that has times in common with `holdout`; None if there is no such range.
+        holdout: Time range of those rows of the holdout that are not in files of the training rows. None like
+            `training`.
+    """
+
+    files: tuple[SharedFile, ...] = ()
+    training: TimeRange | None = None
+    holdout: TimeRange | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.files) or self.training is not None
+
+    @property
+    def rows(self) -> int:
+        """Return the number of the holdout's rows of which is certain that the model was trained on them."""
+        return sum(file.rows for file in self.files)
+
+
+def of_datasets(datasets: Iterable[tuple[DataConnector, TimeRange | None]]) -> TrainingRows:
+    """Return a record of the rows that datasets have; of the Parquet files, only the footers are read.
+
+    Args:
+        datasets: The datasets, each with the time range of its rows. None: the dataset has no time column.
+    """
+    found = list(datasets)
+    files = [file for connector, _ in found for file in record(connector.source)]
+    return TrainingRows(tuple(files), tuple(times for _, times in found if times is not None))
+
+
+def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) -> Overlap:
+    """Find out whether a holdout has rows on which a model was trained.
+
+    Files that both datasets have are compared row by row. For other files, the same rows may have been written again,
+    or read from a database again: these are compared by their times.
+
+    Args:
+        rows: Record of the training rows.
+        holdout: The holdout.
+        time_col: Name of the holdout's time column. None: the only time column in its filters.
+    """
+    source = holdout.source
+    shared = tuple(shared_rows(rows.files, source))
+    if not rows.times:
+        return Overlap(shared)
+    known = {file.digest for file in rows.files}
+    compared = {footer.path for footer in source.used_footers() if source.file_digest(footer.path) in known}
+    times = holdout.time_range(time_col, without=compared)
+    for training in rows.times:
+        if times is not None and training.overlaps(times):
+            return Overlap(shared, training, times)
+    return Overlap(shared)
 
 
 def is_training_data(name: str) -> bool:
@@ -34,21 +103,22 @@ def is_training_data(name: str) -> bool:
     return not name.lower().startswith(_EVALUATION_NAMES)
 
 
-def store(run: Run, rows: Sequence[RecordedFile]) -> dict[str, str]:
+def store(run: Run, rows: TrainingRows) -> dict[str, str]:
     """Store a record of training rows in the MLflow run.
 
     Returns:
         Tags for the registered version that refer to the record; empty if no rows are known.
     """
-    if not rows:
+    if not rows.files:
         return {}
-    text = json.dumps({"files": [file.to_json() for file in rows]}, separators=(",", ":"))
+    document = {"files": [file.to_json() for file in rows.files], "times": [asdict(each) for each in rows.times]}
+    text = json.dumps(document, separators=(",", ":"))
     path = f"{_FOLDER}/{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     run.client.log_text(run.run_id, text, path)
     return {TAG: f"runs:/{run.run_id}/{path}"}
 
 
-def load(run: Run, model: str, version: str) -> list[RecordedFile] | None:
+def load(run: Run, model: str, version: str) -> TrainingRows | None:
     """Load the record of the rows on which a registered version of a model was trained.
 
     Args:
@@ -71,4 +141,6 @@ def load(run: Run, model: str, version: str) -> list[RecordedFile] | None:
             f"the training rows of {model} version {version} are not known: {uri} cannot be read: {error}", flush=True
         )
         return None
-    return [RecordedFile.from_json(file) for file in document["files"]]
+    # Records of earlier versions have no times.
+    times = tuple(TimeRange(**each) for each in document.get("times", ()))
+    return TrainingRows(tuple(RecordedFile.from_json(file) for file in document["files"]), times)

@@ -34,6 +34,7 @@ def run(
     claim: Claim,
     env: Mapping[str, str] | None = None,
     may_publish: Callable[[], bool] = lambda: True,
+    has_ended: Callable[[Claim], bool] = lambda claim: False,
     on_progress: OnProgress | None = None,
 ) -> PredictResult:
     """Predict every row of a dataset, and publish the predictions when all are written.
@@ -47,6 +48,8 @@ def run(
         claim: Job and attempt of the run.
         env: Environment variables for the workers; may contain credentials.
         may_publish: Function that returns whether this run may still publish; called right before publishing.
+        has_ended: Function that returns whether the attempt with a claim is known and has ended. Its unpublished files
+            are removed.
         on_progress: Function to call with the number of predicted rows, after each row group.
 
     Raises:
@@ -63,7 +66,7 @@ def run(
     if not (rows := connector.num_rows()):
         raise DataError("the dataset has no rows to predict: check its paths and its filters")
     uri = model.pinned(spec.model)
-    output = Output(spec.output_path, claim, may_publish)
+    output = Output(spec.output_path, claim, may_publish, has_ended)
     key = _key(spec, uri, connector)
     output.restore()
     if output.finished(key, overwrite=spec.overwrite):

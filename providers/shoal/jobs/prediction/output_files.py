@@ -32,12 +32,20 @@ class Output:
         path: Directory or URI of the predictions.
         claim: Job and attempt that predict.
         may_publish: Function that returns whether this attempt may still publish; called right before publishing.
+        has_ended: Function that returns whether the attempt with a claim is known and has ended.
     """
 
-    def __init__(self, path: str, claim: Claim, may_publish: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        path: str,
+        claim: Claim,
+        may_publish: Callable[[], bool] = lambda: True,
+        has_ended: Callable[[Claim], bool] = lambda claim: False,
+    ) -> None:
         self.path = path
         self._claim = claim
         self._may_publish = may_publish
+        self._has_ended = has_ended
         self._local = "://" not in path
         self.staging = self._staging_of(claim.attempt)
         """Directory or URI to which the workers write."""
@@ -85,10 +93,17 @@ class Output:
                 _remove(aside)
 
     def prepare(self) -> None:
-        """Create an empty staging folder, and remove the staging folders of earlier attempts of this job."""
+        """Create an empty staging folder, and remove the staging folders of ended attempts, such as killed ones.
+
+        These are the earlier attempts of this job, and the attempts of other jobs that predicted to the same place.
+        """
         for attempt in range(1, self._claim.attempt):
             with contextlib.suppress(InvalidArgumentError):  # `remove` refuses a folder of a newer attempt
                 self._claim.remove(self._staging_of(attempt))
+        for folder in self._stagings():
+            claim = claims.read(folder)
+            if claim is not None and self._has_ended(claim):
+                claim.remove(folder)
         if self._local:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._claim.take(self.staging)
@@ -144,6 +159,13 @@ class Output:
         name = f".{self._claim.job_id}.{attempt}.partial"
         place = Path(self.path)
         return str(place.parent / f".{place.name}{name}") if self._local else f"{self.path}/_{name}"
+
+    def _stagings(self) -> list[str]:
+        """Return the staging folders of all jobs that predict to this place."""
+        place = Path(self.path)
+        parent, begin = (str(place.parent), f".{place.name}.") if self._local else (self.path, "_.")
+        found = [name for name in _list(parent) if name.startswith(begin) and name.endswith(".partial")]
+        return [f"{parent}/{name}" for name in found]
 
     def _aside(self, attempt: int) -> Path:
         return Path(self._staging_of(attempt)).with_suffix(".replaced")

@@ -45,6 +45,15 @@ class FunctionRegister(Register):
             )
         return self
 
+    @model_validator(mode="after")
+    def _never_skipped(self) -> Self:
+        if self.skip_if_unchanged:
+            raise ValueError(
+                "skip_if_unchanged is not possible for a training function: shoal cannot know whether its code, or "
+                "other data that it reads, has changed. Omit skip_if_unchanged, or set it to false"
+            )
+        return self
+
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
     """Spec of a job that runs a function or a script in every worker of a group of workers that start together.

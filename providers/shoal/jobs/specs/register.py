@@ -26,6 +26,7 @@ _LATER_OPTIONS = frozenset(
         "slice_tolerance",
         "min_slice_rows",
         "overlap",
+        "skip_if_unchanged",
         "group_col",
     }
 )
@@ -104,8 +105,13 @@ class Register(Settings):
     )
     overlap: Literal["refuse", "flag"] = Field(
         default="refuse",
-        description="What the job does if rows of the holdout are also in the training data. refuse: the job fails. "
-        "flag: the job goes on and reports the overlap.",
+        description="What the job does if rows of the holdout are also in the training data, or if both have the same "
+        "time column and times in common. refuse: the job fails. flag: the job goes on and reports the overlap.",
+    )
+    skip_if_unchanged: bool | None = Field(
+        default=None,
+        description="Whether the job trains nothing if its rows, holdout and settings are those of the newest "
+        "registered version. None: the tasks of Airflow and Prefect skip such a training, and other submitters do not.",
     )
 
     @field_validator("holdout", mode="before")

@@ -38,6 +38,15 @@ class JobSpec(TrainRequest, AnySpec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _no_user_code_to_skip(self) -> Self:
+        if self.user_code is not None and self.register_as is not None and self.register_as.skip_if_unchanged:
+            raise ValueError(
+                "skip_if_unchanged is not possible with callbacks or functions of your own: shoal cannot know whether "
+                "their code has changed. Omit skip_if_unchanged, or set it to false"
+            )
+        return self
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets to train on and to evaluate with."""
         yield self.dataset

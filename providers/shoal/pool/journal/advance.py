@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from shoal.pool import plan
+from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import is_bound_here
 from shoal.pool.journal import clock, rows
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.lease_queue import grantable
-from shoal.pool.plan import (
+from shoal.pool.scaling_plan import (
     cause_of_starts,
     cooldown,
     judge,
@@ -51,7 +51,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
         or clock.has_jumped(snapshot.pool)
         or any(_has_expired(lease, shared_now) for lease in snapshot.leases)
         or any(_news(snapshot, looked_at, seen))
-        or plan.is_due(snapshot, now)
+        or scaling_plan.is_due(snapshot, now)
     )
 
 

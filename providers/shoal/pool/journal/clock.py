@@ -1,8 +1,9 @@
 """Correct a pool's times after a jump of the wall clock (a suspend, or a changed clock).
 
-Rows hold wall-clock times because they are displayed, and `shoal.pool.plan` compares them with the present time. After
-a jump, that comparison would roll operations back and end nodes. So every transaction that changes a pool first adds
-the jump to the pool's times. Then all remaining durations are as before, for every process that reads the rows.
+Rows hold wall-clock times because they are displayed, and `shoal.pool.scaling_plan` compares them with the present
+time. After a jump, that comparison would roll operations back and end nodes. So every transaction that changes a pool
+first adds the jump to the pool's times. Then all remaining durations are as before, for every process that reads the
+rows.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.task import Prepared, Task
 from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.lightgbm.bin_sample import shares
 from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.params import (
     RANKING,
@@ -21,7 +22,6 @@ from shoal.training.lightgbm.params import (
     seed_of,
     worker_params,
 )
-from shoal.training.lightgbm.sampling import shares
 from shoal.training.scaling import GangSize
 
 if TYPE_CHECKING:

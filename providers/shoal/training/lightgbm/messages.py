@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from ray import ObjectRef
 
-    from shoal.training.lightgbm.sampling import Share
+    from shoal.training.lightgbm.bin_sample import Share
 
 
 @dataclass(frozen=True, slots=True)

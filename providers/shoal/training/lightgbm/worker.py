@@ -20,12 +20,12 @@ from shoal.training.boosting.task import Boosted, Prepared, Segment, Task
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
+from shoal.training.lightgbm.bin_sample import sample
 from shoal.training.lightgbm.binning import make_reference
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
-from shoal.training.lightgbm.sampling import sample
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which

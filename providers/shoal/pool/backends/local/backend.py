@@ -14,13 +14,14 @@ from shoal.errors import StoreError
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.pool.endpoint import Endpoint, ray_environment
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.ray_environment import ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
 from shoal.state.home import home, subfolder
 from shoal.state.private import remove_folder
 from shoal.state.process import ProcessId
-from shoal.state.runtime import (
+from shoal.state.temp_folder import (
     ROOT_VARIABLE,
     node_folders,
     node_ids,

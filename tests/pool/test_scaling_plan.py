@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.pool.lease_queue import grantable, may_resize, nodes_for
-from shoal.pool.plan import (
+from shoal.pool.scaling_plan import (
     NodePlan,
     Verdict,
     cause_of_starts,

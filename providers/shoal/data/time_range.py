@@ -1,0 +1,66 @@
+"""Define the time range of a dataset's rows, and whether two such ranges overlap."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DAY = timedelta(days=1)
+_STEP = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Smallest and largest time of a dataset's rows; both are times of rows, so the range includes its two ends.
+
+    Args:
+        column: Name of the time column.
+        first: Smallest time as text: ISO 8601 for dates and timestamps.
+        last: Largest time as text.
+    """
+
+    column: str
+    first: str
+    last: str
+
+    @classmethod
+    def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
+        """Create the range from the smallest and the largest value of the column, as Python objects."""
+        first, last = (end.isoformat() if isinstance(end, date) else str(end) for end in ends)
+        return cls(column, first, last)
+
+    def __str__(self) -> str:
+        return f"{self.column} from {self.first} to {self.last}"
+
+    def overlaps(self, other: TimeRange) -> bool:
+        """Return whether the two ranges have a time in common.
+
+        A date is the whole day, and a timestamp without an offset is UTC. Ranges of columns with different names, or of
+        times that cannot be compared, such as a number and a date, have no time in common.
+        """
+        if self.column != other.column:
+            return False
+        mine = [_moments(self.first), _moments(self.last)]
+        theirs = [_moments(other.first), _moments(other.last)]
+        if len({kind for kind, _, _ in (*mine, *theirs)}) != 1:
+            return False
+        return bool(mine[0][1] <= theirs[1][2] and theirs[0][1] <= mine[1][2])
+
+
+def _moments(text: str) -> tuple[str, Any, Any]:
+    """Return the kind of a time ("number", "time" or "text"), and its first and its last moment."""
+    try:
+        number = Decimal(text)
+        return ("number", number, number) if number.is_finite() else ("text", text, text)
+    except InvalidOperation:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+        utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        return "time", utc, utc + _DAY - _STEP if _DATE.fullmatch(text) else utc
+    except (ValueError, OverflowError):  # OverflowError: at the ends of the years 1 to 9999
+        return "text", text, text

@@ -1,0 +1,157 @@
+"""Find out whether a training would repeat the newest registered version: same rows, same holdout, same settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.data.spec import DatasetSpec
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.mlflow.tracking import Run, legal_name
+from shoal.jobs.specs.register import Register
+from shoal.jobs.specs.training import JobSpec
+from shoal.state import Store
+from shoal.state.schema import JobState
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+TAG = "shoal.spec_digest"
+"""Name of a registered version's tag with the digest of the settings of its training. A version gets the tag when it
+has been compared with the champion, so versions of trainings that failed before that do not have it."""
+
+SKIPPED = "shoal.skipped"
+"""Name of the tag of an MLflow run whose training was skipped; its value is the reason."""
+
+_LOOKED_AT = 50
+"""Number of newest versions among which the version of the last training is searched. Those of failed trainings and of
+other programs are passed over."""
+
+_OF_THE_RUN = ("run_config", "tracking", "question", "user_code", "dataset", "verbose_eval")
+"""Fields of a spec that do not change the model, or that are compared by themselves: the dataset by its digest."""
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Digests of everything that decides which model a training gives.
+
+    Attributes:
+        rows: Digest of the training rows.
+        holdout: Digest of the holdout's rows.
+        settings: Digest of the spec's other fields, such as parameters, columns and rules of the promotion.
+    """
+
+    rows: str
+    holdout: str
+    settings: str
+
+    @classmethod
+    def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
+        """Compute the fingerprints of a training.
+
+        Args:
+            spec: Spec of the job, which registers its model.
+            rows: Digest of the training rows.
+            holdout: Digest of the holdout's rows.
+        """
+        assert spec.register_as is not None
+        known = {spec.dataset.model_dump_json(): rows, spec.register_as.holdout.model_dump_json(): holdout}
+        document = spec.document()
+        document["seed"] = spec.run_config.seed
+        for name in _OF_THE_RUN:
+            document.pop(name, None)
+        for name in ("holdout", "skip_if_unchanged"):
+            document["register"].pop(name, None)
+        document["eval_set"] = {
+            name: known.get(each.model_dump_json()) or _digest(each) for name, each in spec.eval_set.items()
+        }
+        text = json.dumps(document, sort_keys=True)
+        return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32])
+
+    def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
+        """Return what differs from a registered version, given the version's tags."""
+        theirs = {
+            "rows": (self.rows, tags.get("shoal.data_digest")),
+            "holdout": (self.holdout, tags.get(f"holdout.{legal_name(register.metric)}.digest")),
+            "settings": (self.settings, tags.get(TAG)),
+        }
+        return [name for name, (mine, other) in theirs.items() if mine != other]
+
+
+def reason_to_skip(
+    run: Run, store: Store, key: Key, holder: str, register: Register, fingerprints: Fingerprints
+) -> tuple[str, str] | None:
+    """Return the newest version of a model and the reason why its training need not be repeated; None if it must be.
+
+    The job's log gets a line if the training goes on.
+
+    Args:
+        run: MLflow run of the attempt.
+        store: Store that has the rows of jobs.
+        key: The attempt.
+        holder: Name of the run that submitted the job.
+        register: Settings that name the model.
+        fingerprints: Fingerprints of the training.
+
+    Returns:
+        Number of the version, and the reason as a sentence.
+    """
+    import mlflow
+
+    try:
+        version = _last(run, store, register.model)
+    except mlflow.MlflowException as error:  # some registries cannot search; the training itself may succeed
+        print(f"the last training of {register.model} could not be found, so the job trains: {error}", flush=True)
+        return None
+    if version is None:
+        return None
+    name = f"{register.model} version {version.version}"
+    if (version.tags.get("shoal.job_id"), version.tags.get("shoal.holder")) == (key.job_id, holder):
+        print(f"{name} is of an earlier attempt of this job, so the job trains again", flush=True)
+        return None
+    if different := fingerprints.differences(version.tags, register):
+        print(f"not skipped: {' and '.join(different)} differ from those of {name}", flush=True)
+        return None
+    reason = f"skipped: rows, holdout and settings are those of {name}. To train anyway, set skip_if_unchanged=False"
+    return str(version.version), reason
+
+
+def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints) -> None:
+    """Tag a version that has been compared with the champion, so that a later training is compared with this one.
+
+    An error is only printed, because the model is registered already.
+    """
+    try:
+        run.client.set_model_version_tag(register.model, version, TAG, fingerprints.settings)
+    except Exception as error:
+        print(f"the version could not be tagged, so the next training is not skipped: {error}", flush=True)
+
+
+def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
+    """Return the newest version of a model whose training has succeeded; None if there is none."""
+    quote = '"' if "'" in model else "'"  # MLflow's filters have no way to escape a quote
+    found = run.client.search_model_versions(
+        f"name = {quote}{model}{quote}", max_results=_LOOKED_AT, order_by=["version_number DESC"]
+    )
+    for version in found:
+        # Some databases compare names without regard to case.
+        if version.name == model and TAG in version.tags and _succeeded(store, version.tags):
+            return version
+    return None
+
+
+def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
+    """Return whether the attempt that registered a version has succeeded; true if the store does not know it."""
+    job_id, attempt = tags.get("shoal.job_id"), tags.get("shoal.attempt", "")
+    state = attempts.state(store, Key(job_id, int(attempt))) if job_id and attempt.isdigit() else None
+    return state in (None, JobState.SUCCEEDED)
+
+
+def _digest(dataset: DatasetSpec) -> str:
+    from shoal.data.connector import DataConnector
+
+    return DataConnector.from_spec(dataset).digest()
