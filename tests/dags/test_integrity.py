@@ -203,8 +203,8 @@ def test_the_next_ten_nights_have_a_model_per_carrier_and_end_before_their_date(
         assert len({spec.register_as.model for spec in specs}) == len(specs) >= 2
         for spec in specs:
             rows, holdout = (DataConnector.from_spec(one) for one in (spec.dataset, spec.register_as.holdout))
-            first, last = rows.time_range()
-            assert day - timedelta(days=97) <= first <= last < day - timedelta(days=7)
+            span = rows.time_range()
+            assert str(day - timedelta(days=97)) <= span.first <= span.last < str(day - timedelta(days=7))
             assert describe_filters(spec.register_as.holdout.filters) == (
                 f"date >= '{day - timedelta(days=7)}' and date < '{day}' and carrier = {spec.register_as.model[-2:]!r}"
             )
