@@ -52,7 +52,7 @@ def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
 def test_only_a_known_attempt_that_has_ended_has_ended(store: Store) -> None:
     attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"question": "q"}, {}, None), 1.0)
     attempts.start(store, KEY, {}, 2.0)
-    place = AttemptContext(store, Key("next", 1), None, {}, {}, print)
+    place = AttemptContext(store, Key("next", 1), None, {}, {}, print, print)
     claim = artifacts.claim_of(store, KEY)
 
     assert not place.has_ended(claim)

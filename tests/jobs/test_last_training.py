@@ -82,7 +82,7 @@ class Nights:
             "shoal.holder": order.holder,
         }
         run = Run.begin(Tracking(uri=self.uri, experiment="nights"), name=key.submission_id, tags=tags)
-        place = AttemptContext(self.store, key, run, tags, {}, lambda progress: None)
+        place = AttemptContext(self.store, key, run, tags, {}, lambda progress: None, lambda: None)
         state, result = JobState.FAILED, None
         try:
             assert isinstance(spec, JobSpec)

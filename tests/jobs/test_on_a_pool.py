@@ -150,27 +150,31 @@ def test_train_register_beat_the_champion_and_predict(
 
 
 def test_a_killed_driver_is_noticed_and_another_process_cancels_the_next_attempt(pool: ComputePool, spec: JobSpec):
-    handle = jobs.submit(forever(spec), holder=ENGINE)
+    handle = jobs.submit(forever(spec, job_id="killed"), holder=ENGINE)
     driver_of(handle).signal(signal.SIGKILL)
 
     with pytest.raises(JobFailedError, match="was killed"):
         handle.wait(on_log=None)
     wait_until(lambda: gang_is_gone(pool), "the gang's end")
 
-    again = jobs.submit(forever(spec), holder=ENGINE)
+    again = jobs.submit(forever(spec, job_id="killed"), holder=ENGINE)
     assert (again.job_id, again.attempt) == (handle.job_id, handle.attempt + 1)
     driver = driver_of(again)
     progress = wait_until(lambda: again.status().progress, "a record in the middle of the first segment", 60)
     assert (0 < progress.done < progress.total, progress.total, progress.unit) == (True, 10_000_000, "rounds")
     assert progress.metrics.keys() == {"eval-rmse"}
 
-    assert jobs.submit(forever(spec), holder=ENGINE).attempt == again.attempt
+    assert jobs.submit(forever(spec, job_id="killed"), holder=ENGINE).attempt == again.attempt
     assert jobs.cancel(again.job_id)
 
     wait_until(lambda: not driver.alive(), "the driver's end")  # on a busy machine it outlives the 15 s of `cancel`
     wait_until(lambda: gang_is_gone(pool), "the gang's end")
     with pytest.raises(JobCancelledError, match="on request"):
         jobs.attach(again.job_id).wait(on_log=None)
+
+    # The attempt after a killed and a cancelled one trains to its end.
+    last = jobs.submit(plain(spec, job_id="killed"), holder=ENGINE)
+    assert (last.attempt, last.wait(on_log=None).rows) == (again.attempt + 1, 20_000)
 
 
 def test_an_orphan_ends_itself(spec: JobSpec):
