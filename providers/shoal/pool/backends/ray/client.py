@@ -14,7 +14,7 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from shoal.errors import PoolUnreachableError
-from shoal.pool.backends.ray.demand import ASKING, READ_ONLY
+from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
@@ -115,14 +115,14 @@ class Cluster:
         return answer["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Start the script `demand.py` as a Ray job with the id `job_id`, unless the cluster already has a job with
+        """Start the script `autoscaler_job.py` as a Ray job with the id `job_id`, unless the cluster already has a job with
         this id."""
-        script = Path(__file__).with_name("demand.py").read_text()
+        script = Path(__file__).with_name("autoscaler_job.py").read_text()
         argv = ["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]
         self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})
 
     def answer(self, job_id: str) -> dict[str, Any]:
-        """Wait until a submitted `demand.py` job has ended, and return its answer (the last line of its log, read as
+        """Wait until a submitted `autoscaler_job.py` job has ended, and return its answer (the last line of its log, read as
         JSON)."""
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
@@ -133,7 +133,7 @@ class Cluster:
         return answer
 
     def asked(self, job_id: str) -> bool:
-        """Wait until a submitted `demand.py` job has ended, and return whether it has requested nodes from the
+        """Wait until a submitted `autoscaler_job.py` job has ended, and return whether it has requested nodes from the
         autoscaler, or may have requested them."""
         return ASKING in self._outcome(job_id)[1].splitlines()
 
