@@ -115,14 +115,14 @@ class Cluster:
         return answer["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Start the script `autoscaler_job.py` as a Ray job with the id `job_id`, unless the cluster already has a job with
+        """Start `autoscaler_job.py` as a Ray job with the id `job_id`, unless the cluster already has a job with
         this id."""
         script = Path(__file__).with_name("autoscaler_job.py").read_text()
         argv = ["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]
         self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})
 
     def answer(self, job_id: str) -> dict[str, Any]:
-        """Wait until a submitted `autoscaler_job.py` job has ended, and return its answer (the last line of its log, read as
+        """Wait until a submitted `autoscaler_job.py` has ended, and return its answer (the last line of its log, read as
         JSON)."""
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
