@@ -222,5 +222,5 @@ def test_a_stale_model_and_a_waiting_job_fail_the_check_and_are_told(store, sent
         ("2 alerts about models", "delays: there was no training and no promotion to champion\njob x waits a_run")
     ]
     assert CheckModelsOperator(task_id="all", promoted_within=timedelta(days=40)).execute(context) is None
-    with pytest.raises(InvalidArgumentError, match="checks nothing"):
+    with pytest.raises(InvalidArgumentError, match="has nothing to check"):
         CheckModelsOperator(task_id="none")

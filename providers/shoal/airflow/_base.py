@@ -1,5 +1,5 @@
-"""Base class of shoal's Airflow operators. It selects the pool and the lease by the operator's arguments. If Airflow
-kills the task, the base class lets the task roll back its work before the task ends."""
+"""Provide the base class of shoal's Airflow operators. It reads from an operator's arguments which pool and lease to
+use, and if Airflow kills the task, it gives the task time to undo its work before the task ends."""
 
 from __future__ import annotations
 
