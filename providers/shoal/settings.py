@@ -92,7 +92,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the option names of the nested model to which `path` leads, or an empty list if `path` leads to no model.
+    """Return the option names of the pydantic model at `path`, or an empty list if `path` leads to no model.
 
     Args:
         model: The outer model.

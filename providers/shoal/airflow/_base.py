@@ -1,5 +1,5 @@
-"""Provide the base class of shoal's Airflow operators. It reads from an operator's arguments which pool and lease to
-use, and if Airflow kills the task, it gives the task time to undo its work before the task ends."""
+"""Provide `PoolOperator`, the base class of shoal's Airflow operators. It finds the pool and the lease that the
+operator's arguments name. If Airflow kills the task, the operator can undo its work before the task ends."""
 
 from __future__ import annotations
 

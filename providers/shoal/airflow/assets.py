@@ -35,7 +35,7 @@ def model_asset(model: str, alias: str = CHAMPION) -> Asset:
     """
     if not isinstance(model, str) or not model or any(mark in model for mark in "/:"):
         raise InvalidArgumentError(
-            f'{shown(model)} is no name of a registered model: use 1 to 250 characters without "/" and ":"'
+            f'{shown(model)} is not a legal name for a registered model: use 1 to 250 characters without "/" and ":"'
         )
     return Asset(f"shoal://models/{quote(model, safe='')}" + ("" if alias == CHAMPION else f"@{alias}"))
 
@@ -54,7 +54,7 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     """
     try:
         events = context["triggering_asset_events"][model_asset(model, alias)]
-    except KeyError:  # The DAG run was triggered by a user or another asset, so there is no promotion.
+    except KeyError:  # Not this model's promotion, but a user or another asset has triggered the DAG run.
         return None
     newest = max(events, key=lambda event: event.timestamp)
     return dict(newest.extra)

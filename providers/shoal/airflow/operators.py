@@ -265,7 +265,7 @@ class DistributedTrainOperator(_JobOperator):
     def _store_cause(self, context: Context, cause: str) -> None:
         try:
             context["ti"].xcom_push(key=CAUSE, value=cause)
-        except Exception:  # The task must end as failed or skipped with its cause, even if the XCom fails.
+        except Exception:  # The task must end as failed or skipped, even if its cause cannot be stored.
             self.log.warning("the cause could not be stored as an XCom", exc_info=True)
 
 

@@ -144,7 +144,7 @@ def alter(
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Greatest size of the pool.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a pool's limits."""
+    """Change the smallest and the greatest number of nodes of a pool."""
     if min_nodes is None and max_nodes is None:
         raise InvalidArgumentError("nothing to change: give --min-nodes, --max-nodes or both")
     pool = _pool(name)

@@ -126,7 +126,7 @@ def ended(result: JobResult) -> dict[str, Any]:
     if not result.skipped:
         return plain
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
-    return cast(dict[str, Any], state)  # callers of the task get the dict that the state contains
+    return cast(dict[str, Any], state)  # Callers of the task get the dict in this state.
 
 
 def artifact(result: JobResult) -> dict[str, Any]:
