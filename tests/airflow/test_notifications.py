@@ -139,7 +139,7 @@ def test_an_asset_can_be_written_by_its_uri(model, alias, uri):
 
 
 def test_a_name_that_is_no_models_name_is_refused():
-    with pytest.raises(InvalidArgumentError, match="no name of a registered model"):
+    with pytest.raises(InvalidArgumentError, match="not a legal name for a registered model"):
         model_asset("models:/delays")
 
 
