@@ -13,7 +13,8 @@ def shown(value: object) -> str:
     """Return the repr of a value for an error message, shortened to 80 characters."""
     try:
         text = repr(value)
-    # Python refuses to convert an integer of more than 4300 digits, or a value that is nested too deeply, to text.
+    # Python refuses to convert an integer of more than 4300 digits, or a value that is nested too deeply, to text. So
+    # the message shows only the type of such a value.
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too long to show"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
@@ -113,7 +114,7 @@ class PoolStoppingError(PoolDownError):
 
 
 class ScaleError(ShoalError):
-    """A scale operation did not reach its size and was rolled back.
+    """A pool or lease did not reach the requested number of nodes; an unfinished change of its size is rolled back.
 
     Args:
         message: The reason, in one sentence.

@@ -212,7 +212,7 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        # The span overlaps the previous span, which is already replaced. So only skip the text of this span.
+        # This span overlaps the previous span, and the previous span is already replaced. So this one is skipped.
         if span.start < at:
             at = max(at, span.end)
             continue

@@ -15,8 +15,8 @@ from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact
 
 
 class Settings(RedactedRepr, BaseModel):
-    """Base class of options and specs. Their values are checked when they are created, and cannot be changed
-    afterwards.
+    """Base class of shoal's options and specs. The values of an object are checked when the object is created, and
+    cannot be changed afterwards.
 
     Raises:
         InvalidArgumentError: An option is unknown or missing, or a value is not allowed. The message names the option,
@@ -50,8 +50,8 @@ class Settings(RedactedRepr, BaseModel):
 
 @contextlib.contextmanager
 def _explained(model: type[BaseModel]) -> Iterator[None]:
-    """Convert an error in which pydantic reports wrong options, raised in the ``with`` block, to an
-    `InvalidArgumentError` that names each wrong option.
+    """Replace an error that pydantic raises in the ``with`` block by an `InvalidArgumentError` that names each wrong
+    option.
 
     Args:
         model: Class whose options are validated in the ``with`` block.
@@ -92,7 +92,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the option names of the nested model to which `path` leads, or an empty list if `path` leads to no model.
+    """Return the option names of the pydantic model at `path`, or an empty list if `path` leads to no model.
 
     Args:
         model: The outer model.
@@ -103,8 +103,8 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
         if found is None:
             break
         fields = {field.alias or name: field for name, field in found.model_fields.items()}
-        # If `step` is not the name of a field, it is a key or an index within the previous field. The model of that
-        # field is already in `found`.
+        # A step that is not the name of a field is a key or an index within the previous field. It does not lead to
+        # another model, so `found` stays the same.
         if step in fields:
             found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []

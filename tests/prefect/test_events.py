@@ -125,5 +125,5 @@ def test_stale_models_and_waiting_jobs_are_events(sent, monkeypatch):
         ("shoal.model.stale", "shoal.model.delays"),
         ("shoal.job.waiting", "shoal.job.job"),
     ]
-    with pytest.raises(InvalidArgumentError, match="checks nothing"):
+    with pytest.raises(InvalidArgumentError, match="has nothing to check"):
         emit_alerts()

@@ -1,5 +1,5 @@
-"""Base class of shoal's Airflow operators. It selects the pool and the lease by the operator's arguments. If Airflow
-kills the task, the base class lets the task roll back its work before the task ends."""
+"""Provide `PoolOperator`, the base class of shoal's Airflow operators. It finds the pool and the lease that the
+operator's arguments name. If Airflow kills the task, the operator can undo its work before the task ends."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ def model_asset(model: str, alias: str = CHAMPION) -> Asset:
     """
     if not isinstance(model, str) or not model or any(mark in model for mark in "/:"):
         raise InvalidArgumentError(
-            f'{shown(model)} is no name of a registered model: use 1 to 250 characters without "/" and ":"'
+            f'{shown(model)} is not a legal name for a registered model: use 1 to 250 characters without "/" and ":"'
         )
     return Asset(f"shoal://models/{quote(model, safe='')}" + ("" if alias == CHAMPION else f"@{alias}"))
 
 
 def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[str, Any] | None:
-    """Return the promotion that has triggered this DAG run; None if the run has another cause, such as a user.
+    """Return the promotion of the model that triggered this DAG run; None if the run was triggered in another way.
 
     If several promotions have triggered the run together, the newest one is returned. A run that is cleared and runs
     again gets the same promotion, also if there was another one since.
@@ -54,20 +54,21 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     """
     try:
         events = context["triggering_asset_events"][model_asset(model, alias)]
-    except KeyError:  # the run was triggered by a user, or by another asset
+    except KeyError:  # Not this model's promotion, but a user or another asset has triggered the DAG run.
         return None
     newest = max(events, key=lambda event: event.timestamp)
     return dict(newest.extra)
 
 
 def add_promotion(context: Context, register: Register, result: JobResult) -> None:
-    """Add the event about a promotion to the events of a task, which Airflow records when the task succeeds.
+    """Add an asset event about the promotion of a model to a task. Airflow records the event when the task succeeds.
 
     :param context: Airflow's context of the training task.
     :param register: Options with which the model was registered.
     :param result: Result of the job that has promoted the model.
     """
-    plain = result.to_dict()  # strict JSON, which has no NaN
+    # Airflow stores the event as JSON, which has no NaN, so `to_dict` converts NaN to text.
+    plain = result.to_dict()
     decision, champion = plain["decision"] or {}, plain["champion"] or {}
     context["outlet_events"][PROMOTIONS].add(
         model_asset(register.model, register.alias),

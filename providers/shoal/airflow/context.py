@@ -180,7 +180,7 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
 
 
 def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
-    """Return whether an upstream task of a task may end before the setup task of the ``pool_for_run`` block has ended.
+    """Return whether `task` has an upstream task that may end before the setup task of the ``pool_for_run`` block ends.
     Such an upstream task is outside of the block and does not depend on the block."""
     block = inside.keys() | {setup.task_id}
     return any(

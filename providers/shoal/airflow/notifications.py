@@ -40,7 +40,7 @@ def model_message(notifier: Notifier) -> Callable[[Context], None]:
 
 
 def run_message(notifier: Notifier) -> Callable[[Context], None]:
-    """Return a callback for a DAG that sends one message per run, with a line for each model of the run.
+    """Return a callback for a DAG that sends one message per DAG run, with a line for each model that the run trains.
 
     Use it as ``on_success_callback`` and ``on_failure_callback`` of the DAG. Airflow calls it in its DAG processor, so
     shoal and the notifier's packages must be installed there.
@@ -72,7 +72,8 @@ def _about_task(context: Context) -> Message:
 
 
 def _line_of_task(context: Context, error: object) -> ModelLine:
-    """Return the line that the task has left, or make one from the context if the task was killed before."""
+    """Return the message line that the task has stored as an XCom. If the task was killed before it stored one, make a
+    line from the context."""
     ti = context["ti"]
     stored = ti.xcom_pull(task_ids=ti.task_id, key=LINE, map_indexes=ti.map_index)
     if stored is None:
@@ -97,9 +98,10 @@ def _about_run(context: Context) -> Message:
 
 
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
-    """Yield one line for each training task of a run, in the order in which the DAG file creates them."""
+    """Yield one message line for each training task of a DAG run, in the order in which the DAG file creates them."""
     ti, tasks = context.get("ti"), context["dag"].tasks
-    if ti is None:  # Airflow gives a callback no task instance if the run has none.
+    # If a DAG run has no task instances, Airflow gives its callback none, and there are no lines.
+    if ti is None:
         return
     run_id = context["run_id"]
     task_ids = [task.task_id for task in tasks]
@@ -134,7 +136,7 @@ def _parsed(stored: Mapping[str, Any]) -> ModelLine:
 
 
 def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False) -> ModelLine:
-    """Return the line about a task that has left no line of its own."""
+    """Return the message line about a training task that has stored no message line as an XCom."""
     from shoal.jobs import ModelLine
 
     name = task_id if map_index < 0 else f"{task_id}[{map_index}]"

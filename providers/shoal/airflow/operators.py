@@ -67,8 +67,8 @@ class ScaleClusterOperator(PoolOperator):
         self.options = options
 
     def execute(self, context: Context) -> bool:
-        """Set the pool's base demand and wait for the nodes. If Airflow kills the task during the wait, roll the
-        request back."""
+        """Set the number of nodes that the pool keeps, and wait until they are ready. If Airflow kills the task during
+        the wait, restore the previous number."""
         return self.hook.pool(self.holder_in(context)).scale(
             int(self.expected_cluster_size),
             is_async=self.returns_at_once,
@@ -265,7 +265,7 @@ class DistributedTrainOperator(_JobOperator):
     def _store_cause(self, context: Context, cause: str) -> None:
         try:
             context["ti"].xcom_push(key=CAUSE, value=cause)
-        except Exception:  # The task must end with its own cause.
+        except Exception:  # The task must end as failed or skipped, even if its cause cannot be stored.
             self.log.warning("the cause could not be stored as an XCom", exc_info=True)
 
 
@@ -351,8 +351,8 @@ class SweepPoolsOperator(BaseOperator):
 
         def why_ended(run: str) -> str | None:
             dag_id, slash, run_id = run_of(run).partition("/")
-            # A name from `holder_of` always contains a slash. A name without a slash was chosen by a user, and belongs
-            # to no DAG run.
+            # A holder name that `holder_of` has made always contains a slash. A holder name without a slash was chosen
+            # by a user, and belongs to no DAG run.
             if not slash:
                 return None
             try:
@@ -368,7 +368,7 @@ class SweepPoolsOperator(BaseOperator):
 
 
 class ModelAlertError(AirflowFailException):
-    """Raised by `CheckModelsOperator`: a model was not promoted, or a job has waited, for too long.
+    """Raised by `CheckModelsOperator`: a model's last promotion is too long ago, or a job has waited too long.
 
     :param alerts: One sentence for each model and each job.
     """
@@ -379,7 +379,7 @@ class ModelAlertError(AirflowFailException):
 
     @property
     def message(self) -> Message:
-        """Return the message for people, with a line per alert."""
+        """Return the alerts as a message for users, with one line for each model or job that failed the check."""
         from shoal.jobs import Message
 
         count = len(self.alerts)
@@ -387,7 +387,7 @@ class ModelAlertError(AirflowFailException):
 
 
 class CheckModelsOperator(BaseOperator):
-    """Operator that fails if a model was not promoted, or a job has waited in a queue, for longer than a bound.
+    """Operator that fails if a model's last promotion is too long ago, or if a job has waited too long in a queue.
 
     The error has one sentence for each such model and job. To be told, set ``on_failure_callback`` to
     ``model_message(notifier)`` from `shoal.airflow.notifications`. The task is not retried.
@@ -409,14 +409,14 @@ class CheckModelsOperator(BaseOperator):
         super().__init__(**kwargs)
         if promoted_within is None and started_within is None:
             raise InvalidArgumentError(
-                f"task {self.task_id} checks nothing: give promoted_within, started_within or both"
+                f"task {self.task_id} has nothing to check: give promoted_within, started_within or both"
             )
         self.promoted_within = promoted_within
         self.started_within = started_within
         self.models = models
 
     def execute(self, context: Context) -> None:
-        """Check the models and the jobs. Raises `ModelAlertError` if one of them is above its bound."""
+        """Raise `ModelAlertError` if a model's last promotion is too long ago, or a job has waited too long."""
         from shoal.jobs import stale_models, waiting_jobs
 
         alerts: list[object] = []

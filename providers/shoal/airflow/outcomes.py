@@ -20,7 +20,7 @@ LINE = "shoal_line"
 
 
 def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-    """Leave a line about a training as XCom, and add the asset event if the model was promoted.
+    """Store a message line about a training as an XCom. If the model was promoted, also add an asset event.
 
     An error is logged and not raised, because the training has succeeded.
 
@@ -37,7 +37,7 @@ def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> Non
 
 
 def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | None, error: Exception) -> None:
-    """Leave a line about a failed training as XCom.
+    """Store a message line about a failed training as an XCom.
 
     An error is logged and not raised, so that the task fails with its own cause.
 

@@ -17,7 +17,7 @@ _NOT_MAPPED = -1
 
 
 def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str, Any] | NoResult]:
-    """Return what each of several trainings gave, also if it failed or was skipped.
+    """Return one entry for each training: its result, or the cause if the training failed or was skipped.
 
     Call it in a task with ``trigger_rule="all_done"`` after the trainings, and pass the list to `shoal.jobs.summary`.
 

@@ -85,14 +85,14 @@ def all_checks() -> Iterator[Check]:
 
 
 def leftovers(store: Store) -> list[str]:
-    """Return the ids of nodes that have processes or files on this host, but no row in the store."""
+    """Return the ids of nodes that have processes or files on this host but are missing from the state store."""
     from sqlalchemy import select
 
     from shoal.pool.backends import LocalBackend
     from shoal.state.schema import Node
 
-    # The nodes are listed before the rows are read. A node's row is written before the node starts, so a listed node
-    # without a row is really left over.
+    # The host's nodes are listed before the ids of the nodes in the state store are read. A node is written to the
+    # store before it starts, so a node of this host that the store does not contain is really left over.
     found = LocalBackend().existing()
     with store.reading() as session:
         known = set(session.scalars(select(Node.id)))

@@ -66,7 +66,7 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List jobs, one attempt per line, the newest first."""
+    """List jobs, the newest first. A job that was started several times has one line per attempt."""
     from shoal.jobs import list_jobs
 
     found = list_jobs(pool_name, limit=limit)

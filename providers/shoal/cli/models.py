@@ -105,7 +105,8 @@ def history(
     tracking_uri: TrackingUri = None,
     as_json: Json = False,
 ) -> None:
-    """List a model's versions with their metric, the newest first. Promoted versions stay after they are deleted."""
+    """List a model's versions with their metric, the newest first. The list includes deleted versions that were
+    promoted."""
     from shoal.jobs import model_history
 
     found = model_history(name, limit=limit, tracking_uri=tracking_uri)
@@ -139,7 +140,7 @@ def prune(
     tracking_uri: TrackingUri = None,
     as_json: Json = False,
 ) -> None:
-    """Delete old versions that no alias needs. Versions that shoal has not registered are never deleted."""
+    """Delete old model versions that have no alias. Versions that shoal has not registered are never deleted."""
     from shoal.jobs import prune_models
 
     done = prune_models(

@@ -89,7 +89,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
 
 
 def when(seconds: float | None) -> str | None:
-    """Format a time in the local time zone. The time is given in seconds since the epoch; None gives None."""
+    """Format a time in the local time zone. The time is given in seconds since the epoch; for None, return None."""
     return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

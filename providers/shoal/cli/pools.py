@@ -1,5 +1,5 @@
-"""Commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes that no pool needs, and jobs
-that are lost)."""
+"""Commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes that no pool needs, and
+record the end of jobs whose process has died)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def describe(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 def nodes(name: Name = None, as_json: Json = False) -> None:
-    """List the active nodes of a pool, the head first."""
+    """List the active nodes of a pool, with the Ray head node first."""
     pool = _pool(name)
     active = pool.get_nodes()
     if as_json:
@@ -127,7 +127,7 @@ def scale(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set the number of nodes and wait until they are ready. Roll back if that fails."""
+    """Set a pool's number of nodes, and wait until they are ready. If this fails, restore the previous number."""
     pool = _pool(pool_name)
     options: dict[str, Any] = {"rollback_after_seconds": rollback_after}
     if block_until_min_cluster_size is not None:
@@ -144,7 +144,7 @@ def alter(
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Greatest size of the pool.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a pool's limits."""
+    """Change the smallest and the greatest number of nodes of a pool."""
     if min_nodes is None and max_nodes is None:
         raise InvalidArgumentError("nothing to change: give --min-nodes, --max-nodes or both")
     pool = _pool(name)
@@ -188,7 +188,8 @@ def delete(
 
 
 def sweep(as_json: Json = False) -> None:
-    """End the nodes on this machine that no pool needs any more, and end the jobs that are lost. Safe at any time."""
+    """End the nodes on this machine that no pool needs any more, and record the end of jobs whose process has died.
+    You can run this command at any time."""
     from shoal import jobs
     from shoal.cli.checks import leftovers
     from shoal.state import Store

@@ -116,7 +116,7 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
-    """Return the fields for the spec of a job that runs `request` on the given pool.
+    """Return the spec fields of a job that runs a training or function (`request`) on the given pool.
 
     The job records an MLflow run only if the environment variable MLFLOW_TRACKING_URI is set.
     """

@@ -131,7 +131,7 @@ class DistributedFunction(_Decorated[P, T]):
     """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Call the function in every worker, and wait until all calls have ended.
+        """Call the decorated function once in every worker, and wait until all calls have ended.
 
         Returns:
             The return values of the function in all workers, in the order of the ranks.
@@ -159,7 +159,8 @@ class LaunchedFunction(_Decorated[P, T]):
     """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function once, in a process where the function can use Ray: tasks, actors, Ray Train, Ray Tune.
+        """Call the decorated function once, in a process that is connected to Ray. There the function can use Ray tasks
+        and actors, Ray Train and Ray Tune.
 
         The process of the function reserves no CPUs and no GPUs, so that all of them are free for the tasks and actors
         that the function starts.

@@ -185,7 +185,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     @abstractmethod
     def _device(self) -> str | None:
-        """Return the device in the library's parameters, such as "cpu"; None if the parameters name no device."""
+        """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if they name none."""
 
     @abstractmethod
     def _predict(self, booster: BoosterT, connector: DataConnector, request: TrainRequest) -> np.ndarray:

@@ -37,7 +37,7 @@ def digit_files(folder: Path | None = None) -> tuple[str, str]:
 
 
 def _prepare(folder: Path) -> None:
-    """Write the training file and the holdout file into a new folder; after an error, the folder does not exist."""
+    """Write the training file and the holdout file into a new folder. If writing fails, no folder is created."""
     import pandas as pd
 
     try:

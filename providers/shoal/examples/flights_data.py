@@ -142,7 +142,7 @@ def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]
 
 
 def _prepare(folder: Path) -> None:
-    """Write the files of all twelve months into a new folder; after an error, the folder does not exist."""
+    """Write the files of all twelve months into a new folder. If writing fails, no folder is created."""
     with complete(folder) as partial:
         for month, table in _joined().groupby("month"):
             table.to_parquet(partial / f"2013-{month:02}.parquet", row_group_size=_ROWS_PER_GROUP, index=False)
@@ -181,7 +181,7 @@ def _located(name: str) -> Path:
 
 
 def main() -> int:
-    """Write the files, and return the exit code: 0 if the files exist, 1 after an error."""
+    """Write the flights as Parquet files, and return the exit code: 0 if all files were written, 1 after an error."""
     parser = argparse.ArgumentParser(description="Write the flights of 2013 as one Parquet file per month.")
     parser.add_argument(
         "folder", nargs="?", default="flights", type=Path, help="folder to write to; by default ./flights"

@@ -137,7 +137,7 @@ class LocalAirflow:
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Return a dict of the ids and states of a run's tasks; the state is None for a task that has none yet."""
+        """Return the state of each task of a DAG run, by task id. The state is None if the task has none yet."""
         found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {one["task_id"]: one["state"] for one in found}
 
@@ -286,7 +286,8 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _end_session(session: int, *signals: signal.Signals) -> None:
-    """Send each signal in turn to the session's remaining processes; after each signal, wait a while for their end."""
+    """End the processes of an operating system session: send each of `signals` in turn to those that still run, and
+    after each signal wait for their end."""
     for number in signals:
         remaining = _in_session(session)
         for process in remaining:

@@ -59,7 +59,7 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the arrival delays in minutes ``[rows]``; a missing feature counts as 0."""
+        """Predict the arrival delays in minutes, one for each row of `features`; a missing feature counts as 0."""
         features = torch.nan_to_num(features)
         parts = [self.scale(features[:, self.numbers])]
         for index, embedding in zip(self.codes, self.embeddings, strict=True):

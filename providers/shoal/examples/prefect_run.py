@@ -167,7 +167,7 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # The pool does not exist until the flow has brought it up.
+    with suppress(PoolNotFoundError):  # The pool does not exist before the flow brings it up, which is no error.
         timeline.look(ComputePool(POOL).describe())
 
 

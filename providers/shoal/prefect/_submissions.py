@@ -27,7 +27,7 @@ class Submissions:
         self._interrupted = False
 
     def begin(self) -> None:
-        """Start to record the task runs that the current flow or task submits, until `end` is called."""
+        """Start recording the task runs that the current flow or task submits. The method `end` stops the recording."""
         flow = FlowRunContext.get()
         if flow is not None:  # Without a flow run, code cannot submit tasks, so there is nothing to record.
             _record_submissions_of(flow.task_runner)

@@ -79,7 +79,7 @@ class TrainingTask(Task[..., Any]):
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> TrainingTask:
-        """Return the task that runs a function."""
+        """Create a Prefect task from a function that runs a training."""
         return cls._from(task(cache_policy=NO_CACHE)(function))
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
@@ -95,7 +95,8 @@ class TrainingTask(Task[..., Any]):
 
     @classmethod
     def _from(cls, plain: Any) -> TrainingTask:
-        plain.__class__ = cls  # `Task.with_options` returns a plain task, and its constructor has no hook for another
+        # `Task.with_options` always creates a plain `Task`, so the class of the task is changed afterwards.
+        plain.__class__ = cls
         made: TrainingTask = plain
         return made
 
@@ -105,14 +106,15 @@ async def _awaited(found: Awaitable[Any]) -> Any:
 
 
 def _value(found: Any) -> Any:
-    """Return the value in a state of a task that has returned this state; return any other value unchanged."""
+    """Return the value that a Prefect state contains. If `found` is no state, return it unchanged."""
     if not isinstance(found, State):
         return found
-    return getattr(found.data, "result", found.data)  # Prefect wraps the value into a record with this attribute
+    # Prefect may wrap the value of a state in a record, whose attribute `result` is the value.
+    return getattr(found.data, "result", found.data)
 
 
 def ended(result: JobResult) -> dict[str, Any]:
-    """Return the value that a training task returns: the result as a dict of JSON values.
+    """Convert a job's result to the value that a training task returns: a dict of JSON values.
 
     If the job has skipped its training, this returns Prefect's state ``Skipped``, which contains the dict. Prefect has
     no type of state for this; a state of the type Completed with another name is its way.
@@ -124,7 +126,7 @@ def ended(result: JobResult) -> dict[str, Any]:
     if not result.skipped:
         return plain
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
-    return cast(dict[str, Any], state)  # callers of the task get the dict that the state contains
+    return cast(dict[str, Any], state)  # Callers of the task get the dict in this state.
 
 
 def artifact(result: JobResult) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def emit_alerts(
     started_within: timedelta | None = None,
     models: Collection[str] | None = None,
 ) -> list[str]:
-    """Send an event for each model and each job that is above a bound: ``shoal.model.stale``, ``shoal.job.waiting``.
+    """Send an event for each model whose last promotion is too long ago, and for each job that has waited too long.
+
+    The events are ``shoal.model.stale`` and ``shoal.job.waiting``.
 
     Call it in a flow that runs periodically. Each call sends the events again. To be told once a day, give the
     automation's trigger ``within=timedelta(days=1)`` and ``for_each={"prefect.resource.id"}``.
@@ -91,7 +93,7 @@ def emit_alerts(
         InvalidArgumentError: Both bounds are missing, or one is not a positive duration.
     """
     if promoted_within is None and started_within is None:
-        raise InvalidArgumentError("emit_alerts checks nothing: give promoted_within, started_within or both")
+        raise InvalidArgumentError("emit_alerts has nothing to check: give promoted_within, started_within or both")
     sentences = []
     for model in stale_models(promoted_within, models) if promoted_within is not None else ():
         payload = {"alias": model.alias, "version": model.version, "days": model.days, "text": str(model)}

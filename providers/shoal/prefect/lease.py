@@ -91,7 +91,8 @@ class PoolForTheDuration:
         try:
             pool = self._enter(holder, NodeLog(holder))
             self._submissions.begin()
-        except BaseException:  # Python does not call __exit__ after an error in __enter__.
+        except BaseException:
+            # Python does not call __exit__ after an error in __enter__, so the lease is released here.
             self._release()
             raise
         return pool
@@ -143,7 +144,7 @@ class PoolForTheDuration:
             options=self._options,
             on_progress=log,
         )
-        self._lease.__enter__()  # `__enter__` starts a thread that renews the lease
+        self._lease.__enter__()  # This call starts a thread that renews the lease until the lease is released.
         return self._pool
 
     def _release(self) -> None:
