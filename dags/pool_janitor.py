@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from airflow.sdk import Param, dag, get_current_context, task
+from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 
 from shoal.airflow.operators import SweepPoolsOperator
 
@@ -30,8 +30,9 @@ def pool_janitor() -> None:
 
 
 @dag(
-    schedule="@daily",
-    start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    schedule=CronTriggerTimetable(
+        "@daily", timezone="UTC"
+    ),  # without a start date, unpausing it deletes nothing at once
     catchup=False,
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1},
@@ -43,7 +44,7 @@ def pool_janitor() -> None:
             10, type="integer", minimum=0, description="Number of newest versions of each model that are kept."
         ),
         "jobs_older_than_days": Param(
-            30, type="integer", minimum=1, description="Days after its end from which a job is deleted."
+            90, type="integer", minimum=1, description="Days after its end from which a job is deleted."
         ),
         "tracking_uri": Param(
             None,

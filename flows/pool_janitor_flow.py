@@ -87,7 +87,7 @@ def delete_old(
 def retention(
     versions_older_than_days: int = 90,
     keep_last: int = 10,
-    jobs_older_than_days: int = 30,
+    jobs_older_than_days: int = 90,
     tracking_uri: str | None = None,
     dry_run: bool = False,
 ) -> list[str]:

@@ -240,7 +240,7 @@ def test_the_retention_deletes_what_its_parameters_say(bag, fresh_home, monkeypa
     assert delete_old() == ["model m: deleted 2"]
 
     assert "model m: deleted 2" in capsys.readouterr().out
-    ages = {"versions_older_than": timedelta(days=90), "jobs_older_than": timedelta(days=30)}
+    ages = {"versions_older_than": timedelta(days=90), "jobs_older_than": timedelta(days=90)}
     assert given == {**ages, "keep_last": 3, "tracking_uri": None, "dry_run": False}
 
 

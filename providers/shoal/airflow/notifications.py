@@ -6,7 +6,7 @@ The notifier's templates can use ``{{ shoal.subject }}``, ``{{ shoal.text }}`` a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from airflow.sdk.definitions.mappedoperator import MappedOperator
@@ -60,13 +60,14 @@ def _send(notifier: Notifier, context: Context, message: Message) -> None:
 
 def _about_task(context: Context) -> Message:
     from shoal.jobs import Message, summary_message
+    from shoal.jobs.many.summary import one_line
 
     error = context.get("exception")
     if isinstance(error, ModelAlertError):
         return error.message
     task = context["task"]
     if isinstance(task, CheckModelsOperator):
-        text = f"task {task.task_id} of DAG {context['dag'].dag_id}: {error or 'no alerts'}"
+        text = f"task {task.task_id} of DAG {context['dag'].dag_id}: {one_line(str(error or 'no alerts'))}"
         return Message(text, text)
     return summary_message([_line_of_task(context, error)])
 
@@ -74,15 +75,18 @@ def _about_task(context: Context) -> Message:
 def _line_of_task(context: Context, error: object) -> ModelLine:
     """Return the message line that the task has stored as an XCom. If the task was killed before it stored one, make a
     line from the context."""
+    from shoal.jobs.many.summary import one_line
+
     ti = context["ti"]
     stored = ti.xcom_pull(task_ids=ti.task_id, key=LINE, map_indexes=ti.map_index)
     if stored is None:
         index = -1 if ti.map_index is None else ti.map_index
-        return _unknown(ti.task_id, index, str(error or "it ended without a result: see the task's log"))
+        return _unknown(ti.task_id, index, one_line(str(error or "it ended without a result: see the task's log")))
     line = _parsed(stored)
     if error is None or line.outcome in ("failed", "skipped"):
         return line
-    return line.model_copy(update={"sentence": f"{line.sentence}; the task failed after the training: {error}"})
+    cause = one_line(str(error))
+    return line.model_copy(update={"sentence": f"{line.sentence}; the task failed after the training: {cause}"})
 
 
 def _about_run(context: Context) -> Message:
@@ -108,7 +112,7 @@ def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id], task_ids=task_ids).get(run_id, {})
     for task in tasks:
         task_id = task.task_id
-        for index in _instances(task_id, states):
+        for index in _instances(task_id, states, task_ids):
             stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=index)
             if stored is not None:
                 yield _parsed(stored)
@@ -117,9 +121,14 @@ def _lines_of_run(context: Context) -> Iterator[ModelLine]:
                 yield _unknown(task_id, index, f"the task ended as {state}: see its log", skipped=state == "skipped")
 
 
-def _instances(task_id: str, states: Mapping[str, Any]) -> list[int]:
-    """Return the map indexes of a task's instances in order; ``[-1]`` if the task is not mapped or not expanded."""
-    mapped = [name.rpartition("_")[2] for name in states if name.rpartition("_")[0] == task_id]
+def _instances(task_id: str, states: Mapping[str, Any], task_ids: Collection[str]) -> list[int]:
+    """Return the map indexes of a task's instances in order; ``[-1]`` if the task is not mapped or not expanded.
+
+    Airflow names the instances of a mapped task ``<task id>_<map index>``. A name that is the id of another task of the
+    DAG, such as "train_1" beside "train", is not an instance.
+    """
+    names = [name for name in states if name not in task_ids]
+    mapped = [name.rpartition("_")[2] for name in names if name.rpartition("_")[0] == task_id]
     indexes = sorted(int(index) for index in mapped if index.isdigit())
     return indexes or ([-1] if task_id in states else [])
 

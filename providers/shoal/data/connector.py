@@ -293,6 +293,14 @@ class DataConnector:
         """
         return self.source.digest()
 
+    def write_times(self) -> tuple[int | None, ...]:
+        """Return when the files were written, in nanoseconds since the epoch; empty if `digest` reads the rows.
+
+        A digest that is computed from the footers may stay the same when values in the rows change. These times then
+        change. A time is None if the filesystem does not tell it.
+        """
+        return self.source.write_times()
+
     def time_range(self, column: str | None = None, *, without: Collection[str] = ()) -> TimeRange | None:
         """Read a column and return its smallest and its largest value.
 

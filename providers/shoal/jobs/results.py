@@ -24,6 +24,9 @@ Reason = Literal[
 """Rule that decided whether the challenger (the newly trained model) was promoted. The first three rules promote the
 challenger, all others leave the champion as it is."""
 
+PROMOTING: frozenset[Reason] = frozenset({"first", "better", "champion_not_comparable"})
+"""The rules that promote the challenger."""
+
 
 class ChampionResult(Settings):
     """The champion (the registered version with the alias) with which the newly trained model was compared."""

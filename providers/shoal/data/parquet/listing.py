@@ -20,15 +20,17 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """Path and size of one file of a dataset.
+    """Path, size and time of one file of a dataset.
 
     Args:
         path: Canonical path or URI.
         size: Size in bytes.
+        modified_ns: Time of the last change, in nanoseconds since the epoch; None if the filesystem does not tell.
     """
 
     path: str
     size: int
+    modified_ns: int | None = None
 
 
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
@@ -94,7 +96,7 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
 
     [info] = filesystem.get_file_info([inner])
     if info.type == FileType.File:
-        return [DataFile(path, info.size or 0)]
+        return [DataFile(path, info.size or 0, info.mtime_ns)]
     if info.type == FileType.Directory:
         static = inner
         infos = _walk(filesystem, inner)
@@ -113,7 +115,7 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
         raise DataError(
             f"{path} does not exist: check the path, and that this machine ({socket.gethostname()}) can access it"
         )
-    files = [DataFile(canonical(info.path, static), info.size or 0) for info in infos]
+    files = [DataFile(canonical(info.path, static), info.size or 0, info.mtime_ns) for info in infos]
     return sorted(files, key=lambda file: file.path)
 
 

@@ -297,6 +297,15 @@ class ParquetSource:
             digest.update(repr(self.filters).encode())
         return digest.hexdigest()[:32]
 
+    def write_times(self) -> tuple[int | None, ...]:
+        """Return the time of each file's last change in nanoseconds; empty if `digest` is computed from the rows.
+
+        A time is None if the filesystem does not tell it.
+        """
+        if self._by_value or self.filters is not None:
+            return ()
+        return tuple(file.modified_ns for file in list_files(self.paths))
+
     def file_digest(self, path: str) -> str:
         """Return a fingerprint of one file, computed from its footer; it does not depend on the file's name or folder.
 

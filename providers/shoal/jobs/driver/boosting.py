@@ -138,7 +138,7 @@ def _skipped(
         return None
     version, reason = found
     print(reason, flush=True)
-    run.client.set_tag(run.run_id, last_training.SKIPPED, reason)
+    last_training.mark_skipped(run, reason)
     uri = f"models:/{register.model}/{version}"
     return JobResult(
         job_id=place.key.job_id,

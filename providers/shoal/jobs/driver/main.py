@@ -215,10 +215,12 @@ class Driver:
         """End the workers, and start the next waiting job while this driver saves, logs and registers the model."""
         from shoal.training.gang.shared import end_gangs
 
-        end_gangs()
         with _logged("the room of the job's workers could not be freed before the end of the job"):
+            end_gangs()
             admission.free_gang(self._store, self._key)
             cleanup.start_next(self._store, self._job.pool)
+        if self._told_to_end:  # Ray's compiled code may have turned `_Ended` into an error that was only printed
+            raise _Ended
 
     def _begin_run(self) -> None:
         if self._spec.tracking is None:

@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from shoal.errors import InvalidArgumentError, shown
+from shoal.jobs.mlflow.tracking import metric_name
 from shoal.jobs.results import JobResult, RecentVersion
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
@@ -83,7 +84,7 @@ class ModelLine(Settings):
             result = NoResult(str(result) or type(result).__name__)
         if isinstance(result, NoResult):
             outcome: Outcome = "skipped" if result.skipped else "failed"
-            return cls(model=model, metric=metric, outcome=outcome, sentence=_one_line(result.cause))
+            return cls(model=model, metric=metric, outcome=outcome, sentence=one_line(result.cause))
         if isinstance(result, Mapping):
             result = JobResult.parse(result)
         if not isinstance(result, JobResult):
@@ -97,7 +98,7 @@ class ModelLine(Settings):
                 outcome="skipped",
                 version=result.model_version,
                 metric=metric,
-                sentence=_one_line(result.skipped),
+                sentence=one_line(result.skipped),
             )
         if result.promoted is None:
             return cls(model=model, outcome="trained", sentence="the model is not registered")
@@ -107,10 +108,10 @@ class ModelLine(Settings):
             outcome="promoted" if result.promoted else "kept",
             version=result.model_version,
             metric=metric,
-            value=result.metrics.get(f"holdout-{metric}"),
+            value=result.metrics.get(metric_name("holdout", metric or "")),
             champion=None if known is None else known.value,
             champion_version=None if known is None else known.version,
-            sentence="there is no decision" if result.decision is None else _one_line(result.decision.sentence),
+            sentence="there is no decision" if result.decision is None else one_line(result.decision.sentence),
             recent=result.recent,
         )
 
@@ -198,7 +199,7 @@ def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
         return fields
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a text as one line of about 300 characters.
 
     Begin and end of a long text are kept: some libraries name the cause first and then list what is allowed, and a

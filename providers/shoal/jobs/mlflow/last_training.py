@@ -1,4 +1,4 @@
-"""Find out whether a training would repeat the newest registered version: same rows, same holdout, same settings."""
+"""Find out whether a training would repeat that of the newest registered version: same rows, holdout and settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.mlflow.registry import REASON_TAG
 from shoal.jobs.mlflow.tracking import Run, legal_name
+from shoal.jobs.results import PROMOTING
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.state import Store
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 TAG = "shoal.spec_digest"
 """Name of a registered version's tag with the digest of the settings of its training. A version gets the tag when it
 has been compared with the champion, so versions of trainings that failed before that do not have it."""
+
+FILES_TAG = "shoal.files_digest"
+"""Name of a registered version's tag with the digest of the times at which the files of its datasets were written."""
 
 SKIPPED = "shoal.skipped"
 """Name of the tag of an MLflow run whose training was skipped; its value is the reason."""
@@ -43,11 +49,14 @@ class Fingerprints:
         rows: Digest of the training rows.
         holdout: Digest of the holdout's rows.
         settings: Digest of the spec's other fields, such as parameters, columns and rules of the promotion.
+        files: Digest of the times at which the files were written. It is needed because the digest of rows that are
+            read without filters comes from the files' footers, which may stay the same when a value changes.
     """
 
     rows: str
     holdout: str
     settings: str
+    files: str
 
     @classmethod
     def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
@@ -70,7 +79,7 @@ class Fingerprints:
             name: known.get(each.model_dump_json()) or _digest(each) for name, each in spec.eval_set.items()
         }
         text = json.dumps(document, sort_keys=True)
-        return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32])
+        return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
 
     def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
         """Return what differs from a registered version, given the version's tags."""
@@ -78,6 +87,7 @@ class Fingerprints:
             "rows": (self.rows, tags.get("shoal.data_digest")),
             "holdout": (self.holdout, tags.get(f"holdout.{legal_name(register.metric)}.digest")),
             "settings": (self.settings, tags.get(TAG)),
+            "the times of the files": (self.files, tags.get(FILES_TAG)),
         }
         return [name for name, (mine, other) in theirs.items() if mine != other]
 
@@ -104,6 +114,7 @@ def reason_to_skip(
 
     try:
         version = _last(run, store, register.model)
+        replaced = None if version is None else _replaced(run, register, version)
     except mlflow.MlflowException as error:  # some registries cannot search; the training itself may succeed
         print(f"the last training of {register.model} could not be found, so the job trains: {error}", flush=True)
         return None
@@ -112,6 +123,9 @@ def reason_to_skip(
     name = f"{register.model} version {version.version}"
     if (version.tags.get("shoal.job_id"), version.tags.get("shoal.holder")) == (key.job_id, holder):
         print(f"{name} is of an earlier attempt of this job, so the job trains again", flush=True)
+        return None
+    if replaced:
+        print(f"not skipped: {name} was promoted, but {replaced}", flush=True)
         return None
     if different := fingerprints.differences(version.tags, register):
         print(f"not skipped: {' and '.join(different)} differ from those of {name}", flush=True)
@@ -126,9 +140,18 @@ def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints)
     An error is only printed, because the model is registered already.
     """
     try:
+        run.client.set_model_version_tag(register.model, version, FILES_TAG, fingerprints.files)
         run.client.set_model_version_tag(register.model, version, TAG, fingerprints.settings)
     except Exception as error:
         print(f"the version could not be tagged, so the next training is not skipped: {error}", flush=True)
+
+
+def mark_skipped(run: Run, reason: str) -> None:
+    """Tag the MLflow run of a skipped training with the reason. An error is only printed, because the job is done."""
+    try:
+        run.client.set_tag(run.run_id, SKIPPED, reason)
+    except Exception as error:
+        print(f"the MLflow run could not be tagged as skipped: {error}", flush=True)
 
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
@@ -144,11 +167,31 @@ def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
     return None
 
 
+def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None:
+    """Return what has become of the alias since a version was promoted; None if the version was not promoted, or the
+    alias is where shoal or a person has put it on an older version or on this one."""
+    alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
+    if alias is None:
+        return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None
+    if int(alias) > int(version.version):
+        return f"version {alias}, which is newer, has the alias"
+    return None
+
+
 def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
     """Return whether the attempt that registered a version has succeeded; true if the store does not know it."""
     job_id, attempt = tags.get("shoal.job_id"), tags.get("shoal.attempt", "")
     state = attempts.state(store, Key(job_id, int(attempt))) if job_id and attempt.isdigit() else None
     return state in (None, JobState.SUCCEEDED)
+
+
+def _files_digest(spec: JobSpec) -> str:
+    from shoal.data.connector import DataConnector
+
+    times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in spec.datasets()]
+    if any(time is None for of_dataset in times for time in of_dataset):
+        return uuid4().hex  # differs from every other digest: it is not known whether a file was written again
+    return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
 
 
 def _digest(dataset: DatasetSpec) -> str:

@@ -122,8 +122,8 @@ class Cluster:
         self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})
 
     def answer(self, job_id: str) -> dict[str, Any]:
-        """Wait until a submitted `autoscaler_job.py` has ended, and return its answer (the last line of its log, read as
-        JSON)."""
+        """Wait until a submitted `autoscaler_job.py` has ended, and return its answer: the last line of its log,
+        read as JSON."""
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(
