@@ -118,7 +118,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 def _skipped(
     register: Register, run: Run, place: AttemptContext, data: DataResult, fingerprints: Fingerprints
 ) -> JobResult | None:
-    """Return the result of a job that trains nothing, because the newest version comes from the same training.
+    """Return the result of a skipped job, whose training would only repeat that of the model's newest version.
 
     Args:
         register: Settings that name the model.

@@ -157,7 +157,7 @@ class Watchdog:
             try:
                 job, self.reason = self.look()
             except StoreError:
-                continue  # the store cannot be reached: the job goes on, and the next round tries again
+                continue  # the store cannot be reached: the job goes on, and the row is read again in 2 s
             if self.reason is None:
                 self._renew_lease(job)
                 continue

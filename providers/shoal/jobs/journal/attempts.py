@@ -172,7 +172,7 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
 
 
 def least_recently_polled(store: Store, state: JobState, limit: int) -> list[Key]:
-    """Return the attempts in a state that no process has asked about for the longest time, these first.
+    """Return the attempts in a given state, beginning with the one that was not polled for the longest time.
 
     Args:
         store: Store that has the rows.
