@@ -559,7 +559,8 @@ class JobHandle:
         """Return the job's row; if `PollTimer` says that it is time, first set the row's `last_polled_at` to now."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
-            if job.is_waiting:  # as soon as the job runs, its driver renews the lease instead
+            # While the job waits, this process renews its lease of nodes; as soon as the job runs, its driver does.
+            if job.is_waiting:
                 self._renew_lease(job)
             return attempts.touch(self._store, self._key, self._clock())
         return job

@@ -38,7 +38,7 @@ process."""
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why a driver has to end, and the final state of its job."""
+    """Reason why a driver has to end its job, and the final state that the job gets."""
 
     state: JobState
     text: str

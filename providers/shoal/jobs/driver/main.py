@@ -287,7 +287,7 @@ def connect(gcs: str) -> None:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Catch any exception that the `with` block raises, and only print it, after the text `what`."""
+    """Print any exception that the `with` block raises, after the text `what`, instead of passing it on."""
     try:
         yield
     except Exception as error:

@@ -26,7 +26,7 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 @dataclass(frozen=True)
 class Order:
-    """Values that the submitter of a job writes into the row of a new attempt."""
+    """Submitter's order for a new attempt of a job: the values that are written into the attempt's row."""
 
     job_id: str
     pool: str

@@ -51,7 +51,7 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True)
 class Registry:
-    """The part of an MLflow model registry that shoal has written.
+    """Access to an MLflow model registry, to read its models and the versions that shoal has registered.
 
     Attributes:
         client: MLflow client.
@@ -200,7 +200,7 @@ def answering(uri: str) -> Iterator[None]:
 
 
 def _pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:
-    """Yield the results of a search of MLflow, page by page."""
+    """Yield each result of a search in MLflow, which returns the results in pages."""
     token: str | None = None
     while True:
         page = search(**options, page_token=token)

@@ -270,7 +270,7 @@ def legal_name(name: str) -> str:
 
 
 def folder_of(experiment: str) -> str:
-    """Return the name of the folder for an experiment's artifacts: the experiment's name if that is a safe folder name.
+    """Return the name of the folder for an experiment's artifacts: the experiment's name, made safe as a folder name.
 
     For any other name, illegal characters are replaced and a digest is appended, so that the folder stays inside its
     parent and no two experiments share a folder.
