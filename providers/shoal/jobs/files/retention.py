@@ -32,7 +32,7 @@ _YOUNGEST = timedelta(days=1)
 
 @dataclass(frozen=True)
 class DeletedAttempt:
-    """An attempt of a job that was removed, or that would have been removed had it not been a dry run.
+    """An attempt of a job that was removed, or in a dry run, one that would be removed.
 
     Attributes:
         job_id: Id of the job.

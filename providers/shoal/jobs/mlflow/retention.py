@@ -48,7 +48,7 @@ Attempts = set[tuple[str, str]]
 
 @dataclass(frozen=True)
 class DeletedVersion:
-    """A version of a registered model that was deleted, or that would have been deleted had it not been a dry run.
+    """A version of a registered model that was deleted, or in a dry run, one that would be deleted.
 
     Attributes:
         model: Name of the registered model.
