@@ -198,7 +198,7 @@ class TestOutput:
         self.write(output, value=2)
         fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
         fs.pipe_file(f"{root}/{name}", b"mine")
-        with pytest.raises(InvalidArgumentError, match="has other content than complete predictions"):
+        with pytest.raises(InvalidArgumentError, match="contains something other than complete predictions"):
             self.publish(output, key="other", overwrite=True)
         last_look = output._clear if "://" in place else output._swap
         with pytest.raises(TrainingError, match=r"notes(\.txt)? was added to"):
@@ -211,7 +211,7 @@ class TestOutput:
         place = tmp_path / "out"
         place.mkdir()
         (place / "notes.txt").write_text("mine")
-        with pytest.raises(InvalidArgumentError, match="has other content than complete predictions"):
+        with pytest.raises(InvalidArgumentError, match="contains something other than complete predictions"):
             Output(str(place), Claim("job", "me")).finished("k", overwrite=True)
         (tmp_path / "link").symlink_to(place)
         with pytest.raises(InvalidArgumentError, match="is a file or a link"):

@@ -199,7 +199,7 @@ class TestVersions:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"older_than": timedelta(hours=1)}, "older_than=.*from one day"),
+            ({"older_than": timedelta(hours=1)}, "older_than=.*of one day or more"),
             ({"older_than": 90}, "older_than=90 is not legal"),
             ({"keep_last": -1}, "keep_last=-1 is not legal"),
         ],

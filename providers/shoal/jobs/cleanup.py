@@ -158,14 +158,15 @@ def settle_jobs() -> list[str]:
     """
     did = []
     store = Store()
-    # One query lists the running jobs, another one the pending jobs: in a common list, which is limited to `_AT_ONCE`
-    # jobs, many pending jobs could leave no room for the running ones. Of a list that is too long, the jobs that no
-    # process waits for come first: a process that waits for a job checks it itself.
+    # At most `_AT_ONCE` running jobs and as many pending jobs are checked, each kind with its own query, so that many
+    # pending jobs leave room for the running ones. If there are more jobs, those that no process waits for are checked
+    # first, because a process that waits for a job checks the job itself.
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:
             lost = attach(key.job_id, key.attempt).end_if_lost()
-        except ShoalError as error:  # expected; for example, the pool is on another host, which checks the job
+        except ShoalError as error:
+            # Such an error is expected, for example if the job's pool is on another host; that host checks the job.
             log.info("job %s was not checked: %s", key.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
@@ -212,7 +213,7 @@ def start_next(store: Store, pool: str) -> None:
     for key in admission.look(store, pool).free_for:
         try:
             JobHandle(store, attempts.load(store, key)).start_if_room()
-        except ShoalError as error:  # an expected error; for example, the pool was deleted
+        except ShoalError as error:  # this is expected, for example if the pool was deleted
             log.info("job %s was not started: %s", key.job_id, error)
 
 

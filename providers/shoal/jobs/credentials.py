@@ -83,7 +83,8 @@ class Secrets:
         """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
-    def __repr__(self) -> str:  # a traceback may print this text, so it contains no values
+    # A traceback may print the result of `__repr__`, so it contains no values.
+    def __repr__(self) -> str:
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
 

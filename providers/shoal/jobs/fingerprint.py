@@ -17,9 +17,9 @@ def fingerprint(spec: AnySpec) -> str:
         DataError: Staged data are gone, because a job that used them has ended and removed them.
     """
     document = spec.comparable(_by_content).document()
-    document["run_config"].pop("priority", None)  # a job with another priority still counts as the same job
-    # The same holds for a job that may be skipped. A retry therefore finds the job that an earlier version of shoal
-    # submitted, whose tasks did not set this option.
+    # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. A retry therefore
+    # finds a job that an earlier version of shoal submitted, whose tasks did not set `skip_if_unchanged`.
+    document["run_config"].pop("priority", None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)
     return ids.digest(credentials.hide(document)[0])
 

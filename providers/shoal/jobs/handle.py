@@ -128,7 +128,8 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            error=job.error and redact(job.error),  # shoal 0.1 stored errors without removing credentials
+            # shoal 0.1 stored errors with their credentials, so the credentials are removed here.
+            error=job.error and redact(job.error),
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
@@ -398,8 +399,8 @@ class JobHandle:
     def _discard_unneeded_credentials(self) -> Job:
         """Delete the file with the attempt's credentials unless a driver still has to read it; return the job's row."""
         job = attempts.load(self._store, self._key)
-        # A driver reads the file while the row's state is still PENDING, so in any other state the file is not needed.
-        # If the submitter writes the file later, the driver removes the file when the driver ends.
+        # The driver reads the file with the credentials while the row's state is still PENDING, so in any other state
+        # the file is not needed. If the submitter writes the file later, the driver removes the file when it ends.
         if job.state is not JobState.PENDING:
             credentials.discard(self._key.submission_id)
         return job
@@ -443,7 +444,8 @@ class JobHandle:
                     self._of(key).start_if_room()
         except PoolElsewhereError:  # the pool is on another host, and a process there starts the attempt
             pass
-        except StoreError as error:  # the error is only logged: the next check of the queue tries again
+        except StoreError as error:
+            # The error is only logged, because the next check of the queue tries again to start the attempt.
             log.warning("the queue of pool %s could not be changed: %s", self._pool, error)
         return job
 
@@ -557,7 +559,8 @@ class JobHandle:
         """Return the job's row; if `PollTimer` says that it is time, first set the row's `last_polled_at` to now."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
-            if job.is_waiting:  # as soon as the job runs, its driver renews the lease instead
+            # While the job waits, this process renews its lease of nodes; as soon as the job runs, its driver does.
+            if job.is_waiting:
                 self._renew_lease(job)
             return attempts.touch(self._store, self._key, self._clock())
         return job
@@ -645,7 +648,7 @@ class JobHandle:
         return JobResult.model_validate(job.result)
 
     def _await_clean_up(self, job: Job) -> None:
-        """Wait until a driver on this host has exited, because its last step is to end the MLflow run.
+        """Wait until the job's driver has ended the MLflow run and exited, if the driver runs on this host.
 
         Without this wait, the caller could take the pool down before that.
         """

@@ -74,7 +74,7 @@ class PollTimer:
         self._since = 0.0
 
     def is_due(self, job: Job, now: float) -> bool:
-        """Return whether `last_polled_at` has to be updated now.
+        """Return whether the waiting process has to update the job's `last_polled_at` now.
 
         Args:
             job: The job's present row.

@@ -78,8 +78,9 @@ class Gang:
 
     @classmethod
     def _of_function(cls, spec: FunctionJobSpec) -> Self:
-        # If the function starts further workers itself, `room_for` gives their number and size. Such a function only
-        # waits for these workers and needs almost no resources, so they count instead of the workers that call it.
+        # If the function starts further workers itself, the spec's `room_for` gives their number and size. Only these
+        # further workers are counted then, because the workers that call the function need almost no resources: they
+        # only wait for the further workers.
         config = spec.room_for or spec.scaling_config
         each = config.resource_requirements_per_worker
         if not isinstance(config, PyTorchScalingConfig):
@@ -195,7 +196,7 @@ def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
 
 
 def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]:
-    """Yield waiting attempts of equal priority in their starting order: the runs that submitted them take turns.
+    """Yield waiting attempts of equal priority in their starting order: their submitters, such as DAG runs, take turns.
 
     Each time, the next attempt is the oldest one of the holder with the fewest running jobs.
 

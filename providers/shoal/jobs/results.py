@@ -36,7 +36,7 @@ class ChampionResult(Settings):
 
 
 class RecentVersion(Settings):
-    """A version of the model that was registered before the new one."""
+    """A version of the model that was registered before the version that this job has trained."""
 
     version: str = Field(description="Version number in MLflow's registry.")
     value: float | None = Field(

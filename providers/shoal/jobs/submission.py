@@ -105,7 +105,7 @@ def submit(
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
-    """Return whether the attempt has neither failed nor been cancelled; submit or queue it first if nobody has yet.
+    """Submit or queue the attempt if nobody has yet, and return False if it has failed or was cancelled.
 
     Returns:
         False if the attempt has failed or was cancelled, so that a new attempt is needed.

@@ -60,7 +60,7 @@ def spec_of(
 
 
 def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJobSpec:
-    """Return the spec of a task's job, with the option whether a training without new rows is skipped.
+    """Return the spec of a task's job with its option `skip_if_unchanged`, which skips a training without new rows.
 
     Args:
         spec: Spec of the job.
@@ -75,7 +75,7 @@ def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJob
     if register is None:
         if wanted is True:
             raise InvalidArgumentError(
-                "skip_if_unchanged=True needs register: only the rows of a registered version are known"
+                "skip_if_unchanged=True needs register: the rows are compared with those of a registered version"
             )
         return spec
     if wanted is None and register.skip_if_unchanged is None:

@@ -58,7 +58,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     data = _described(dataset, times)
     fingerprints: Fingerprints | None = None
-    # Trainings with code of the user are never compared, because a change of the code may not be noticed.
+    # A training with code of the user has no fingerprints and is never skipped, because shoal may not notice that the
+    # code has changed.
     if run and spec.register_as and spec.user_code is None:
         fingerprints = Fingerprints.of(spec, data.digest, held_out)
         skipped = _skipped(spec.register_as, run, place, data, fingerprints)
@@ -118,7 +119,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 def _skipped(
     register: Register, run: Run, place: AttemptContext, data: DataResult, fingerprints: Fingerprints
 ) -> JobResult | None:
-    """Return the result of a job that trains nothing, because the newest version comes from the same training.
+    """Return the result of a skipped job, whose training would only repeat that of the model's newest version.
 
     Args:
         register: Settings that name the model.

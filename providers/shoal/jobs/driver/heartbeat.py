@@ -38,7 +38,7 @@ process."""
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why a driver has to end, and the final state of its job."""
+    """Reason why a driver has to end its job, and the final state that the job gets."""
 
     state: JobState
     text: str
@@ -157,7 +157,7 @@ class Watchdog:
             try:
                 job, self.reason = self.look()
             except StoreError:
-                continue  # the store cannot be reached: the job goes on, and the next round tries again
+                continue  # the store cannot be reached: the job goes on, and the row is read again in 2 s
             if self.reason is None:
                 self._renew_lease(job)
                 continue

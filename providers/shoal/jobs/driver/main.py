@@ -152,7 +152,7 @@ class Driver:
             return _End(JobState.FAILED, error=cause + self._expiry_hint(cause))
 
     def _expiry_hint(self, cause: str) -> str:
-        """Return a sentence if the job's credentials may have expired while it waited; see `credentials`."""
+        """Return a sentence about credentials that may have expired while the job waited; empty if that is unlikely."""
         handed_over = self._secrets.environment or self._secrets.uris
         if not handed_over or self._job.queued_at is None or self._job.admitted_at is None:
             return ""
@@ -187,7 +187,7 @@ class Driver:
             # The row already has an end. An earlier try may have written it, and only the database's reply was lost: if
             # the end in the row is equal to the end to write, the write counts as successful.
             job = attempts.load(self._store, self._key)
-            # The two ends are compared as text, because a NaN in a result is not equal to another NaN.
+            # The end in the row and the end to write are compared as text, because a NaN is not equal to another NaN.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
 
         try:
@@ -289,7 +289,7 @@ def connect(gcs: str) -> None:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Catch any exception that the `with` block raises, and only print it, after the text `what`."""
+    """Print any exception that the `with` block raises, after the text `what`, instead of passing it on."""
     try:
         yield
     except Exception as error:

@@ -32,7 +32,7 @@ _YOUNGEST = timedelta(days=1)
 
 @dataclass(frozen=True)
 class DeletedAttempt:
-    """An attempt that was removed, or that a dry run found.
+    """An attempt of a job that was removed, or in a dry run, one that would be removed.
 
     Attributes:
         job_id: Id of the job.
@@ -83,10 +83,13 @@ def prune_jobs(
         StoreError: The store cannot be used.
     """
     if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
-        raise InvalidArgumentError(f"older_than={shown(older_than)} is not legal: it must be a timedelta, from one day")
+        raise InvalidArgumentError(
+            f"older_than={shown(older_than)} is not legal: it must be a timedelta of one day or more"
+        )
     store, before = Store(), clock() - older_than.total_seconds()
     removed: list[DeletedAttempt] = []
-    # The lock is for this host only, as the files are; the rows of a job are removed by the host of its pool.
+    # The lock keeps out other processes of this host only. That is enough, because the files are on this host, and the
+    # rows of a job are removed only by the host of the job's pool.
     with file_lock(lock_file("retention")):
         for job_id in _with_old_attempts(store, before):
             with store.reading() as session:
@@ -95,7 +98,8 @@ def prune_jobs(
             if old and not dry_run:
                 try:
                     old = _remove(store, job_id, old, before, id_is_chosen=chosen)
-                except (OSError, InvalidArgumentError) as error:  # the files of the other jobs are removed nevertheless
+                except (OSError, InvalidArgumentError) as error:
+                    # An error with one job must not stop the removal of the other jobs.
                     log.warning("job %s could not be removed: %s", job_id, error)
                     continue
             removed += (DeletedAttempt(job_id, row.key.attempt, row.state, row.ended_at) for row in old)
@@ -114,12 +118,13 @@ def unneeded(rows: Sequence[_Row], promoted: Collection[int], *, before: float, 
     old = [row for row in rows if row.state in JOB_ENDED and row.ended_at < before and row.key.attempt not in promoted]
     if not id_is_chosen:
         return old if len(old) == len(rows) else []
-    # The first attempt's row has the time that the markers in the other attempts' folders contain.
+    # The first attempt's row is kept, because the marker files in the folders of all attempts contain its time: without
+    # the row, shoal would not recognise these folders.
     return [row for row in old if row not in (rows[0], rows[-1])]
 
 
 def _with_old_attempts(store: Store, before: float) -> list[str]:
-    """Return the ids of the jobs with an attempt that ended before a time, without those of pools on other hosts."""
+    """Return the ids of jobs with an attempt that ended before a time; jobs of pools on other hosts are left out."""
     ended = func.coalesce(Job.ended_at, Job.created_at)
     query = select(Job.id, Job.pool).where(Job.state.in_(JOB_ENDED), ended < before).distinct()
     with store.reading() as session:
@@ -152,10 +157,10 @@ def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id
     with act(RetentionStep.REMOVE_FILES):
         for row in old:
             _remove_files(store, row.key)
-        with suppress(OSError):  # the folder does not exist, or has files of other attempts
+        with suppress(OSError):  # there is no such folder, or it stays because it has files of other attempts
             artifacts.folder_of_job(job_id).rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
-        # A retry may have added an attempt meanwhile.
+        # A retry may have added an attempt meanwhile, so it is checked again which attempts are unneeded.
         now = unneeded(_rows(session, job_id), _promoted(session, job_id), before=before, id_is_chosen=id_is_chosen)
         removed = [row for row in old if row in now]
         for row in removed:

@@ -62,8 +62,8 @@ def _staged_data(store: Store) -> Iterator[str]:
                 done += [(key, location)] if job.state in JOB_ENDED else []
         there -= _needed(session) if there else set()
         if there:
-            # All ended jobs are searched, because the data may be those of an old one. Only the few specs that name a
-            # folder of staged data are read.
+            # The remaining folders may belong to a job that ended long ago, so all ended jobs are searched. Of their
+            # specs, only the few that name a folder of staged data are read.
             named = cast(Job.spec, Text).contains(_NAMED)
             ended = select(Job.id, Job.attempt, Job.spec).where(Job.state.in_(JOB_ENDED), named)
             for job_id, attempt, spec in session.execute(ended.execution_options(yield_per=_PAGE)):
@@ -103,7 +103,7 @@ def _needed(session: Session) -> set[str]:
 
 
 def _of_query(location: str) -> Key | None:
-    """Return the attempt to whose query a folder belongs, by the folder's name (see `queries.locations`)."""
+    """Return the attempt whose SQL query filled a folder, which the folder's name says (see `queries.locations`)."""
     submission_id, _, number = Path(location).name.rpartition(".")
     job_id, _, attempt = submission_id.rpartition("-")
     return Key(job_id, int(attempt)) if number.isdigit() and attempt.isdigit() else None

@@ -26,7 +26,7 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
 @dataclass(frozen=True)
 class Order:
-    """Values that the submitter of a job writes into the row of a new attempt."""
+    """Submitter's order for a new attempt of a job: the values that are written into the attempt's row."""
 
     job_id: str
     pool: str
@@ -172,7 +172,7 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
 
 
 def least_recently_polled(store: Store, state: JobState, limit: int) -> list[Key]:
-    """Return the attempts in a state that no process has asked about for the longest time, these first.
+    """Return the attempts in a given state, beginning with the one that was not polled for the longest time.
 
     Args:
         store: Store that has the rows.

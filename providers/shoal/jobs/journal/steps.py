@@ -63,7 +63,7 @@ class JobStep(StrEnum):
 
 
 class RetentionStep(StrEnum):
-    """Steps that remove old versions of models and old attempts of jobs."""
+    """Names of the steps that remove old versions of models and old attempts; crash tests can end a process at each."""
 
     CHECK = "check"
     """Transaction, while the locks of a model's aliases are held: check that a version is not needed."""

@@ -38,7 +38,7 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return whether a retry may succeed: not if the database refused the data, as it does with a duplicate key."""
+    """Return whether a transaction that failed may succeed on a retry; False if the database refused the data."""
     return isinstance(error, StoreError) and not isinstance(error.__cause__, IntegrityError | DataError)
 
 

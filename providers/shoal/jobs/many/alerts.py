@@ -72,7 +72,7 @@ class WaitingJob:
 
 
 def stale_models(older_than: timedelta, models: Collection[str] | None = None) -> list[StaleModel]:
-    """Return the models whose last promotion is older than a bound, or that were never promoted, by name.
+    """Return, sorted by name, the models whose last promotion is older than a bound, or that were never promoted.
 
     The promotions and jobs are those in shoal's store (``$SHOAL_HOME`` or ``$SHOAL_STATE_URL``); MLflow is not asked. A
     model that was never promoted is found by its jobs, as long as the store has them. If two registries have models of
@@ -121,7 +121,7 @@ def waiting_jobs(longer_than: timedelta, pool_name: str | None = None) -> list[W
 
 
 def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | None]]:
-    """Return the time and the version of the last promotion, by the names of model and alias.
+    """Return a dict from (model's name, alias) to the time and the version of the last promotion.
 
     For a model that was never promoted, this is the time of its first job, and no version.
     """
@@ -141,7 +141,7 @@ def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | N
 
 
 def _checked(name: str, bound: timedelta) -> float:
-    """Check a bound, and return it in seconds."""
+    """Check that an alert's bound is a positive duration, and return the bound in seconds."""
     if not isinstance(bound, timedelta) or bound <= timedelta(0):
         raise InvalidArgumentError(f"{name}={shown(bound)} must be a positive timedelta, such as timedelta(days=40)")
     return bound.total_seconds()

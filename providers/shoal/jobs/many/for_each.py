@@ -65,7 +65,8 @@ def for_each(
         chosen = shared.values(min_rows)
     elif min_rows != 1:
         raise InvalidArgumentError(
-            f"min_rows={min_rows} applies only to values that are found: leave it out if values are given"
+            f"min_rows={min_rows} applies only if shoal finds the values in the training dataset: leave out "
+            "min_rows or values"
         )
     else:
         chosen = check_values(values)
@@ -78,7 +79,7 @@ def for_each(
 
 
 def _without_job_id(spec: AnyJobSpec | Mapping[str, Any]) -> tuple[AnyJobSpec, str | None]:
-    """Parse a spec without its `job_id`, because an id with a placeholder is not legal; return the spec and the id."""
+    """Parse a spec without its `job_id`, and return both: a placeholder such as `{city}` in the id is not legal."""
     if isinstance(spec, AnySpec):
         run_config = spec.run_config.model_copy(update={"job_id": None})
         return spec.model_copy(update={"run_config": run_config}), spec.run_config.job_id

@@ -36,7 +36,7 @@ class Message:
 
 
 def summary_message(lines: Sequence[ModelLine]) -> Message:
-    """Return the message about the trainings of one or more models.
+    """Build a message for people about the trainings of one or more models.
 
     The subject names the outcome of one model, or counts the outcomes of several. The text has a line per model with
     outcome, metric, the champion's metric and the reason, and below it the metric of the last ten versions.
@@ -63,7 +63,7 @@ def _subject(line: ModelLine) -> str:
 
 
 def _against_recent(line: ModelLine) -> str:
-    """Compare the metric with that of the versions before, such as ``rmse of the last 2 versions: 18, 17.5* ...``."""
+    """Return a sentence on earlier versions' metrics, such as ``rmse of the last 2 versions: 18, 17.5* ...``."""
     known = [each for each in line.recent if each.value is not None]
     if line.metric is None or not known:
         return ""

@@ -18,7 +18,7 @@ _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Names:
-    """The names in a spec that depend on the value of a column.
+    """The names in a spec that contain a column's value: model, experiment, MLflow run, tags and job id.
 
     Args:
         spec: The spec, without a job id.
@@ -46,11 +46,11 @@ class Names:
                 if found != column:
                     raise InvalidArgumentError(
                         f'{field}="{name}" has the placeholder {{{found}}}: the only placeholder is '
-                        f"{self._placeholder}, the column"
+                        f"{self._placeholder}, the name of the column"
                     )
 
     def texts(self, values: Sequence[Scalar]) -> list[str]:
-        """Return the text of each value for the names, and check that no two values give the same name.
+        """Convert each value to a text that a name can contain, and check that no two values become the same text.
 
         Letters, digits, ``_``, ``-`` and ``.`` of a value are kept. Each run of other characters becomes ``_``.
 
@@ -74,7 +74,7 @@ class Names:
             first[text] = value
 
     def filled(self, spec: AnyJobSpec, text: str) -> dict[str, Any]:
-        """Return a spec with the value in its names, as plain data for JSON.
+        """Put a value's text into all names of a spec, and return the spec as plain data for JSON.
 
         Args:
             spec: The spec, without a job id.

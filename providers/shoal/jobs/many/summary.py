@@ -28,7 +28,7 @@ _LONGEST_CAUSE = 300
 
 @dataclass(frozen=True)
 class NoResult:
-    """A training without a result.
+    """Stand-in for the result of a training that has none, because it failed or was skipped.
 
     Attributes:
         cause: Reason for which there is no result.
@@ -70,7 +70,7 @@ class ModelLine(Settings):
 
     @classmethod
     def of(cls, spec: AnyJobSpec | Mapping[str, Any] | str, result: Any) -> Self:
-        """Build the line of one training.
+        """Build the summary's line for one training, from the training's spec and result.
 
         Args:
             spec: Spec of the job, its fields, or the name of a model for which no spec could be made.
@@ -161,7 +161,7 @@ def summary_headline(lines: Iterable[ModelLine]) -> str:
 
 
 def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
-    """Return the lines as rows of a table of texts, such as for Prefect's ``create_table_artifact``."""
+    """Convert the lines of a summary to table rows of texts, for example for Prefect's ``create_table_artifact``."""
     return [
         {
             "model": line.model,
@@ -177,12 +177,12 @@ def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
 
 
 def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:
-    """Return the name of a spec's model, and the name of the metric that decides about it."""
+    """Return the name of the model that a spec trains, and of the metric that decides about the model's promotion."""
     if isinstance(given, str):
         return given, None
     spec = given if isinstance(given, AnySpec) else _parsed(given)
     if isinstance(spec, Mapping):
-        # The spec is wrong, which is why its training failed. Its line needs only the names.
+        # The spec is not legal, so its training failed. The summary's line needs only the names of model and metric.
         register = spec.get("register")
         fields: Mapping[str, Any] = register if isinstance(register, Mapping) else {}
         metric = fields.get("metric")

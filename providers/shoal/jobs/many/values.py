@@ -77,7 +77,8 @@ class SharedColumn:
         counts: dict[Scalar, int] = {}
         nulls = 0
         for value, rows in self._counts().items():
-            if value is None or value != value:  # NaN is not equal to itself, so no filter matches it
+            # NaN counts as null, because NaN is not equal to itself, so that no filter finds its rows.
+            if value is None or value != value:
                 nulls += rows
             else:
                 plain = _plain(value)
@@ -87,7 +88,9 @@ class SharedColumn:
                 'column "%s" has no value in %d of %d rows: they are in no spec',
                 self._column, nulls, nulls + sum(counts.values()),
             )  # fmt: skip
-        ordered = sorted(counts, key=lambda value: (type(value).__name__, value))  # SQLite may mix types in a column
+        # In SQLite, a column may have values of several types, which cannot be sorted together, so they are sorted by
+        # type first.
+        ordered = sorted(counts, key=lambda value: (type(value).__name__, value))
         kept = [value for value in ordered if counts[value] >= min_rows]
         if few := [value for value in ordered if counts[value] < min_rows]:
             log.warning(
@@ -117,7 +120,7 @@ class SharedColumn:
                 prepare(path, (self._column, "=", value), type_)
 
     def restricted_to(self, value: Scalar) -> Callable[[DatasetSpec], DatasetSpec]:
-        """Return a function that restricts a dataset of the spec to the rows with a value."""
+        """Return a function that restricts a dataset of the spec to the rows that have `value` in the column."""
 
         def restricted(dataset: DatasetSpec) -> DatasetSpec:
             if dataset.sql is None:
@@ -141,14 +144,15 @@ class SharedColumn:
                     self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
             elif dataset.paths not in seen:
                 seen.add(dataset.paths)
-                # Without the filters and splits, because they do not change the columns but may need to be counted.
+                # The columns are read without the filters and splits: these do not change the columns, but to apply
+                # them, rows may have to be counted.
                 source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)
                 self._types.append((path, schema.field(self._column).type))
 
     def _counts(self) -> dict[Any, int]:
-        """Count the training rows by value."""
+        """Count the training rows for each value of the column."""
         from shoal.data.connector import DataConnector
         from shoal.data.staging.sql import count_values
 
@@ -191,14 +195,15 @@ def check_values(values: Iterable[Any]) -> list[Scalar]:
 
 
 def _plain(value: Any) -> Scalar:
-    """Convert a value to one that a filter can contain.
+    """Convert a value of the column to a type that a dataset's filter can contain: a bool, a number or a text.
 
     Raises:
         InvalidArgumentError: The value is null, or of a type that a filter cannot contain.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # converts a NumPy scalar to a Python object
-    if isinstance(value, date):  # also true for a datetime, because datetime is a subclass of date
+        value = value.item()  # `item` converts a NumPy scalar to a Python object
+    # A datetime is converted here, too, because datetime is a subclass of date.
+    if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, UUID):
         return str(value)

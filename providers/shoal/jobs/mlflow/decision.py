@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def overlaps(self) -> bool:
-        """Return whether the model was trained on rows of the holdout, or on rows of the same time."""
+        """Return whether the model was trained on rows of the holdout, or on rows from the period of the holdout."""
         return bool(self.overlap) or self.period is not None
 
 
@@ -116,7 +116,7 @@ def improvement(challenger: float, champion: float, mode: Mode) -> float:
 
 
 def comparable(champion: Candidate, challenger: Candidate) -> bool:
-    """Return False if the champion's metric is not finite, or if only the champion was trained on rows of the holdout.
+    """Return whether the metrics of champion and challenger can be compared fairly.
 
     The metrics cannot be compared if the champion's is not finite. Nor can they if the champion was trained on rows of
     the holdout, or of the same time, and the challenger was not, because such a champion's metric is better than it
@@ -251,7 +251,7 @@ def worse_slices(register: Register, challenger: Evaluation, champion: Evaluatio
 
 
 def _equal(difference: float, bound: float, value: float) -> bool:
-    """Return whether a difference of two metrics is equal to a bound above 0, apart from rounding.
+    """Return whether the difference of two metrics is equal to a bound, except for a rounding error.
 
     For example, 0.9 - 0.8 is a little less than 0.1. The rounding depends on the size of the metrics themselves.
 
@@ -274,7 +274,7 @@ def _figure(value: float) -> str:
 
 
 def _common(evaluation: Evaluation) -> str:
-    """Return as text which training rows the holdout has, too, or which have the same times."""
+    """Say in words how many training rows are also in the holdout, or that rows of both are from the same period."""
     if not evaluation.overlap:
         return f"rows of the holdout's time ({evaluation.period})"
     return f"{evaluation.overlap} row{'' if evaluation.overlap == 1 else 's'} of the holdout"

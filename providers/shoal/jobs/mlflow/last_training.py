@@ -60,7 +60,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
-        """Compute the fingerprints of a training.
+        """Build the fingerprints of a training: the digests of its rows, its holdout and its settings.
 
         Args:
             spec: Spec of the job, which registers its model.
@@ -82,7 +82,7 @@ class Fingerprints:
         return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
 
     def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
-        """Return what differs from a registered version, given the version's tags."""
+        """Return which fingerprints (rows, holdout, settings) differ from those in a registered version's tags."""
         theirs = {
             "rows": (self.rows, tags.get("shoal.data_digest")),
             "holdout": (self.holdout, tags.get(f"holdout.{legal_name(register.metric)}.digest")),
@@ -115,7 +115,8 @@ def reason_to_skip(
     try:
         version = _last(run, store, register.model)
         replaced = None if version is None else _replaced(run, register, version)
-    except mlflow.MlflowException as error:  # some registries cannot search; the training itself may succeed
+    except mlflow.MlflowException as error:
+        # Some registries cannot search for versions. The job can train nevertheless, so this is no error.
         print(f"the last training of {register.model} could not be found, so the job trains: {error}", flush=True)
         return None
     if version is None:
@@ -135,7 +136,7 @@ def reason_to_skip(
 
 
 def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints) -> None:
-    """Tag a version that has been compared with the champion, so that a later training is compared with this one.
+    """Tag a version after its comparison with the champion, so that a later training that repeats it can be skipped.
 
     An error is only printed, because the model is registered already.
     """
@@ -156,12 +157,13 @@ def mark_skipped(run: Run, reason: str) -> None:
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
     """Return the newest version of a model whose training has succeeded; None if there is none."""
-    quote = '"' if "'" in model else "'"  # MLflow's filters have no way to escape a quote
+    # MLflow's filters cannot escape a quotation mark, so the name is put between marks that it does not contain.
+    quote = '"' if "'" in model else "'"
     found = run.client.search_model_versions(
         f"name = {quote}{model}{quote}", max_results=_LOOKED_AT, order_by=["version_number DESC"]
     )
     for version in found:
-        # Some databases compare names without regard to case.
+        # Some databases ignore case when they compare names, so the search may find versions of another model.
         if version.name == model and TAG in version.tags and _succeeded(store, version.tags):
             return version
     return None

@@ -106,7 +106,7 @@ class Ledger:
             return True
 
     def confirmed(self, since: int = 0) -> list[str]:
-        """Return the versions that got the alias in confirmed promotions, the newest promotion first.
+        """Return the versions to which confirmed promotions gave this ledger's alias, the newest promotion first.
 
         Args:
             since: Id of the oldest row to include; 0: all rows.
@@ -158,7 +158,7 @@ def confirmed_promotions(store: Store, registry: str, model: str | None = None) 
 
 
 def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
-    """Return the versions of a model that shoal chose last as the champion of an alias.
+    """Return the versions of a model that are champions according to shoal's records: the last promoted one per alias.
 
     For each alias, this is the version of the newest confirmed promotion. If a process died after it wrote a newer
     promotion and before it confirmed that, the newer promotion's version is returned, too.

@@ -104,7 +104,7 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class SliceStatus:
-    """Metric of a version on one slice of the holdout, as its report recorded it.
+    """Metric of a registered version on one slice of the holdout, from the report on the version's comparison.
 
     Attributes:
         name: Value of the column `by`.
@@ -167,7 +167,7 @@ class HistoryEntry:
 
 
 def list_models(tracking_uri: str | None = None) -> list[ModelStatus]:
-    """List the registered models of which shoal has registered versions, by name.
+    """List the registered models of which shoal has registered versions, sorted by name.
 
     Args:
         tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
@@ -228,7 +228,7 @@ def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = Non
         MissingExtraError: MLflow is not installed.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, from 1")
+        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 or more")
     registry, _, versions = _found(name, tracking_uri)
     latest: dict[str, Promotion] = {}
     for promotion in confirmed_promotions(Store(), registry.uri, name):
@@ -239,7 +239,7 @@ def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = Non
 
 
 def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredModel, list[ModelVersion]]:
-    """Open the registry, and return it with a model and the versions of it that shoal has registered."""
+    """Return the registry, the registered model `name`, and those of the model's versions that shoal has registered."""
     registry = Registry.open(tracking_uri)
     if registry is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
@@ -256,7 +256,7 @@ def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredMod
 def _status(
     registry: Registry, model: RegisteredModel, newest: ModelVersion, promotions: Sequence[Promotion]
 ) -> ModelStatus:
-    """Build the status of a model.
+    """Build the status of a registered model from its aliases, its newest version and its promotions.
 
     Args:
         registry: Registry that has the model.
@@ -285,7 +285,7 @@ def _status(
 
 
 def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:
-    """Build the status of a version.
+    """Build the status of a model's registered version from the version's tags in MLflow.
 
     Args:
         version: The version.
@@ -313,7 +313,7 @@ def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:
 
 
 def _metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, float]]:
-    """Return the name of the metric that decided, and the values of all metrics, from a version's tags.
+    """Read a version's tags: the name of the metric that decided about its promotion, and the values of all metrics.
 
     Only the metric that decided has a tag with the digest of the holdout.
     """
@@ -327,7 +327,7 @@ def _metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, float]]:
             continue
         try:
             values[metric] = float(text)
-        except ValueError:  # a person may have changed the tag
+        except ValueError:  # a person may have changed the tag: leave the metric out
             continue
     return deciding, values
 
@@ -367,7 +367,8 @@ def _slices(registry: Registry, champion: VersionStatus | None) -> tuple[SliceSt
         with tempfile.TemporaryDirectory() as folder:
             path = registry.client.download_artifacts(champion.mlflow_run_id, f"{report.FOLDER}/promotion.json", folder)
             document: dict[str, Any] = json.loads(Path(path).read_text())
-        if document["challenger"]["version"] != champion.version:  # one run may have registered several versions
+        # One run may have registered several versions, so the report in the run may be about another version.
+        if document["challenger"]["version"] != champion.version:
             return ()
         return tuple(
             SliceStatus(str(each["slice"]), int(each["rows"]), _number(each["challenger"]))

@@ -186,7 +186,8 @@ def enter(
         print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
     try:
         return replace(outcome, recent=_recent(run.client, ledger, register, outcome.challenger.version))
-    except Exception as error:  # as above: the earlier versions are only shown in messages
+    except Exception as error:
+        # The earlier versions are only shown in messages, so the job must not fail because they cannot be read.
         print(f"the earlier versions of the model could not be read from MLflow: {error}", flush=True)
         return outcome
 
@@ -252,7 +253,8 @@ def _note_decision(client: MlflowClient, model: str, outcome: Outcome) -> None:
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
     """Return the versions that were registered before a version, the newest first, at most ten."""
-    mark = '"' if "'" in register.model else "'"  # MLflow's filters have no escape for a quotation mark
+    # MLflow's filters cannot escape a quotation mark, so the name is put between marks that it does not contain.
+    mark = '"' if "'" in register.model else "'"
     found = client.search_model_versions(
         filter_string=f"name = {mark}{register.model}{mark}",
         order_by=["version_number DESC"],
@@ -325,7 +327,7 @@ class _Contest:
     since: int | None = None
 
     def round(self) -> Outcome | None:
-        """Compare the challenger with the champion, and give the alias to the better one.
+        """Do one round of the comparison: give the champion's alias to the better one of challenger and champion.
 
         Returns:
             The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
@@ -366,7 +368,7 @@ class _Contest:
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
     def _decide(self, rivals: Sequence[str]) -> Decision:
-        """Decide whether the challenger is promoted, by comparing it with the best of the other versions.
+        """Decide whether the challenger is promoted: compare it with the best of the versions that it has to beat.
 
         If this process has already set the alias and no other version was promoted since, the last decision is kept.
         """

@@ -51,14 +51,14 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True)
 class Registry:
-    """The part of an MLflow model registry that shoal has written.
+    """Access to an MLflow model registry, to read its models and the versions that shoal has registered.
 
     Attributes:
         client: MLflow client.
         uri: URI of the model registry, without credentials, as it is in the store's records of promotions.
     """
 
-    client: MlflowClient = field(repr=False)  # not printed, because the client may contain credentials
+    client: MlflowClient = field(repr=False)  # `repr` leaves out the client, because it may contain credentials
     uri: str
 
     @classmethod
@@ -83,7 +83,7 @@ class Registry:
             if uri.startswith("sqlite:") and (file := sqlite_file(uri)) is not None and not file.exists():
                 if uri == tracking.default_uri():
                     return None
-                # MLflow would create an empty database.
+                # The missing file is an error here, because MLflow would create an empty database in its place.
                 raise RegistryError(f"the MLflow database {file} does not exist: check the tracking URI")
             if uri.startswith(("http://", "https://")):
                 # Any answer shows that the server can be reached. The request has no credentials, so the server's
@@ -93,7 +93,7 @@ class Registry:
         return cls(client, without_credentials(client._registry_uri))
 
     def versions(self, model: str | None = None) -> dict[str, list[ModelVersion]]:
-        """Return the versions that shoal has registered, by the name of the model, the newest versions first.
+        """Return a dict from each model's name to the versions that shoal has registered, the newest version first.
 
         MLflow reads about 1,400 versions per second, so that a year's versions of forty models take ten seconds.
 
@@ -114,7 +114,7 @@ class Registry:
         return found
 
     def models(self) -> list[RegisteredModel]:
-        """Return all registered models, those of others included, with their aliases and latest versions."""
+        """Return all registered models, also those of other programs, with their aliases and latest versions."""
         with answering(self.uri):
             return list(_pages(self.client.search_registered_models, max_results=_MODELS_PER_REQUEST))
 
@@ -126,13 +126,14 @@ class Registry:
             try:
                 return self.client.get_registered_model(name)
             except mlflow.MlflowException as error:
-                # MLflow calls a name invalid if no model can have it, such as one with a slash.
+                # MLflow refuses a name that no model can have, such as one with a slash, as an invalid parameter. There
+                # is no such model then.
                 if is_missing(error) or error.error_code == "INVALID_PARAMETER_VALUE":
                     return None
                 raise
 
     def newest(self, model: RegisteredModel, *, search: bool) -> ModelVersion | None:
-        """Return the newest version of a model that shoal has registered, usually without a request.
+        """Return the newest version of a model that shoal has registered; this usually needs no request to MLflow.
 
         Args:
             model: The model, as `models` returned it.
@@ -153,12 +154,12 @@ class Registry:
 
 
 def aliases_of(model: RegisteredModel) -> dict[str, str]:
-    """Return the version of each alias of a model."""
+    """Return the number of the version to which each of a model's aliases points."""
     return {alias: str(version) for alias, version in model.aliases.items()}
 
 
 def is_ours(version: ModelVersion) -> bool:
-    """Return whether shoal has registered a version."""
+    """Return whether shoal has registered a version; False if another program has, or if the version is a copy."""
     return JOB_TAG in version.tags and not _COPY.fullmatch(version.source or "")
 
 
@@ -168,7 +169,7 @@ def is_missing(error: Exception) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a string in a filter of MLflow.
+    """Put a text into quotation marks, so that a filter in MLflow's search can contain it.
 
     Raises:
         RegistryError: The text has both kinds of quotation marks, which MLflow cannot express.
@@ -176,12 +177,12 @@ def quoted(text: str) -> str:
     for mark in "'\"":
         if mark not in text:
             return f"{mark}{text}{mark}"
-    raise RegistryError(f"MLflow cannot search for {text}, because it has both kinds of quotation marks: rename it")
+    raise RegistryError(f"MLflow cannot search for {text}, because it has both kinds of quotation marks: use one kind")
 
 
 @contextmanager
 def answering(uri: str) -> Iterator[None]:
-    """Raise errors of MLflow in the block as `RegistryError`.
+    """Turn any error of MLflow that the `with` block raises into a `RegistryError`.
 
     Args:
         uri: URI of the server or database, for the message.
@@ -199,7 +200,7 @@ def answering(uri: str) -> Iterator[None]:
 
 
 def _pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:
-    """Yield the results of a search of MLflow, page by page."""
+    """Yield each result of a search in MLflow, which returns the results in pages."""
     token: str | None = None
     while True:
         page = search(**options, page_token=token)

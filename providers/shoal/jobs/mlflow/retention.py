@@ -48,7 +48,7 @@ Attempts = set[tuple[str, str]]
 
 @dataclass(frozen=True)
 class DeletedVersion:
-    """A version that was deleted, or that a dry run found.
+    """A version of a registered model that was deleted, or in a dry run, one that would be deleted.
 
     Attributes:
         model: Name of the registered model.
@@ -109,9 +109,11 @@ def prune_models(
         MissingExtraError: MLflow is not installed.
     """
     if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
-        raise InvalidArgumentError(f"older_than={shown(older_than)} is not legal: it must be a timedelta, from one day")
+        raise InvalidArgumentError(
+            f"older_than={shown(older_than)} is not legal: it must be a timedelta of one day or more"
+        )
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
-        raise InvalidArgumentError(f"keep_last={shown(keep_last)} is not legal: it must be a whole number, from 0")
+        raise InvalidArgumentError(f"keep_last={shown(keep_last)} is not legal: it must be a whole number, 0 or more")
     registry = Registry.open(tracking_uri)
     if registry is None:
         return ModelPruning((), 0)
@@ -132,7 +134,7 @@ def prune_models(
         deletion = _Deletion(store, registry, model, {*names, *aliases.get(model, {})})
         try:
             deleted += (_described(version) for version in deletion.of(old))
-        except ShoalError as error:  # an error with one model must not keep the versions of the others
+        except ShoalError as error:  # an error with one model must not stop the deletion of other models' versions
             failed.append(f"{model}: not all old versions could be deleted: {error}")
     total = sum(map(len, versions.values()))
     return ModelPruning(tuple(deleted), total - len(deleted), tuple(failed))
@@ -162,7 +164,7 @@ def unneeded(
 
 @dataclass(frozen=True)
 class _Deletion:
-    """Deletion of versions of one model.
+    """Object that deletes old versions of one registered model.
 
     Before each version is deleted, all that speaks against it is checked again, under the locks under which promotions
     of the model move its aliases.
@@ -180,7 +182,7 @@ class _Deletion:
     aliases: set[str]
 
     def of(self, versions: Sequence[ModelVersion]) -> Iterator[ModelVersion]:
-        """Delete the versions that are still unneeded, and yield each one after it is deleted."""
+        """Delete the given versions except those that are needed by now, and yield each version after its deletion."""
         if not versions:
             return
         recorded = {each.alias for each in confirmed_promotions(self.store, self.registry.uri, self.model)}
@@ -194,7 +196,7 @@ class _Deletion:
                 yield version
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
-        """Delete one version if it is still unneeded.
+        """Delete one version, unless it is needed by now, for example because an alias points to it.
 
         Returns:
             False if the version is needed, is already deleted, or a lock was lost. It is left to the next call then.
@@ -224,17 +226,18 @@ class _Deletion:
                 with act(RetentionStep.DELETE_VERSION):
                     self.registry.client.delete_model_version(self.model, number)
             except mlflow.MlflowException as error:
-                if is_missing(error):  # another process has deleted the version
+                if is_missing(error):  # another process has deleted the version, so this one has not
                     return False
                 raise
         return True
 
     def _is_shared(self, version: ModelVersion) -> bool:
-        """Return whether another version has the same files: a copy, or one from the same logged model."""
+        """Return whether another version has the same files, as a copy or as a version of the same logged model."""
         try:
             copied = f"models:/{self.model}/{version.version}"
             sources = [quoted(source) for source in (version.source, copied) if source]
-        except RegistryError:  # the search is not possible, so the files are kept
+        except RegistryError:
+            # The sources cannot be searched for, so another version may have the files, and the files are kept.
             return True
         me = (self.model, str(version.version))
         return any(
@@ -249,7 +252,8 @@ class _Deletion:
         try:
             self.registry.client.delete_logged_model(model_id)
         except mlflow.MlflowException as error:
-            if not is_missing(error):  # it may be gone already, for example after `mlflow gc`
+            # If the logged model is gone already, for example after `mlflow gc`, nothing is left to delete.
+            if not is_missing(error):
                 raise
 
 

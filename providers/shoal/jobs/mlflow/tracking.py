@@ -63,7 +63,8 @@ def default_uri() -> str:
 def uri_of(given: str | None = None) -> str:
     """Return the tracking URI to use: the given one, else ``MLFLOW_TRACKING_URI``, else `default_uri`."""
     uri = given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri()
-    # A job's spec has the absolute path, too, and the store's records of promotions have the URI from there.
+    # A relative path is made absolute, because the URI must be equal to the one in a job's spec and in the store's
+    # records of promotions, which have the absolute path.
     relative = uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/")
     return _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute()) if relative else uri
 
@@ -74,7 +75,7 @@ def connect(uri: str) -> MlflowClient:
     Args:
         uri: Tracking URI.
     """
-    # MLflow's telemetry would send data about users' trainings to MLflow's developers.
+    # MLflow's telemetry is disabled, because it would send data about users' trainings to MLflow's developers.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
 
@@ -269,7 +270,7 @@ def legal_name(name: str) -> str:
 
 
 def folder_of(experiment: str) -> str:
-    """Return the name of the folder for an experiment's artifacts: the experiment's name if that is a safe folder name.
+    """Return the name of the folder for an experiment's artifacts: the experiment's name, made safe as a folder name.
 
     For any other name, illegal characters are replaced and a digest is appended, so that the folder stays inside its
     parent and no two experiments share a folder.

@@ -55,7 +55,7 @@ class Overlap:
 
     @property
     def rows(self) -> int:
-        """Return the number of the holdout's rows of which is certain that the model was trained on them."""
+        """Return the number of rows in the holdout on which the model was certainly trained."""
         return sum(file.rows for file in self.files)
 
 
@@ -95,7 +95,7 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
 
 
 def is_training_data(name: str) -> bool:
-    """Return False if the name of a function's dataset marks it as evaluation data; else it counts as training data.
+    """Return whether a function's dataset counts as training data, by its name: "test", for example, does not.
 
     What a function does with its datasets is not known. A dataset counts as training data unless its name begins with
     "eval", "holdout", "test" or "val".
@@ -141,6 +141,6 @@ def load(run: Run, model: str, version: str) -> TrainingRows | None:
             f"the training rows of {model} version {version} are not known: {uri} cannot be read: {error}", flush=True
         )
         return None
-    # Records of earlier versions have no times.
+    # Records that earlier versions of shoal wrote contain no times.
     times = tuple(TimeRange(**each) for each in document.get("times", ()))
     return TrainingRows(tuple(RecordedFile.from_json(file) for file in document["files"]), times)

@@ -31,7 +31,7 @@ class Predictor(Protocol):
         """Raise a DataError if the model cannot predict a dataset's rows, as far as the Parquet files' footers show."""
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
-        """Return the predictions of a table's rows, ``[rows]`` or ``[rows, outputs]``."""
+        """Return the predictions for a table's rows, as an array of shape ``[rows]`` or ``[rows, outputs]``."""
 
 
 class _PyfuncPredictor:

@@ -69,8 +69,8 @@ class Output:
             return False  # an interrupted publication left these files; the next publication removes them
         if marker is None or not ours:
             raise InvalidArgumentError(
-                f"{self.path} has other content than complete predictions of shoal: choose another output_path, or "
-                "move the content away"
+                f"{self.path} contains something other than complete predictions of shoal: choose another "
+                "output_path, or move the content away"
             )
         if marker.get("key") == key and set(marker.get("files", ())) <= set(found):
             return True
@@ -83,7 +83,7 @@ class Output:
         return False
 
     def restore(self) -> None:
-        """Restore earlier local predictions that an attempt of this job renamed, if it died before it replaced them."""
+        """Move earlier local predictions back, if an attempt of this job died after it had moved them aside."""
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
@@ -98,7 +98,8 @@ class Output:
         These are the earlier attempts of this job, and the attempts of other jobs that predicted to the same place.
         """
         for attempt in range(1, self._claim.attempt):
-            with contextlib.suppress(InvalidArgumentError):  # `remove` refuses a folder of a newer attempt
+            # `remove` raises an InvalidArgumentError for a folder of a newer attempt; such a folder stays.
+            with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
         for folder in self._stagings():
             claim = claims.read(folder)
@@ -151,7 +152,7 @@ class Output:
             self._claim.remove(self.staging)
 
     def discard(self) -> None:
-        """Remove the staging folder, to which the workers write files before these are published."""
+        """Remove the staging folder, which has the files that the workers wrote and that are not published yet."""
         with contextlib.suppress(InvalidArgumentError, OSError):
             self._claim.remove(self.staging)
 
@@ -161,7 +162,7 @@ class Output:
         return str(place.parent / f".{place.name}{name}") if self._local else f"{self.path}/_{name}"
 
     def _stagings(self) -> list[str]:
-        """Return the staging folders of all jobs that predict to this place."""
+        """Return the staging folders of all jobs that write their predictions to this output location."""
         place = Path(self.path)
         parent, begin = (str(place.parent), f".{place.name}.") if self._local else (self.path, "_.")
         found = [name for name in _list(parent) if name.startswith(begin) and name.endswith(".partial")]
@@ -188,7 +189,7 @@ class Output:
         _remove(aside)
 
     def _clear(self) -> None:
-        """Remove earlier predictions from an object store: first the marker, which says that they are complete."""
+        """Remove earlier predictions from an object store, first the marker file that declares them complete."""
         fs, root = _filesystem(self.path)
         with redacted_errors(self.path):
             names = self._names()

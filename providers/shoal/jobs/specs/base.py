@@ -117,7 +117,7 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec that names the pool, and the submitter's tracking server if the spec names none.
+        """Return a copy of the spec with the pool's name, and with the submitter's tracking URI if the spec has none.
 
         Args:
             pool: Name of the pool that the job is submitted to.

@@ -116,7 +116,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
         datasets = {name: replaced(dataset) for name, dataset in self.dataset_map.items()}
         return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
 

@@ -109,7 +109,7 @@ class PredictJobSpec(AnySpec):
         yield self.dataset
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
         return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})
 
 

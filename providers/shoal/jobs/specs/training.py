@@ -57,7 +57,7 @@ class JobSpec(TrainRequest, AnySpec):
         return super().comparable(by_content).model_copy(update={"user_code": self.user_code and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec in which each dataset is replaced; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
         return (
             super()
             .with_datasets(replaced)
