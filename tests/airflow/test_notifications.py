@@ -11,7 +11,7 @@ from airflow.sdk import DAG, Asset, BaseNotifier
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from shoal.airflow.assets import PROMOTIONS, model_asset, promotion_of
-from shoal.airflow.notifications import model_message, run_message
+from shoal.airflow.notifications import _instances, model_message, run_message
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
 from shoal.airflow.outcomes import record_failure, record_success
 from shoal.errors import InvalidArgumentError, JobFailedError
@@ -174,6 +174,18 @@ def test_a_failure_is_told_with_its_cause_also_without_an_xcom(sent):
         "failed    task train: a worker was lost a_run",
         "failed    delays: a worker was lost a_run",
     ]
+
+
+def test_credentials_in_a_failure_are_hidden(sent):
+    model_message(Recorder())(context_of(exception=RuntimeError("postgresql://u:hunter22@h/db failed")))
+    assert "hunter22" not in sent[0][1]
+    assert "postgresql://h/db failed" in sent[0][1]
+
+
+def test_a_task_id_that_looks_like_an_instance_is_a_task_of_its_own():
+    states = {"train": "success", "train_1": "success", "many_0": "success", "many_1": "failed"}
+    ids = ["train", "train_1", "many"]
+    assert [_instances(task_id, states, ids) for task_id in ids] == [[-1], [-1], [0, 1]]
 
 
 def test_a_task_that_fails_after_its_training_says_both(sent):

@@ -199,6 +199,36 @@ def test_the_third_run_without_new_rows_is_skipped(nights, tmp_path, capsys, sou
         load_training(third)
 
 
+def test_a_file_that_was_written_again_is_trained_though_its_footer_is_the_same(nights, tmp_path, capsys):
+    rows = flights(40)
+    nights.run()
+    assert nights.run().skipped
+    before = DataConnector.from_spec(nights.spec.dataset).digest()
+    rows.loc[[10, 20], "y"] = rows.loc[[20, 10], "y"].to_numpy()
+    rows.to_parquet(tmp_path / "flights.parquet", row_group_size=50)
+
+    corrected = nights.run()
+
+    assert DataConnector.from_spec(nights.spec.dataset).digest() == before
+    assert (corrected.skipped, corrected.model_version) == (None, "2")
+    assert "not skipped: the times of the files differ" in capsys.readouterr().out
+
+
+def test_a_model_that_has_lost_the_alias_is_trained(nights):
+    client, alias = mlflow.MlflowClient(nights.uri), nights.spec.register_as.alias
+    nights.run()
+    client.delete_registered_model_alias(nights.model, alias)
+    assert nights.run().skipped is None
+    assert nights.run().skipped is not None
+    version = client.create_model_version(nights.model, "file:///another")
+    client.set_registered_model_alias(nights.model, alias, version.version)
+
+    assert last_training.reason_to_skip(
+        Run(client, nights.uri, "0", "run", "link"), nights.store, Key("x", 1), "h", nights.spec.register_as,
+        Fingerprints("", "", "", ""),
+    ) is None  # fmt: skip
+
+
 def test_rows_and_times_of_a_query_stand_on_the_version(nights, tmp_path):
     result = nights.run(**by_sql(nights, tmp_path)(40))
 
@@ -247,6 +277,7 @@ def test_other_settings_are_trained(nights, changes):
     changed = nights.spec.model_copy(update={"register_as": register, **changes})
     version = Fingerprints.of(nights.spec, "rows", "holdout")
     tags = {"shoal.data_digest": "rows", "holdout.rmse.digest": "holdout", "shoal.spec_digest": version.settings}
+    tags["shoal.files_digest"] = version.files
 
     assert version.differences(tags, register) == []
     assert Fingerprints.of(changed, "rows", "holdout").differences(tags, register) == ["settings"]
@@ -319,7 +350,7 @@ def test_the_last_run(nights, versions, last):
             attempts.end(nights.store, Key(each.job_id, 1), each.state, 1.0)
         tags = {"shoal.job_id": each.job_id, "shoal.attempt": "1", "shoal.holder": each.holder}
         tags |= {"shoal.data_digest": each.rows, "holdout.rmse.digest": "holdout"}
-        tags |= {"shoal.spec_digest": mine.settings} if each.marked else {}
+        tags |= {"shoal.spec_digest": mine.settings, "shoal.files_digest": mine.files} if each.marked else {}
         client.create_model_version(nights.model, "file:///model", tags=tags)
     run = Run(client, nights.uri, "0", "run", "link")
 
@@ -334,7 +365,7 @@ def test_a_registry_that_cannot_search_fails_no_job(nights, monkeypatch, capsys)
 
     monkeypatch.setattr(mlflow.MlflowClient, "search_model_versions", refuse)
     run = Run(mlflow.MlflowClient(nights.uri), nights.uri, "0", "run", "link")
-    mine = Fingerprints("rows", "holdout", "settings")
+    mine = Fingerprints("rows", "holdout", "settings", "files")
 
     found = last_training.reason_to_skip(run, nights.store, Key("a", 1), "b", nights.spec.register_as, mine)
 

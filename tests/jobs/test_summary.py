@@ -105,3 +105,13 @@ def test_a_job_that_skipped_its_training_says_why():
     (line,) = summary([spec_of("delays-a")], [skipped.to_dict()])
 
     assert str(line) == "skipped   delays-a: nothing new since version 6"
+
+
+def test_a_metric_of_ranking_has_its_value():
+    result = result_of(0.0, promoted=True).model_copy(update={"metrics": {"holdout-ndcg_10": 0.7}})
+    spec = spec_of("ranker", group_col="q").model_copy(deep=True)
+    register = spec.register_as.model_copy(update={"metric": "ndcg@10"})
+
+    (line,) = summary([spec.model_copy(update={"register_as": register})], [result])
+
+    assert (line.metric, line.value) == ("ndcg@10", 0.7)

@@ -190,7 +190,8 @@ def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
 def _files_digest(spec: JobSpec) -> str:
     from shoal.data.connector import DataConnector
 
-    times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in spec.datasets()]
+    distinct = {dataset.model_dump_json(): dataset for dataset in spec.datasets()}.values()
+    times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in distinct]
     if any(time is None for of_dataset in times for time in of_dataset):
         return uuid4().hex  # differs from every other digest: it is not known whether a file was written again
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
