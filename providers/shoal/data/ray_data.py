@@ -1,4 +1,5 @@
-"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data; every planned row is read exactly once."""
+"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data, and check that no row is lost or read
+twice."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _ERROR = "__shoal_data_error__"
 
 
 def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    """Read row ranges in Ray Data tasks and yield one table per range.
+    """Read row ranges (consecutive rows of one row group) in Ray Data tasks, and yield one table per range.
 
     Args:
         source: The dataset.

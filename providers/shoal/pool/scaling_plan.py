@@ -64,7 +64,8 @@ def wanted(snapshot: Snapshot) -> int:
 
 
 def cause_of_starts(snapshot: Snapshot) -> Operation | None:
-    """Return the open operation for which nodes are started now, or None if there is none.
+    """Return the unfinished operation (request to change the pool's size) for which nodes are started now, or None if
+    there is no such operation.
 
     Operations whose lease waits in the queue do not count. Of the others, the operation that needs most nodes is
     returned.
@@ -209,7 +210,8 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Return whether reconciling would change anything now. If not, no write transaction is needed.
+    """Return whether anything in the pool has to change now, for example whether a node has to be started. If not,
+    reconciling the pool needs no write transaction.
 
     Changes are: an operation ends, a lease is granted, a node is started, drained, ended or removed, the pool goes
     down, or a count or time in the pool's row is updated.
@@ -252,7 +254,8 @@ def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:
 
 
 def _at_work(snapshot: Snapshot) -> list[Operation]:
-    """Return the open operations, without operations whose lease waits in the queue."""
+    """Return the unfinished operations (requests to change the pool's size), except those whose lease waits in the
+    queue."""
     waiting = {lease.id for lease in queue(snapshot)}
     return [row for row in snapshot.operations if row.state is OperationState.OPEN and row.lease_id not in waiting]
 

@@ -17,7 +17,7 @@ from shoal.state.schema import Node, NodeState, Operation, OperationState, PoolS
 
 
 class NodeInfo(TypedDict):
-    """One active node in the result of `get_nodes`."""
+    """One ready node in the result of `get_nodes`."""
 
     name: str
     cpus: int

@@ -48,7 +48,7 @@ class Waiting:
         block_until_min_cluster_size: int | None,
         on_progress: OnProgress | None,
     ) -> None:
-        """Wait until an operation has ended.
+        """Wait until an operation (a request to change the pool's size) has succeeded, or was rolled back or replaced.
 
         Args:
             operation_id: Id of the operation.

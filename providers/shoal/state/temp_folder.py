@@ -229,8 +229,8 @@ def _record_file() -> Path:
 
 
 def _recorded() -> list[Path]:
-    """Return the runtime roots (parent folders of nodes' folders) in this host's and store's list, the newest last.
-    Some of them may no longer exist."""
+    """Read the file that lists the runtime roots (parent folders of nodes' folders) of this host and store. Return
+    their paths, the newest last. Some of them may no longer exist."""
     try:
         return [Path(root) for root in json.loads(_record_file().read_text())]
     except (FileNotFoundError, ValueError):

@@ -82,8 +82,8 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop``. The rows are numbered through the row groups in the
-    order of `line`, a list of row groups' indexes."""
+    """Return the row ranges of the rows ``start <= i < stop``. The rows are counted from the first row of the first row
+    group in `line`, a list of row groups' indexes, and on through the other row groups of this list."""
     found = []
     offset = 0
     for index in line:

@@ -152,7 +152,8 @@ def _is_even(loads: Sequence[int]) -> bool:
 
 
 def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Assign whole row groups that fit into a shard's equal share, and divide the others to fill all shares exactly."""
+    """Assign rows so that the shards differ by at most one row. A row group that fits into a shard is assigned as a
+    whole; the other row groups are divided between shards."""
     share, extra = divmod(sum(group.rows for group in groups), num_workers)
     # Room is the number of rows that a shard can still get. The heap contains (-room, rank) of each shard, so the shard
     # with the most room comes first. A row group that does not fit into this shard fits into no shard and is divided

@@ -91,7 +91,8 @@ class GroupSelection:
         return rows
 
     def indices(self) -> np.ndarray:
-        """Return the positions of the selected rows in the row group: int64, ascending."""
+        """Return the positions, in the row group, of the rows that the splits select, as an int64 array in ascending
+        order."""
         import numpy as np
 
         indices = np.arange(self.rows)

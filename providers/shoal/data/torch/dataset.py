@@ -154,7 +154,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     # Epochs and positions
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that the next ``iter()`` begins, for example to continue an earlier run.
+        """Set the number of the epoch that the next ``iter()`` begins, for example to continue an interrupted training.
 
         Without this call, each ``iter()`` is the epoch after the previous one.
 
@@ -326,7 +326,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         size = self.batch_size or 1
-        # Rows of a batch that is not full yet: the rest of the batch comes from the next windows.
+        # `held` contains the rows of a batch that is not full yet. The other rows of this batch come from the next
+        # windows (row ranges that are shuffled together).
         held: list[Item] = []
         missing = size
         for window in windows:

@@ -48,7 +48,7 @@ class EpochCounter:
         return int(joined.max()) - 1 if len(joined) else int(begun.max())
 
     def begin(self, epoch: int) -> None:
-        """Record in the shared memory that this process has begun an epoch."""
+        """Record that this process has begun an epoch, in the memory that the DataLoader's processes share."""
         slot, round_ = _slot_and_round()
         self._slots.numpy()[slot] = round_ << _COUNT_BITS | (epoch + 1)
 

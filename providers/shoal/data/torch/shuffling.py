@@ -96,7 +96,8 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Cut the rows ``start <= i < stop`` out of a list of row ranges. Row 0 is the first row of the first range."""
+    """Return the row ranges of the rows ``start <= i < stop`` of a list of row ranges. Row 0 is the first row of the
+    first range in the list."""
     found = []
     offset = 0
     for part in line:

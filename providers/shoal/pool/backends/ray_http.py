@@ -70,8 +70,8 @@ class RayJob:
 
 
 class RayHead:
-    """HTTP client of one Ray head. If a request fails, each method raises the exception that the function `error`
-    returns.
+    """HTTP client of one Ray head. If a request fails, the methods raise an exception, which the caller's function
+    `error` creates.
 
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.

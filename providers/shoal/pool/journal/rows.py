@@ -80,7 +80,7 @@ def _works(driver: dict[str, Any] | None) -> bool:
 
 
 def require_here(pool: Pool) -> None:
-    """Raise an error if a pool is bound to another machine.
+    """Raise an error if a pool is bound to another machine, because only that machine can start and end the nodes.
 
     Raises:
         PoolElsewhereError: The pool is bound to another machine.
@@ -136,7 +136,8 @@ def note_stuck(session: Session, node_id: str, problem: str) -> None:
 
 
 def stop(session: Session, pool: Pool, now: float) -> None:
-    """Change a pool's state to stopping if the pool is up, and delete the pool's base demand and leases."""
+    """Change a pool's state to stopping if the pool is up. Delete its leases and its base demand (the size that `up` or
+    `scale` has set)."""
     if pool.state is PoolState.UP:
         pool.state = PoolState.STOPPING
     pool.touched_at = now

@@ -174,7 +174,8 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         **inherited_environment(),
         NODE_TAG: node.id,
         ROOT_VARIABLE: str(runtime_root()),
-        # The Python that runs a job's entry point is the pool's, because the submitter may use another environment.
+        # Jobs are run with the Python interpreter of the pool, because the process that submits a job may use another
+        # environment.
         "SHOAL_PYTHON": sys.executable,
         "SHOAL_POOL": node.pool,
         # Ray's dashboard leaves folders in TMPDIR when it is killed. With this TMPDIR, they are removed together with

@@ -112,8 +112,8 @@ class RayBackend:
         return ""
 
     def _lower(self, pool: PoolRef) -> None:
-        """Lower the number of nodes that the pool requests from the autoscaler. If the cluster's list of jobs shows no
-        earlier request of this pool, there is nothing to lower, and the autoscaler is not asked."""
+        """Request fewer nodes from the autoscaler than the pool requested before. If the cluster's list of jobs shows
+        that the pool has not requested any nodes, send no request."""
         cluster = Cluster(pool.spec)
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):
