@@ -28,7 +28,8 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision to end one open operation, with the operation's final state and the reason that the user sees."""
+    """A decision to end one operation (request to change the pool's size), with the operation's final state and the
+    reason that the user sees."""
 
     operation_id: str
     state: OperationState

@@ -77,7 +77,7 @@ functions because the imports of several nodes may run at the same time, but the
 
 
 class _Ended(Exception):
-    """Raised to end the node and its supervisor. The message is the reason."""
+    """Exception that ends the node and its supervisor. The message is the reason."""
 
 
 class Supervisor:
@@ -239,7 +239,7 @@ class Supervisor:
                 setattr(node, name, value)
 
     def _report_until_written(self, **fields: object) -> None:
-        """Write fields to the node's row, and retry until the store is reachable."""
+        """Write values to the node's row in the database. Try again until the database can be reached."""
         while True:
             try:
                 return self._report(**fields)
@@ -293,7 +293,8 @@ def main(load: Load = load_raylet) -> None:
     node_id, epoch = sys.argv[1:3]
     code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()
-    os._exit(code)  # exit at once: a normal exit may hang in Ray's threads, and nothing is left to clean up
+    # End this process at once. A normal exit may hang in Ray's threads, and nothing is left to clean up.
+    os._exit(code)
 
 
 if __name__ == "__main__":

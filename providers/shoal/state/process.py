@@ -54,7 +54,8 @@ class ProcessId:
         return self.of(self.pid) == self
 
     def known_dead(self) -> bool:
-        """Return True if the process has certainly ended; False if it runs, or may run on another host.
+        """Return True if the process has certainly ended. Return False if it runs on this host, or may run on another
+        host.
 
         This host cannot see whether a process of another host runs.
         """

@@ -79,7 +79,7 @@ def node_folders(node_id: str) -> list[Path]:
 
 
 def node_ids() -> list[str]:
-    """Return the ids of all nodes of this home folder and store that have a folder on this host.
+    """Return the ids of all nodes that have a folder on this host and belong to this process's `$SHOAL_HOME` and store.
 
     Files that are no folders of nodes are ignored, with a warning in the log.
     """

@@ -43,7 +43,8 @@ _ROWS_AT_ONCE = 1_024
 
 @dataclass(slots=True)
 class _Progress:
-    """Epoch and number of returned items of an iterator; `epoch` is None until the first item is requested."""
+    """Progress of an iterator: its epoch, and the number of items that it has returned. `epoch` is None until the first
+    item is requested."""
 
     epoch: int | None = None
     items: int = 0
@@ -231,7 +232,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch. Return its number, and how many of its items are skipped to continue at a saved position.
+        """Begin an epoch. Return the epoch's number, and how many of its items have to be skipped to continue at a
+        saved position.
 
         The second number is None if the saved position is the end of the epoch.
         """

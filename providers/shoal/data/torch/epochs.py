@@ -69,8 +69,8 @@ class EpochCounter:
 
 
 def _slot_and_round() -> tuple[int, int]:
-    """Return the index of this process's counter in shared memory, and a number that identifies its set of DataLoader
-    workers.
+    """Return the index of this process's counter in shared memory, and a number that identifies the set of DataLoader
+    workers to which this process belongs.
 
     Both are 0 in the main process. The second number is below 2**31.
     """

@@ -63,7 +63,7 @@ class NodeRef:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A node that an external API (such as a Ray cluster's autoscaler) has started, as `Backend.look` has found it.
+    """A node that an external API (such as a Ray cluster's autoscaler) has started and that `Backend.look` has found.
 
     Attributes:
         endpoint: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, where the cluster says it,

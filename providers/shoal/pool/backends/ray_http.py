@@ -183,7 +183,7 @@ def _ray_job(answer: Mapping[str, Any]) -> RayJob:
 
 
 def last_line(text: str, *, empty: str = "(nothing)") -> str:
-    """Return the last non-blank line of a text, or `empty` if all lines are blank."""
+    """Return the last non-blank line of a text. If all lines are blank, return the argument `empty`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else empty
 

@@ -352,8 +352,8 @@ def _kind(exclusive: bool) -> str:
 
 
 def _supersede_requests(snapshot: Snapshot, lease: Lease, now: float) -> None:
-    """End the open operations of a waiting lease that its holder has requested again. The new request has its own
-    operation with its own deadline."""
+    """End the unfinished operations of a waiting lease, because its holder has requested the lease again. The new
+    request has its own operation with its own deadline."""
     for operation in snapshot.operations:
         if operation.lease_id == lease.id and operation.state is OperationState.OPEN:
             operation.state, operation.ended_at = OperationState.SUPERSEDED, now

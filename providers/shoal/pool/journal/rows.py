@@ -74,8 +74,8 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
 
 
 def _works(driver: dict[str, Any] | None) -> bool:
-    """Return whether an unfinished job still uses the pool. If the job's driver process has died without updating the
-    job's row, the job does not use the pool any more."""
+    """Return whether a job that is unfinished by its row in the database still uses the pool. It does not if its driver
+    (the process that runs the job) has died without updating the row."""
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 

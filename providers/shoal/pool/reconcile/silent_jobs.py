@@ -73,7 +73,7 @@ def _is_doubtful(job: Job) -> bool:
 
 def _sign(job: Job) -> tuple[object, ...]:
     """Return those values of a job's row that change when a process starts the job or works on it. If two checks find
-    the same values, no process has done this between the two checks."""
+    the same values, no process has worked on the job between the two checks."""
     if job.is_waiting:
         return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

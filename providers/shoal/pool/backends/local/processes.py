@@ -87,7 +87,7 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
             process.signal(signal.SIGKILL)
         if time.monotonic() > until:
             return left
-        time.sleep(0.02)  # wait, because the kernel ends killed processes asynchronously
+        time.sleep(0.02)  # Processes do not end immediately after SIGKILL, so wait before the next search.
     return []
 
 
