@@ -90,8 +90,9 @@ def run() -> None:
                 return
             old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
             _reconcile_all(store)
-        # Another process may have started a pool after the last round, but before this process released the lock. That
-        # process started no reconciler, because the lock was still held. So this loop checks for active pools again.
+        # Another process may have started a pool after `_reconcile_all` returned, but before this process released the
+        # lock. That process started no reconciler, because the lock was still held. So look for active pools again
+        # before this process ends.
         if not store.exists() or not _active_pools(store):
             return
 
@@ -189,8 +190,8 @@ def _active_pools(store: Store) -> list[str]:
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
-        # If the store exists but does not answer, return a dummy name. With an empty list, the reconciler would end
-        # after a short outage of the store.
+        # If the store exists but does not answer, return a list with a name that no pool has, "?". With an empty list,
+        # the reconciler would end after a short outage of the store.
         return [] if not store.exists() else ["?"]
 
 

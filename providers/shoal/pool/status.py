@@ -206,8 +206,8 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes of a pool were lost, and which requested nodes have arrived (the Ray cluster has a node for
-    them), since the nodes' rows were last written.
+    """Check which nodes of a pool were lost since their rows were last written, and for which requested nodes the Ray
+    cluster has a node now.
 
     If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
     """

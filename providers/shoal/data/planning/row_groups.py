@@ -65,7 +65,8 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The rows that one worker reads: row ranges sorted by file and position, so that each file is opened once."""
+    """The rows that one worker reads, as row ranges (consecutive rows of one row group). The ranges are sorted by file
+    and position, so that each file is opened only once."""
 
     ranges: tuple[RowRange, ...]
 

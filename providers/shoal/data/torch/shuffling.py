@@ -74,7 +74,8 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 
 
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
-    """Repeat row ranges of a shard until they have `rows` rows, so that all ranks have the same number of rows.
+    """Repeat row ranges of a shard until the shard has `rows` rows, so that all workers of a training have the same
+    number of rows.
 
     Args:
         line: Row ranges; at least one.

@@ -34,8 +34,8 @@ from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState
 
 
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
-    """Mark lost nodes as failed and arrived nodes as ready, unless a node's row has changed since the node was
-    checked."""
+    """Set the state of lost nodes to failed, and the state of requested nodes for which the Ray cluster now has a node
+    to ready. Skip a node whose row has changed since the node was checked."""
     for node, seen_as in list(_news(snapshot, looked_at, seen)):
         if isinstance(seen_as, str):
             node.state, node.error = NodeState.FAILED, seen_as
