@@ -54,8 +54,8 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
             block = next(blocks, None)
             if block is None:
                 raise DataError(
-                    f"Ray Data returned fewer rows than were requested, the last ones for {part.path}, row group "
-                    f"{part.row_group}: use ingestor_class=ArrowIngester"
+                    f"Ray Data returned fewer rows than were requested: there are too few for {part.path}, row group "
+                    f"{part.row_group}. Use ingestor_class=ArrowIngester"
                 )
             spare.append(block)
             have += block.num_rows

@@ -1,4 +1,4 @@
-"""Build a pool's status from its rows and the current state of its nodes."""
+"""Build a pool's status from its rows in the database and the current state of its nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """One lease that is neither released nor expired.
+    """One lease (a request for nodes) that is neither released nor expired.
 
     Attributes:
         id: Id of the lease.
@@ -145,7 +145,7 @@ class PoolStatus:
 
 
 def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
-    """Build a pool's status from its rows and the current state of its nodes.
+    """Build a pool's status from its rows in the database and the current state of its nodes.
 
     Args:
         snapshot: The pool's rows.
