@@ -77,7 +77,7 @@ def dtype_of(type_: pa.DataType) -> str | None:
 
 
 def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) -> Column:
-    """Convert an Arrow column of one row range to a NumPy array, or to an Arrow array for text and bytes.
+    """Convert a column of an Arrow table to a NumPy array, or, if it contains text or bytes, to an Arrow array.
 
     The values are not copied if they already have the right type.
 
@@ -128,7 +128,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
-    """Concatenate the arrays of a column from several row ranges, and reorder the values.
+    """Concatenate several arrays that contain values of the same column, and reorder the values.
 
     Args:
         pieces: Values of the column, one array per row range.

@@ -368,7 +368,8 @@ class DataConnector:
             for table in self.iter_batches([column]):
                 for entry in pc.value_counts(table.column(column)).to_pylist():
                     counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
-        except (pa.ArrowNotImplementedError, TypeError):  # TypeError: the value is a list or a dict
+        except (pa.ArrowNotImplementedError, TypeError):
+            # A value that is a list or a dict raises TypeError, because it cannot be a key of `counts`.
             raise DataError(
                 f'column "{column}" is of type {schema.field(column).type}, whose values cannot be compared'
             ) from None
@@ -521,12 +522,12 @@ def _is_time(type_: pa.DataType) -> bool:
 
 
 class ShardedDataConnector(DataConnector):
-    """A dataset that is divided among the workers of a gang, so that each worker reads only its shard."""
+    """A dataset that is divided among the workers of one training, so that each worker reads only its own rows."""
 
     sharded: ClassVar[bool] = True
 
     def get_shard(self) -> DataShard:
-        """Return the rows that this worker reads; a process outside a gang gets all rows.
+        """Return the rows that this worker of a training reads. A process that is not such a worker gets all rows.
 
         Returns:
             The shard of this process's rank. All ranks compute the same plan, because they use the same footers.

@@ -107,8 +107,8 @@ def _parse_term(given: Any) -> Term:
 
 def _parse_scalar(value: Any, term: Any) -> Scalar:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # `item()` converts a NumPy scalar to a Python object
-    if isinstance(value, date):  # `isinstance` is also true for a datetime, a subclass of date
+        value = value.item()  # This converts a NumPy scalar to a Python object.
+    if isinstance(value, date):  # This is also true for a datetime, because datetime is a subclass of date.
         return value.isoformat()
     if value is None:
         raise InvalidArgumentError(

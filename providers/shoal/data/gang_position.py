@@ -12,7 +12,8 @@ from shoal.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GangPosition:
-    """Rank of a process in its gang of workers, size of the gang, and the seed with which all workers plan the shards.
+    """Rank of a process in its gang (the workers of one training), size of the gang, and the seed with which all
+    workers compute which worker reads which rows.
 
     Raises:
         InvalidArgumentError: If `rank` is negative or not below `world_size`.
@@ -40,12 +41,14 @@ _position = ALONE
 
 
 def current_position() -> GangPosition:
-    """Return the rank of this process and the size of its gang; outside a gang, this is rank 0 of 1."""
+    """Return the rank of this process and the size of its gang (the workers of one training). A process outside a gang
+    has rank 0 and size 1."""
     return _position
 
 
 def set_current_position(position: GangPosition) -> None:
-    """Set the rank of this process and the size of its gang; the training package calls this function in each worker.
+    """Set the rank of this process and the size of its gang (the workers of one training). The training package calls
+    this function in each worker.
 
     Args:
         position: New position; `ALONE` resets the process to rank 0 of 1.

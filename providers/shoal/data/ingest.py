@@ -23,7 +23,8 @@ class Ingester(Protocol):
     def __init__(self, source: ParquetSource) -> None: ...
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order."""
+        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (consecutive rows of one
+        row group)."""
         ...
 
 
@@ -43,7 +44,8 @@ class ArrowIngester:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order.
+        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (consecutive rows of one
+        row group).
 
         Only one table is in memory at a time.
 
@@ -79,7 +81,8 @@ class RayDataIngester:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) and yield one table per row range of the shard, in order.
+        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (consecutive rows of one
+        row group).
 
         At most two tables are read ahead.
 

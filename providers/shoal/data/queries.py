@@ -106,7 +106,7 @@ def narrowed_query(
 
 
 def as_table(sql: str) -> str:
-    """Return a query in the form in which the FROM of another query takes it."""
+    """Return a query as a subquery (in parentheses, with an alias) for the FROM clause of another query."""
     # The closing parenthesis is on a line of its own, because the query may end in a comment.
     return f"(\n{without_end(sql)}\n) {_ROWS}"
 

@@ -1,4 +1,5 @@
-"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data; every planned row is read exactly once."""
+"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data, and check that it returns the right number
+of rows."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _ERROR = "__shoal_data_error__"
 
 
 def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    """Read row ranges in Ray Data tasks and yield one table per range.
+    """Read row ranges (consecutive rows of one row group) in Ray Data tasks, and yield one table per range.
 
     Args:
         source: The dataset.
@@ -38,7 +39,7 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
     Raises:
         InvalidArgumentError: If this process is not connected to Ray.
         DataError: If :meth:`ParquetSource.read` raises it in a task, or Ray Data returns more or fewer rows than
-            planned.
+            were requested.
     """
     import pyarrow as pa
 
@@ -53,8 +54,8 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
             block = next(blocks, None)
             if block is None:
                 raise DataError(
-                    f"Ray Data returned fewer rows than planned at {part.path}, row group {part.row_group}: use "
-                    "ingestor_class=ArrowIngester"
+                    f"Ray Data returned fewer rows than were requested: there are too few for {part.path}, row group "
+                    f"{part.row_group}. Use ingestor_class=ArrowIngester"
                 )
             spare.append(block)
             have += block.num_rows
@@ -65,7 +66,7 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
         del joined
     if have or any(block.num_rows for block in blocks):
         raise DataError(
-            f"Ray Data returned more rows than planned from {source.paths[0]}: use ingestor_class=ArrowIngester"
+            f"Ray Data returned more rows than were requested from {source.paths[0]}: use ingestor_class=ArrowIngester"
         )
 
 

@@ -1,4 +1,4 @@
-"""Define `DataShard`, the rows of a dataset that one worker of a gang reads."""
+"""Define `DataShard`, the rows of a dataset that one of the workers of a training reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DataShard:
         return self.shard.rows
 
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read this worker's rows and yield one table per row range.
+        """Read this worker's rows and yield one table per row range (consecutive rows of one row group).
 
         Args:
             columns: Columns to read, in this order; all by default.

@@ -1,4 +1,4 @@
-"""Define the time range of a dataset's rows, and whether two such ranges overlap."""
+"""Describe the time range of a dataset's rows, and check whether the ranges of two datasets overlap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class TimeRange:
 
     @classmethod
     def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
-        """Create the range from the smallest and the largest value of the column, as Python objects."""
+        """Create a time range from the smallest and the largest value of a column. Both values are given as Python
+        objects."""
         first, last = (end.isoformat() if isinstance(end, date) else str(end) for end in ends)
         return cls(column, first, last)
 
@@ -52,7 +53,8 @@ class TimeRange:
 
 
 def _moments(text: str) -> tuple[str, Any, Any]:
-    """Return the kind of a time ("number", "time" or "text"), and its first and its last moment."""
+    """Return the kind of a time that is given as text ("number", "time" or "text"), and the first and the last moment
+    of this time. For a date, these are the beginning and the end of the day."""
     try:
         number = Decimal(text)
         return ("number", number, number) if number.is_finite() else ("text", text, text)
@@ -62,5 +64,6 @@ def _moments(text: str) -> tuple[str, Any, Any]:
         moment = datetime.fromisoformat(text)
         utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
         return "time", utc, utc + _DAY - _STEP if _DATE.fullmatch(text) else utc
-    except (ValueError, OverflowError):  # OverflowError: at the ends of the years 1 to 9999
+    except (ValueError, OverflowError):
+        # OverflowError is raised for a moment outside the years 1 to 9999, because datetime cannot hold it.
         return "text", text, text

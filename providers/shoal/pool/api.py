@@ -298,7 +298,8 @@ class ComputePool:
         return handle()
 
     def release(self) -> bool:
-        """Release this holder's lease. Its nodes are ended, unless another lease or the base demand needs them.
+        """Release this holder's lease. Its nodes are ended, unless another lease or the base demand (the size that `up`
+        or `scale` has set) needs them.
 
         A pool that was started by a lease goes down with its last lease and job. If the pool is bound to another host,
         that host's reconciler ends the nodes later, and this method does not wait for it.
@@ -337,13 +338,13 @@ class ComputePool:
         return [NodeInfo(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in self.describe().active]
 
     def has_nodes(self, size: int) -> bool:
-        """Check whether at least `size` nodes are active.
+        """Check whether at least `size` nodes are ready.
 
         If this holder has a lease, the nodes that earlier leases take do not count. While this holder's lease waits in
         the queue, the result is False.
 
         Raises:
-            ScaleError: Fewer nodes are active, and no lease or demand requests that many. If this holder's last
+            ScaleError: Fewer nodes are ready, and no lease or demand requests that many. If this holder's last
                 operation was rolled back, the message contains its error.
         """
         snapshot = self._snapshot()
@@ -374,7 +375,7 @@ class ComputePool:
     def wait_for_nodes(
         self, size: int, *, timeout: float = ROLLBACK_AFTER, on_progress: OnProgress | None = None
     ) -> list[NodeInfo]:
-        """Wait until at least `size` nodes are active. This method does not request nodes.
+        """Wait until at least `size` nodes are ready. This method does not request nodes.
 
         Args:
             size: Number of nodes, including the head.
@@ -382,7 +383,7 @@ class ComputePool:
             on_progress: Function called with the pool's status while waiting.
 
         Returns:
-            The active nodes, the head first.
+            The ready nodes, the head first.
 
         Raises:
             ScaleError: No lease or demand requests that many nodes, or the timeout has passed.

@@ -50,7 +50,7 @@ def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
 
 
 def nodes_for(snapshot: Snapshot, lease: Lease, nodes: int) -> int:
-    """Return how many nodes a lease may use if the pool has `nodes` nodes.
+    """Return how many of a pool's nodes a lease may use. `nodes` is the number of nodes in the pool.
 
     The nodes that earlier leases take from this lease are subtracted. A waiting lease may use no node.
     """

@@ -64,7 +64,8 @@ class PoolLease:
             commands.renew(session, self.id, self.epoch, self._clock())
 
     def release(self) -> None:
-        """Release the lease. Its nodes are ended, unless another lease or the base demand needs them.
+        """Release the lease. Its nodes are ended, unless another lease or the base demand (the size that `up` or
+        `scale` has set) needs them.
 
         Does nothing if the lease was already released or has expired.
         """

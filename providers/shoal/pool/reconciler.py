@@ -77,9 +77,12 @@ def _lock_path_of_0_1() -> Path:
 
 
 def run() -> None:
-    """Reconcile this host's pools until no pool needs a reconciler."""
+    """Reconcile this host's pools (start their missing nodes and end their surplus nodes) until no pool needs a
+    reconciler."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
-        return  # $SHOAL_HOME was removed while this process started. Opening the store would create the folder again.
+        # $SHOAL_HOME was removed while this process started. So this process ends, because opening the store would
+        # create the folder again.
+        return
     store = Store(migrate=False)
     while True:
         with ExitStack() as old, open_locked(_lock_path(), wait=False) as mine:
@@ -87,14 +90,16 @@ def run() -> None:
                 return
             old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
             _reconcile_all(store)
-        # Another process may have started a pool after the last round, but before this process released the lock. That
-        # process started no reconciler, because the lock was still held. So this loop checks for active pools again.
+        # Another process may have started a pool after `_reconcile_all` returned, but before this process released the
+        # lock. That process started no reconciler, because the lock was still held. So look for active pools again
+        # before this process ends.
         if not store.exists() or not _active_pools(store):
             return
 
 
 def _reconcile_all(store: Store) -> None:
-    """Reconcile every pool of this host again and again, until no pool needs a reconciler."""
+    """Reconcile every pool of this host (start its missing nodes and end its surplus nodes) again and again, until no
+    pool needs a reconciler."""
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
     settling = _Settling(store)
@@ -126,8 +131,8 @@ class _Settling:
         self._look_at = self._settle_at = 0.0
 
     def look(self, names: list[str]) -> None:
-        """Start the command `_SETTLE`, which asks the pools' heads about their jobs, if a job of these pools gives no
-        sign of life.
+        """Check the jobs of the given pools. If a job may be lost, because its row in the database does not change any
+        more, start the command `_SETTLE`, which asks the pools' heads about their jobs.
 
         The jobs are checked at most every 10 s, and the command is started at most every 60 s.
 
@@ -185,8 +190,8 @@ def _active_pools(store: Store) -> list[str]:
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
-        # If the store exists but does not answer, return a dummy name. With an empty list, the reconciler would end
-        # after a short outage of the store.
+        # If the store exists but does not answer, return a list with a name that no pool has, "?". With an empty list,
+        # the reconciler would end after a short outage of the store.
         return [] if not store.exists() else ["?"]
 
 

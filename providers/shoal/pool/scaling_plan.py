@@ -28,7 +28,8 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision to end one open operation, with the operation's final state and the reason that the user sees."""
+    """A decision to end one operation (request to change the pool's size), with the operation's final state and the
+    reason that the user sees."""
 
     operation_id: str
     state: OperationState
@@ -64,7 +65,8 @@ def wanted(snapshot: Snapshot) -> int:
 
 
 def cause_of_starts(snapshot: Snapshot) -> Operation | None:
-    """Return the open operation for which nodes are started now, or None if there is none.
+    """Return the unfinished operation (request to change the pool's size) for which nodes are started now, or None if
+    there is no such operation.
 
     Operations whose lease waits in the queue do not count. Of the others, the operation that needs most nodes is
     returned.
@@ -209,7 +211,8 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Return whether reconciling would change anything now. If not, no write transaction is needed.
+    """Return whether anything in the pool has to change now, for example whether a node has to be started. If not,
+    reconciling the pool needs no write transaction.
 
     Changes are: an operation ends, a lease is granted, a node is started, drained, ended or removed, the pool goes
     down, or a count or time in the pool's row is updated.
@@ -252,7 +255,8 @@ def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:
 
 
 def _at_work(snapshot: Snapshot) -> list[Operation]:
-    """Return the open operations, without operations whose lease waits in the queue."""
+    """Return the unfinished operations (requests to change the pool's size), except those whose lease waits in the
+    queue."""
     waiting = {lease.id for lease in queue(snapshot)}
     return [row for row in snapshot.operations if row.state is OperationState.OPEN and row.lease_id not in waiting]
 

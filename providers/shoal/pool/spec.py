@@ -203,7 +203,8 @@ def _url_parts(url: str) -> SplitResult | None:
     """Split a URL into its parts. Return None if the text is not a URL."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # read the port, because urlsplit checks the port only then (ValueError if invalid)
+        # An invalid port raises ValueError only when it is read, so it is read here.
+        _ = parts.port
     except ValueError:
         return None
     return parts

@@ -1,4 +1,4 @@
-"""Build a pool's status from its rows and the current state of its nodes."""
+"""Build a pool's status from its rows in the database and the current state of its nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.state.schema import Node, NodeState, Operation, OperationState, PoolS
 
 
 class NodeInfo(TypedDict):
-    """One active node in the result of `get_nodes`."""
+    """One ready node in the result of `get_nodes`."""
 
     name: str
     cpus: int
@@ -51,7 +51,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """One lease that is neither released nor expired.
+    """One lease (a request for nodes) that is neither released nor expired.
 
     Attributes:
         id: Id of the lease.
@@ -145,7 +145,7 @@ class PoolStatus:
 
 
 def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
-    """Build a pool's status from its rows and the current state of its nodes.
+    """Build a pool's status from its rows in the database and the current state of its nodes.
 
     Args:
         snapshot: The pool's rows.
@@ -206,8 +206,8 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes of a pool were lost, and which requested nodes have arrived (the Ray cluster has a node for
-    them), since the nodes' rows were last written.
+    """Check which nodes of a pool were lost since their rows were last written, and for which requested nodes the Ray
+    cluster has a node now.
 
     If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
     """

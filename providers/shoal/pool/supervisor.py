@@ -77,7 +77,7 @@ functions because the imports of several nodes may run at the same time, but the
 
 
 class _Ended(Exception):
-    """Raised to end the node and its supervisor. The message is the reason."""
+    """Exception that ends the node and its supervisor. The message is the reason."""
 
 
 class Supervisor:
@@ -220,7 +220,7 @@ class Supervisor:
         if node.supervisor != self._me.to_json():
             raise _Ended("the node's row belongs to another supervisor")
         if node.state is NodeState.ENDING:
-            raise _Ended(node.error or "the node's row has the state ending")
+            raise _Ended(node.error or "the node's row says that the node has to end")
         # After a jump of the wall clock, the reconciler adds the jump to `start_deadline` and to `created_at`. So their
         # difference is still the time that the start may take, and can be compared with the monotonic clock.
         may_take = node.start_deadline - node.created_at
@@ -229,17 +229,17 @@ class Supervisor:
         return node
 
     def _report(self, **fields: object) -> None:
-        """Write the given values to the node's row. Raise _Ended if the row was deleted, belongs to another supervisor,
-        or has the state ending."""
+        """Write the given values to the node's row in the database. Raise _Ended if the row was deleted, if it belongs
+        to another supervisor, or if the node's state is `ENDING`."""
         with transaction(self._store, JournalStep.REPORT) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.supervisor != self._me.to_json() or node.state is NodeState.ENDING:
-                raise _Ended("the node's row was deleted, has the state ending, or belongs to another supervisor")
+                raise _Ended("the node's row was deleted or belongs to another supervisor, or the node has to end")
             for name, value in fields.items():
                 setattr(node, name, value)
 
     def _report_until_written(self, **fields: object) -> None:
-        """Write fields to the node's row, and retry until the store is reachable."""
+        """Write values to the node's row in the database. Try again until the database can be reached."""
         while True:
             try:
                 return self._report(**fields)
@@ -288,11 +288,13 @@ def main(load: Load = load_raylet) -> None:
     """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` is the pool's
     number of starts at the time when the node was planned."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    os.chdir("/")  # otherwise the caller's working directory could not be unmounted while this process runs
+    # Leave the caller's working directory. Otherwise its filesystem could not be unmounted while this process runs.
+    os.chdir("/")
     node_id, epoch = sys.argv[1:3]
     code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()
-    os._exit(code)  # exit at once: a normal exit may hang in Ray's threads, and nothing is left to clean up
+    # End this process at once. A normal exit may hang in Ray's threads, and nothing is left to clean up.
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Waiting:
         block_until_min_cluster_size: int | None,
         on_progress: OnProgress | None,
     ) -> None:
-        """Wait until an operation has ended.
+        """Wait until an operation (a request to change the pool's size) has succeeded, or was rolled back or replaced.
 
         Args:
             operation_id: Id of the operation.
@@ -84,8 +84,8 @@ class Waiting:
         block_until_min_cluster_size: int | None,
         on_progress: OnProgress | None,
     ) -> Operation | None:
-        """Wait until an operation ends, and return the operation. Return None if `block_until_min_cluster_size` nodes
-        are ready before it ends."""
+        """Wait until an operation ends, and return the operation. If `block_until_min_cluster_size` nodes are ready
+        before the operation ends, return None at that time."""
         began = time.monotonic()
         with self._turns():
             while True:
@@ -112,7 +112,8 @@ class Waiting:
                 _pause(began)
 
     def until_down(self, on_progress: OnProgress | None = None) -> None:
-        """Wait until the pool is down. Return at once if the pool is not going down.
+        """Wait until all nodes of a pool that is going down have ended. Return at once if the pool is up or already
+        down.
 
         Raises:
             ScaleError: A node could not be ended. The message names the remaining processes.
@@ -161,8 +162,8 @@ class Waiting:
             return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
-        """Return the pool's status, and how many ready nodes an operation may use. The operation of a lease may not use
-        the nodes that earlier leases take."""
+        """Return the pool's status, and the number of ready nodes that count for an operation. For a request for a
+        lease, the nodes that earlier leases take do not count."""
         with self._store.reading() as session:
             snapshot = rows.load(session, self._name, lock=False)
         status = status_of(snapshot, self._clock())

@@ -59,7 +59,8 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def _like_tag(value: dict[Any, Any]) -> str | None:
-    """Return the only key of a dict if it looks like ``$float``, the tag that marks NaN and infinity, else None."""
+    """Return the only key of a dict if it could be mistaken for ``$float``, the tag under which NaN and infinity are
+    stored. Return None for all other dicts."""
     if len(value) != 1:
         return None
     [key] = value

@@ -125,7 +125,8 @@ def remove_folder(folder: Path) -> bool:
     except FileNotFoundError:
         return True
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-        shutil.rmtree(folder, ignore_errors=True)  # rmtree never follows a symlink
+        # rmtree never follows a symlink, so nothing outside the folder is removed.
+        shutil.rmtree(folder, ignore_errors=True)
     return not os.path.lexists(folder)
 
 

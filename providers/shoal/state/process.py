@@ -22,8 +22,10 @@ class ProcessId:
 
     boot: str
     pid: int
-    start: int  # start time of the process, in clock ticks after boot
-    host: str = field(default="", compare=False)  # id of the process's host; empty if shoal 0.1 wrote the identity
+    # Start time of the process, in clock ticks after the host's boot.
+    start: int
+    # Id of the process's host. It is empty if shoal 0.1 wrote the identity.
+    host: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
@@ -52,7 +54,8 @@ class ProcessId:
         return self.of(self.pid) == self
 
     def known_dead(self) -> bool:
-        """Return True if the process has certainly ended; False if it runs, or may run on another host.
+        """Return True if the process has certainly ended. Return False if it runs on this host, or may run on another
+        host.
 
         This host cannot see whether a process of another host runs.
         """
@@ -82,7 +85,8 @@ def process_stat(pid: int) -> ProcessStat | None:
         # the text after the last parenthesis is split into fields.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None  # the process has ended, or it belongs to another user and /proc is mounted with hidepid=1
+        # The process has ended, or it belongs to another user and is hidden, because /proc is mounted with hidepid=1.
+        return None
     if fields[0] in (b"Z", b"X"):
         return None
     return ProcessStat(session=int(fields[3]), start=int(fields[19]))

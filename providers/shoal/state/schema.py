@@ -17,7 +17,7 @@ from shoal.state.codec import storable
 
 
 class PoolState(StrEnum):
-    """State of a pool of nodes as a whole."""
+    """State of a pool of nodes: up, stopping or down."""
 
     UP = "up"
     """The pool runs. The reconciler starts and ends nodes so that their number matches the demand."""

@@ -52,7 +52,8 @@ def stamp(value: float) -> dict[str, Any]:
 
 
 def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
-    """Return the seconds since a stored value was written, computed from the value's stamp.
+    """Return how many seconds ago a stored value was written, computed from the value's stamp (the reading of the
+    monotonic clock that is stored beside the value).
 
     Args:
         value: The value.
@@ -119,6 +120,8 @@ def _clock_id() -> str:
     """
     try:
         namespace = os.readlink("/proc/self/ns/time")
-    except OSError:  # Linux before 5.6 has no time namespaces: all processes of a boot have the same clock
+    except OSError:
+        # Linux before 5.6 has no time namespaces. There, all processes of a boot read the same clock, so the boot id is
+        # enough to identify the clock.
         namespace = ""
     return f"{boot_id()}/{namespace}"

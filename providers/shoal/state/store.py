@@ -1,4 +1,5 @@
-"""Open the state store (the database with the rows of pools and jobs), and transactions on it."""
+"""Open the state store, which is the database with the rows of pools and jobs, and run transactions in this
+database."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def node_folders(node_id: str) -> list[Path]:
 
 
 def node_ids() -> list[str]:
-    """Return the ids of all nodes of this home folder and store that have a folder on this host.
+    """Return the ids of all nodes that have a folder on this host and belong to this process's `$SHOAL_HOME` and store.
 
     Files that are no folders of nodes are ignored, with a warning in the log.
     """
@@ -229,8 +229,8 @@ def _record_file() -> Path:
 
 
 def _recorded() -> list[Path]:
-    """Return the runtime roots (parent folders of nodes' folders) in this host's and store's list, the newest last.
-    Some of them may no longer exist."""
+    """Read the file that lists the runtime roots (parent folders of nodes' folders) of this host and store. Return
+    their paths, the newest last. Some of them may no longer exist."""
     try:
         return [Path(root) for root in json.loads(_record_file().read_text())]
     except (FileNotFoundError, ValueError):

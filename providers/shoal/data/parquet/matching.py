@@ -81,8 +81,8 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a column's statistics in a row group whether all or none of the row group's rows match this
-        comparison.
+        """Decide from a column's statistics whether all rows of a row group match this comparison (True), none match
+        (False), or the statistics do not show it (None).
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -159,7 +159,8 @@ class Matcher:
         self._types = {name: footer.schema.field(name).type for name in self.columns}
 
     def decide(self, metadata: Any, row_group: int) -> bool | None:
-        """Decide from the statistics of a row group whether all or none of its rows match the filters.
+        """Decide from a row group's statistics whether all of its rows match the filters (True), none match (False), or
+        the statistics do not show it (None).
 
         Args:
             metadata: ``pyarrow.parquet.FileMetaData`` of the file.
@@ -425,7 +426,8 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
 
 
 def _rounded(value: float, type_: pa.DataType) -> float:
-    """Return a number as the float type of a column stores it; a number that the type cannot store is not changed."""
+    """Round a number to the precision of a column's float type. Return the number unchanged if it is too large for this
+    type."""
     import numpy as np
 
     with np.errstate(over="ignore"):

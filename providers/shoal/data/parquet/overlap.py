@@ -101,7 +101,8 @@ def record(source: ParquetSource) -> list[RecordedFile]:
 
 
 def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
-    """Find the files of `source` that contain rows of other datasets, whose rows :func:`record` has recorded before.
+    """Find the files of `source` that contain rows which also belong to other datasets. The records of the other
+    datasets were made by :func:`record`.
 
     Args:
         recorded: Records of other sources.
@@ -139,7 +140,7 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions, in a row group, of the rows that the recorded dataset contains.
+    """Return the positions of those rows of a row group that belong to the dataset of the record `file`.
 
     The recorded filters (`file.filters`) are applied to the file `path` of `source`, which has the same fingerprint.
 

@@ -24,7 +24,7 @@ def read_ranges(
     matcher: Matcher | None = None,
     matching: Sequence[int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Read row ranges of one file; the file is opened only once.
+    """Read row ranges (consecutive rows of one row group) of one file. The file is opened only once.
 
     Args:
         footer: Footer of the file, as read for the plan.

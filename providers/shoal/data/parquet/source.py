@@ -204,7 +204,8 @@ class ParquetSource:
         return parts
 
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row ranges and yield one table per range. Consecutive ranges of the same file open the file only once.
+        """Read row ranges (consecutive rows of one row group), and yield one table per range. If several ranges of the
+        same file follow each other, the file is opened only once.
 
         Args:
             ranges: Row ranges to read, in any order.
@@ -403,8 +404,8 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Count the rows of each row group that match the filters. Return a dict of file path to the counts of the
-        file's row groups. Only the first call counts; later calls return the same counts."""
+        """Count the rows of each row group that match the filters. Return a dict: path of the file -> one number per
+        row group of the file. The first call computes these numbers; later calls return the stored ones."""
         if self._matching is None:
             fields = self.partition_fields()
 
@@ -439,7 +440,7 @@ class ParquetSource:
 
 
 def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.Scalar]:
-    """Return a dict of the names of a file's partition columns to the values, converted to the types of the columns."""
+    """Return a file's partition values as a dict: name of the partition column -> value in the type of the column."""
     return {name: _scalar(text, fields[name]) for name, text in footer.partitions if name in fields}
 
 

@@ -73,7 +73,8 @@ def plan_groups(
         ideal = total * rank / num_workers
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
-        # The index of this worker's first group is limited so that every worker gets at least one group.
+        # `nearest` is the index of the group with which this worker would ideally begin. It is moved if otherwise this
+        # worker or another one would get no group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -82,8 +83,8 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop``. The rows are numbered through the row groups in the
-    order of `line`, a list of row groups' indexes."""
+    """Return the row ranges of the rows ``start <= i < stop``. The rows are counted from the first row of the first row
+    group in `line`, a list of row groups' indexes, and on through the other row groups of this list."""
     found = []
     offset = 0
     for index in line:

@@ -65,7 +65,8 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The rows that one worker reads: row ranges sorted by file and position, so that each file is opened once."""
+    """The rows that one worker reads, as row ranges (consecutive rows of one row group). The ranges are sorted by file
+    and position, so that each file is opened only once."""
 
     ranges: tuple[RowRange, ...]
 
@@ -152,7 +153,8 @@ def _is_even(loads: Sequence[int]) -> bool:
 
 
 def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Assign whole row groups that fit into a shard's equal share, and divide the others to fill all shares exactly."""
+    """Assign rows so that the shards differ by at most one row. A row group that fits into a shard is assigned as a
+    whole; the other row groups are divided between shards."""
     share, extra = divmod(sum(group.rows for group in groups), num_workers)
     # Room is the number of rows that a shard can still get. The heap contains (-room, rank) of each shard, so the shard
     # with the most room comes first. A row group that does not fit into this shard fits into no shard and is divided

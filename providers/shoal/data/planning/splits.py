@@ -84,14 +84,15 @@ class GroupSelection:
 
     @property
     def selected(self) -> int:
-        """Return how many rows the splits select from this row group."""
+        """Return how many rows of this row group remain after all random splits were applied."""
         rows = self.rows
         for split, before in self.steps:
             rows = split.counts(before, rows)[split.index]
         return rows
 
     def indices(self) -> np.ndarray:
-        """Return the positions of the selected rows in the row group: int64, ascending."""
+        """Return the positions of the rows of this row group that remain after all random splits were applied, as an
+        int64 array in ascending order."""
         import numpy as np
 
         indices = np.arange(self.rows)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
-    """Return a source that reads an Arrow dataset's files directly; None if the dataset cannot be read in this way.
+    """Return a source that reads an Arrow dataset's files directly. Return None if the rows have to be copied instead.
 
     Args:
         dataset: Any Arrow dataset.

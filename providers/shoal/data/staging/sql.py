@@ -118,7 +118,7 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
 
 
 def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) -> str:
-    """Return the name of one of a query's columns in the form in which the database's SQL needs it.
+    """Return the name of one of a query's columns, with quotes around it if the database needs quotes for this name.
 
     The query is run so that it returns no rows and cannot change the database; see :func:`stage_select`.
 
@@ -138,7 +138,8 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
     with _queried(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
         check_present("the query", column, list(result.keys()))
         quoted: str = result.connection.dialect.identifier_preparer.quote(column)
-    return quoted.replace(":", r"\:")  # otherwise SQLAlchemy takes the ":" for the beginning of a parameter
+    # A backslash is put before each ":". Otherwise SQLAlchemy takes the ":" for the beginning of a parameter.
+    return quoted.replace(":", r"\:")
 
 
 def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> dict[Any, int]:
@@ -287,7 +288,8 @@ def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
             columns[name] = pa.array([row[j] for row in rows])
         except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
             raise DataError(
-                f'column "{name}" of the query cannot be written as Parquet: {exc}; CAST it in the query'
+                f'column "{name}" of the query cannot be written as Parquet: {exc}; CAST the column to another type in '
+                "the query"
             ) from exc
     return pa.table(columns)
 
@@ -299,7 +301,7 @@ def _widen(one: pa.Schema, other: pa.Schema) -> pa.Schema:
         return pa.unify_schemas([one, other], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
         raise DataError(
-            f"a column of the query has values of different types: {exc}; CAST it to one type in the query"
+            f"a column of the query has values of different types: {exc}; CAST the column to one type in the query"
         ) from exc
 
 
@@ -310,7 +312,7 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
         return table.cast(schema)
     except pa.ArrowInvalid as exc:
         raise DataError(
-            f"a column of the query has values of different types: {exc}; CAST it to one type in the query"
+            f"a column of the query has values of different types: {exc}; CAST the column to one type in the query"
         ) from exc
 
 

@@ -43,7 +43,8 @@ _ROWS_AT_ONCE = 1_024
 
 @dataclass(slots=True)
 class _Progress:
-    """Epoch and number of returned items of an iterator; `epoch` is None until the first item is requested."""
+    """Progress of an iterator: its epoch, and the number of items that it has returned. `epoch` is None until the first
+    item is requested."""
 
     epoch: int | None = None
     items: int = 0
@@ -154,7 +155,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     # Epochs and positions
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that the next ``iter()`` begins, for example to continue an earlier run.
+        """Set the number of the epoch that the next ``iter()`` begins, for example to continue an interrupted training.
 
         Without this call, each ``iter()`` is the epoch after the previous one.
 
@@ -231,7 +232,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch. Return its number, and how many of its items are skipped to continue at a saved position.
+        """Begin an epoch. Return the epoch's number, and how many of its items have to be skipped to continue at a
+        saved position.
 
         The second number is None if the saved position is the end of the epoch.
         """
@@ -326,7 +328,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         size = self.batch_size or 1
-        # Rows of a batch that is not full yet: the rest of the batch comes from the next windows.
+        # `held` contains the rows of a batch that is not full yet. The other rows of this batch come from the next
+        # windows (row ranges that are shuffled together).
         held: list[Item] = []
         missing = size
         for window in windows:

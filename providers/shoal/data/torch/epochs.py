@@ -48,7 +48,7 @@ class EpochCounter:
         return int(joined.max()) - 1 if len(joined) else int(begun.max())
 
     def begin(self, epoch: int) -> None:
-        """Record in the shared memory that this process has begun an epoch."""
+        """Record that this process has begun an epoch, in the memory that the DataLoader's processes share."""
         slot, round_ = _slot_and_round()
         self._slots.numpy()[slot] = round_ << _COUNT_BITS | (epoch + 1)
 
@@ -69,8 +69,8 @@ class EpochCounter:
 
 
 def _slot_and_round() -> tuple[int, int]:
-    """Return the index of this process's counter in shared memory, and a number that identifies its set of DataLoader
-    workers.
+    """Return the index of this process's counter in shared memory, and a number that identifies the set of DataLoader
+    workers to which this process belongs.
 
     Both are 0 in the main process. The second number is below 2**31.
     """

@@ -74,7 +74,8 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 
 
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
-    """Repeat row ranges of a shard until they have `rows` rows, so that all ranks have the same number of rows.
+    """Repeat row ranges of a shard until the shard has `rows` rows, so that all workers of a training have the same
+    number of rows.
 
     Args:
         line: Row ranges; at least one.
@@ -96,7 +97,8 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Cut the rows ``start <= i < stop`` out of a list of row ranges. Row 0 is the first row of the first range."""
+    """Return the row ranges of the rows ``start <= i < stop`` of a list of row ranges. Row 0 is the first row of the
+    first range in the list."""
     found = []
     offset = 0
     for part in line:

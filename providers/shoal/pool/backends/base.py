@@ -63,7 +63,7 @@ class NodeRef:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A node that an external API (such as a Ray cluster's autoscaler) has started, as `Backend.look` has found it.
+    """A node that an external API (such as a Ray cluster's autoscaler) has started and that `Backend.look` has found.
 
     Attributes:
         endpoint: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, where the cluster says it,
@@ -130,8 +130,8 @@ class Backend(Protocol):
         ended."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Check which nodes are lost, and which requested nodes have arrived. A backend must not change anything and
-        must not raise an error in this method.
+        """Check which nodes are lost, and which nodes that were requested from an external API (such as an autoscaler)
+        have started. A backend must not change anything and must not raise an error in this method.
 
         It is called every few seconds, also by `describe_pool`, so it must take no longer than one or two requests.
         """

@@ -70,8 +70,8 @@ class RayJob:
 
 
 class RayHead:
-    """HTTP client of one Ray head. If a request fails, each method raises the exception that the function `error`
-    returns.
+    """HTTP client of one Ray head. If a request fails, the methods raise an exception, which the caller's function
+    `error` creates.
 
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.
@@ -183,7 +183,7 @@ def _ray_job(answer: Mapping[str, Any]) -> RayJob:
 
 
 def last_line(text: str, *, empty: str = "(nothing)") -> str:
-    """Return the last non-blank line of a text, or `empty` if all lines are blank."""
+    """Return the last non-blank line of a text. If all lines are blank, return the argument `empty`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else empty
 

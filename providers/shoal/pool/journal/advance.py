@@ -34,8 +34,8 @@ from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState
 
 
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
-    """Mark lost nodes as failed and arrived nodes as ready, unless a node's row has changed since the node was
-    checked."""
+    """Set the state of lost nodes to failed, and the state of requested nodes for which the Ray cluster now has a node
+    to ready. Skip a node whose row has changed since the node was checked."""
     for node, seen_as in list(_news(snapshot, looked_at, seen)):
         if isinstance(seen_as, str):
             node.state, node.error = NodeState.FAILED, seen_as
@@ -45,7 +45,8 @@ def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRe
 
 
 def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float) -> bool:
-    """Return whether reconciling the pool would change anything."""
+    """Return whether anything in the pool has to change now, for example whether a node has to be started or a lease
+    has expired."""
     return (
         not is_bound_here(snapshot.pool)
         or clock.has_jumped(snapshot.pool)
@@ -56,8 +57,9 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield the nodes that were lost or have arrived since their rows were written. A lost node comes with the reason.
-    A requested node has arrived if the Ray cluster has a node for it now; it comes with that Ray node's data."""
+    """Yield the nodes that have changed since their rows were written. A node that was lost is yielded with the reason.
+    A node that was requested from a Ray cluster is yielded with the data of its Ray node, once the cluster has one for
+    it."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -127,7 +129,8 @@ def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Sn
 
 
 def _end_operations(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
-    """End the operations that have reached their size or missed their deadline."""
+    """End the operations (requests to change the pool's size) that have succeeded or failed, or that are no longer
+    needed."""
     ended = [end_operation(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
     if ended:
         session.flush()
@@ -146,8 +149,8 @@ def _grant_leases(session: Session, snapshot: Snapshot) -> list[str]:
 
 
 def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
-    """Set the pool to stopping if nothing needs it any more. Otherwise, if the pool is in use, update its time of last
-    use."""
+    """Set the pool's state to stopping if nothing needs the pool any more. Otherwise, if the pool is in use, update its
+    time of last use."""
     if why := why_down(snapshot, now):
         rows.stop(session, snapshot.pool, now)
         return rows.load(session, snapshot.pool.name), [f"the pool goes down because {why}"]
@@ -170,7 +173,8 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
 
 def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
     """Add a row to the database for each missing node."""
-    # Plan again, because nodes that failed may have started a cooldown since the last plan.
+    # Decide again which nodes to start. If nodes have failed since the last decision, the pool waits for a while (the
+    # cooldown) before it replaces them.
     difference = plan_nodes(snapshot, now)
     head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
     head_id = head.id if head else None

@@ -21,7 +21,7 @@ clocks alike. When NTP steps, it changes only the wall clock."""
 
 
 def has_jumped(pool: Pool) -> bool:
-    """Return whether the wall clock has jumped since the pool's times were last corrected.
+    """Return whether the wall clock has jumped since the times in the pool's database rows were last corrected.
 
     The result is False for rows of shoal 0.1, rows of another host and rows from before a reboot. Their times are not
     corrected.

@@ -114,8 +114,8 @@ def scale(
     operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
     operation.block_until_min_cluster_size = block_until_min_cluster_size
     demand = snapshot.demand
-    # If a lease has started the pool, the pool has no base demand yet. It gets one here, so it stays up after its last
-    # lease has ended.
+    # A pool that was started by a lease has no base demand (size set by `up` or `scale`) yet, and would go down with
+    # its last lease. The base demand that it gets here keeps it up.
     if demand is None:
         session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
     else:
@@ -139,8 +139,9 @@ def lease(
     block_until_min_cluster_size: int | None,
     now: float,
 ) -> tuple[str, Lease]:
-    """Create a lease for a holder. If the holder already has a lease on the pool, renew that lease with the new size,
-    and increase its epoch, so that older handles can no longer renew it.
+    """Create a lease for a holder. If the holder already has a lease on the pool, give that lease the new size
+    and renew it. Its epoch (a counter of such requests) is then increased, so that handles from earlier requests can no
+    longer renew the lease.
 
     A new lease waits in the pool's queue if it does not fit into MAX_NODES beside the other leases, or if a lease waits
     already. A lease that waits keeps its place when it is requested again, unless the new size is larger.
@@ -243,8 +244,8 @@ def release(session: Session, name: str, holder: str, now: float) -> int:
 
 
 def down(session: Session, name: str, now: float) -> None:
-    """Request that a pool goes down. The pool's base demand and leases are deleted at once. The row of each node is
-    deleted after the node has ended.
+    """Request that a pool goes down. The pool's leases and its base demand (the size that `up` or `scale` has set) are
+    deleted at once. The row of each node is deleted after the node has ended.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -351,8 +352,8 @@ def _kind(exclusive: bool) -> str:
 
 
 def _supersede_requests(snapshot: Snapshot, lease: Lease, now: float) -> None:
-    """End the open operations of a waiting lease that its holder has requested again. The new request has its own
-    operation with its own deadline."""
+    """End the unfinished operations of a waiting lease, because its holder has requested the lease again. The new
+    request has its own operation with its own deadline."""
     for operation in snapshot.operations:
         if operation.lease_id == lease.id and operation.state is OperationState.OPEN:
             operation.state, operation.ended_at = OperationState.SUPERSEDED, now

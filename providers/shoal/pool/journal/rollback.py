@@ -1,5 +1,5 @@
-"""End operations: record the result. If an operation is rolled back, also restore the previous base demand and
-leases."""
+"""End operations (requests to change a pool's size): record whether they succeeded. If an operation is rolled back,
+also restore the size that the pool or the lease had before the operation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
 def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
-    """Roll an operation back because its caller gave it up. Return False if the operation has already ended or does not
-    exist."""
+    """Roll an operation (a request to change a pool's size) back, because its caller no longer wants it. Return False
+    if the operation has already ended or does not exist."""
     operation = session.get(Operation, operation_id)
     if operation is None or operation.state is not OperationState.OPEN:
         return False
@@ -24,8 +24,8 @@ def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bo
 
 
 def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: float) -> str:
-    """Record how an operation ended, and update the pool's base demand and leases accordingly. Return a sentence for
-    the log."""
+    """Record how an operation ended, and update the pool's leases and its base demand (the size that `up` or `scale`
+    has set) accordingly. Return a sentence for the log."""
     operation = next(row for row in snapshot.operations if row.id == verdict.operation_id)
     operation.state, operation.error, operation.ended_at = verdict.state, verdict.reason, now
     if now >= operation.deadline:
@@ -38,7 +38,8 @@ def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: f
 
 
 def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: Verdict, now: float) -> None:
-    """Update the pool's base demand and leases after an operation has ended."""
+    """Update the pool's base demand (the size that `up` or `scale` has set) and its leases after an operation has
+    ended."""
     demand = snapshot.demand
     if verdict.settle_at is not None and demand and demand.operation_id == operation.id:
         demand.size, demand.set_at = verdict.settle_at, now
@@ -51,8 +52,9 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # A later operation may have replaced the demand of this operation, which is rolled back now. If the later operation
-    # is also rolled back, it must restore the demand from before this operation.
+    # `operation` is rolled back here. A later operation that replaced its size would restore this size when it is
+    # rolled back itself. That would be wrong now, so the later operation gets the size from before `operation` as the
+    # size to restore.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -60,7 +62,9 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
     if demand is None or demand.operation_id != operation.id:
         return
     if operation.replaced_size is None:
-        session.delete(demand)  # the pool had no base demand before; it goes down unless a lease keeps it up
+        # Before the operation, the pool had no base demand (size set by `up` or `scale`). So the demand is deleted, and
+        # the pool goes down, unless a lease keeps it up.
+        session.delete(demand)
     else:
         demand.size, demand.operation_id, demand.set_at = operation.replaced_size, operation.replaced_operation_id, now
 
@@ -80,8 +84,8 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    # If the lease was requested again after this operation, its present size belongs to the later request and is kept.
-    # If the later request is also rolled back, it restores the size from before this operation.
+    # `operation` is rolled back here. If the lease was requested again later, the lease keeps the size of the later
+    # request. If that request is rolled back too, the lease gets the size that it had before `operation`.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

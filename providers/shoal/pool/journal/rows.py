@@ -74,13 +74,13 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
 
 
 def _works(driver: dict[str, Any] | None) -> bool:
-    """Return whether an unfinished job still uses the pool. If the job's driver process has died without updating the
-    job's row, the job does not use the pool any more."""
+    """Return whether a job that is unfinished by its row in the database still uses the pool. It does not if its driver
+    (the process that runs the job) has died without updating the row."""
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
 def require_here(pool: Pool) -> None:
-    """Raise an error if a pool is bound to another machine.
+    """Raise an error if a pool is bound to another machine, because only that machine can start and end the nodes.
 
     Raises:
         PoolElsewhereError: The pool is bound to another machine.
@@ -136,7 +136,8 @@ def note_stuck(session: Session, node_id: str, problem: str) -> None:
 
 
 def stop(session: Session, pool: Pool, now: float) -> None:
-    """Change a pool's state to stopping if the pool is up, and delete the pool's base demand and leases."""
+    """Change a pool's state to stopping if the pool is up. Delete its leases and its base demand (the size that `up` or
+    `scale` has set)."""
     if pool.state is PoolState.UP:
         pool.state = PoolState.STOPPING
     pool.touched_at = now

@@ -1,4 +1,5 @@
-"""Names of the journal steps. Every transaction and every action that changes a pool is one step.
+"""Names of the journal steps. Every transaction on a pool's database rows, and every action on its processes or files,
+is one step.
 
 A process may die before, during or after any step, and the next sweep continues from there. The crash tests kill a
 process at every `JournalStep`. So every change of a pool has to be part of a step, or the tests do not cover it.

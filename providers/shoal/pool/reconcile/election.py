@@ -29,7 +29,8 @@ class Turn:
         self._me = uuid4().hex
 
     def take(self) -> bool:
-        """Take the turn, or keep it. Return False if another process took it less than TURN_PATIENCE seconds ago."""
+        """Take or keep the turn to reconcile the pool. Return False if another process took the turn less than
+        TURN_PATIENCE seconds ago."""
         # If the file that records the turn has a negative age, the clock was set back. The turn is then free.
         if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:
             return False

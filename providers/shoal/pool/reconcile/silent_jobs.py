@@ -30,8 +30,8 @@ class SilentJobs:
         self._unchanged_since: dict[tuple[object, ...], float] = {}
 
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
-        """Return the jobs that may be lost: no process on this host is known to submit or run them, and their rows have
-        not changed for 30 s (45 s for a job that waits in a queue).
+        """Return the jobs that may be lost. A job may be lost if this host has no process that is known to submit or
+        run the job, and the job's row has not changed for 30 s (45 s for a job that waits in a queue).
 
         A job that was sent to the head and has not begun counts as one whose submitter is not seen running.
         A job that waits in a queue is returned when it has waited there for 45 s, whoever polls it: a process on
@@ -58,19 +58,22 @@ def _is_doubtful(job: Job) -> bool:
         return True
     if job.state is JobState.PENDING:
         if job.admitted_at is not None:
-            return True  # the job's driver may have died before it could record that the job runs
+            # The job was sent to the head. It may be lost, because its driver may have died before it could record that
+            # the job runs.
+            return True
         return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
-    # A driver of shoal 0.1 writes no heartbeat. So it counts as lost only if it ran on this host and has ended. A
-    # driver that writes a heartbeat may also run on another host: if its job's row does not change, the driver is lost.
+    # A driver that writes a heartbeat may be lost if it does not run on this host. If it runs on another host, its
+    # heartbeats change the job's row, and the caller sees that the job is not lost. A driver of shoal 0.1 writes no
+    # heartbeat, so its job counts as lost only if the driver is known to have ended.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 
 def _sign(job: Job) -> tuple[object, ...]:
     """Return those values of a job's row that change when a process starts the job or works on it. If two checks find
-    the same values, no process has done this between the two checks."""
+    the same values, no process has worked on the job between the two checks."""
     if job.is_waiting:
         return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

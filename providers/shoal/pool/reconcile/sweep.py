@@ -63,7 +63,8 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
         try:
             changes = reconcile(store, name, clock=clock)
         except PoolNotFoundError:
-            return  # nothing is left to sweep: the pool belonged to a process that has ended, so its row was removed
+            # The pool belonged to a process that has ended, so its row was removed, and nothing is left to sweep.
+            return
         yield from changes.sentences()
         if changes == Changes():
             with suppress(PoolNotFoundError):

@@ -65,8 +65,8 @@ class LocalBackend:
         runtime_root()
 
     def prepare(self, spec: PoolSpec) -> None:
-        """Create a new bearer token for the pool. A token from before the pool last went down is then no longer
-        valid."""
+        """Create a new bearer token for a pool that is being started. Tokens from earlier starts of the pool are then
+        no longer valid."""
         path = token_path(spec.name)
         try:
             path.unlink(missing_ok=True)
@@ -114,7 +114,8 @@ class LocalBackend:
         return {node.id: self._end_rest(node) for node in nodes}
 
     def existing(self) -> list[str]:
-        """Return the ids of all nodes of this `$SHOAL_HOME` and store that have a folder on this host."""
+        """Return the ids of all nodes that have a folder on this host and belong to this process's `$SHOAL_HOME` and
+        store."""
         return node_ids()
 
     def clear(self, node_id: str) -> str | None:
@@ -174,7 +175,8 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         **inherited_environment(),
         NODE_TAG: node.id,
         ROOT_VARIABLE: str(runtime_root()),
-        # The Python that runs a job's entry point is the pool's, because the submitter may use another environment.
+        # Jobs are run with the Python interpreter of the pool, because the process that submits a job may use another
+        # environment.
         "SHOAL_PYTHON": sys.executable,
         "SHOAL_POOL": node.pool,
         # Ray's dashboard leaves folders in TMPDIR when it is killed. With this TMPDIR, they are removed together with

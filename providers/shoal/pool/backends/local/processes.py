@@ -43,8 +43,8 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stderr=sink,
             check=False,
         ).returncode
-    # If the new process was ended by SIGKILL, this is not an error. Another process has ended the node: it has found
-    # the new process by the node's environment tag, and has killed it before `argv` was started.
+    # It is not an error if the new process was ended by SIGKILL. Another process, which ends the node, has then found
+    # the new process by the node's id in its environment, and has killed it before `argv` was started.
     if code not in (0, -signal.SIGKILL):
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
@@ -87,13 +87,13 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
             process.signal(signal.SIGKILL)
         if time.monotonic() > until:
             return left
-        time.sleep(0.02)  # wait, because the kernel ends killed processes asynchronously
+        time.sleep(0.02)  # Processes do not end immediately after SIGKILL, so wait before the next search.
     return []
 
 
 def _owns_session(supervisor: ProcessId) -> bool:
-    """Return whether the supervisor created the process session whose id is the supervisor's pid. If another process
-    has this pid now, the session belongs to that process.
+    """Return whether the process session that has the supervisor's pid as its id belongs to this supervisor. If another
+    process has this pid now, the session belongs to that other process.
 
     The kernel does not reuse a pid while it is the id of a session. So the answer is False only if another process has
     this pid now.
@@ -109,7 +109,7 @@ def _pids() -> Iterator[int]:
 def _has_tag(pid: int, tag: bytes) -> bool:
     try:
         return tag in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # the process has ended, or belongs to another user
+    except OSError:  # The process has ended, or belongs to another user. So it is not counted as a process of the node.
         return False
 
 

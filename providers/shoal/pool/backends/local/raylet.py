@@ -98,7 +98,9 @@ class Raylet:
             # The head's silence is counted from the first missed answer, not from the last received answer. So a
             # supervisor that was paused asks the head again before it gives up.
             self._silent_since = self._silent_since or time.monotonic()
-            return True  # "busy" is the safe answer: ending a busy node would be worse than keeping an idle one
+            # The head did not answer, so it is not known whether the node is busy. The result is True, because ending a
+            # busy node would be worse than keeping an idle one.
+            return True
         self._silent_since = None
         state = autoscaler_pb2.GetClusterResourceStateReply.FromString(said).cluster_resource_state
         mine = bytes.fromhex(self._node.node_id)

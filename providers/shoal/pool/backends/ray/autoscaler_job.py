@@ -20,7 +20,8 @@ ASKING = "asking"
 """Line that is printed before the request. A job that died without printing it has requested nothing."""
 
 _HEAD = "node:__internal_head__"
-READ_ONLY = "node_"  # prefix of the node types that Ray's monitor reports on clusters without an autoscaler
+# On a cluster without an autoscaler, the names of the node types that Ray's monitor reports begin with this prefix.
+READ_ONLY = "node_"
 
 
 def autoscaler() -> str | None:

@@ -80,15 +80,15 @@ class RayBackend:
             if cluster.autoscaling() is not False:
                 cluster.submit(_job_id(pool), _order(pool))
         except PoolUnreachableError as error:
-            log.warning("%s", error)  # do not raise: the next reconcile run requests the nodes again
+            log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Request only as many nodes from the autoscaler as the pool should have now. After that, the caller may delete
-        the rows of the surplus nodes."""
+        """Request only as many nodes from the autoscaler as the pool should have now. The autoscaler can then end the
+        surplus nodes, and the caller may delete their rows."""
         try:
             self._lower(pool)
         except ConnectionRefusedByClusterError:
-            pass  # the head has ended, so its autoscaler and the request for nodes are gone too
+            pass  # The head has ended. So its autoscaler and this pool's request for nodes are gone, too.
         except PoolUnreachableError as error:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
             return {node.id: f"the autoscaler may still keep nodes for this pool: {error}; {hint}" for node in nodes}
@@ -112,8 +112,8 @@ class RayBackend:
         return ""
 
     def _lower(self, pool: PoolRef) -> None:
-        """Lower the number of nodes that the pool requests from the autoscaler. If the cluster's list of jobs shows no
-        earlier request of this pool, there is nothing to lower, and the autoscaler is not asked."""
+        """Request fewer nodes from the autoscaler than the pool requested before. If the cluster's list of jobs shows
+        that the pool has not requested any nodes, send no request."""
         cluster = Cluster(pool.spec)
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):
