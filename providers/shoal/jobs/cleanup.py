@@ -82,8 +82,8 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     """
     holder = storable(holder)
     active = list_jobs(pool_name, states=_ACTIVE, limit=MOST_LISTED)
-    # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong to
-    # another DAG run or flow run.
+    # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
+    # to another DAG run or flow run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
     mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))

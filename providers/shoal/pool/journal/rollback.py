@@ -84,7 +84,8 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         None,
     )
     # If a later request has changed the lease, the lease keeps its size. A rollback of the later request must not
-    # restore the size of `operation`. So the later request gets the size from before `operation` as the size to restore.
+    # restore the size of `operation`, so the later request gets the size from before `operation` as the size to
+    # restore.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

@@ -43,8 +43,8 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stderr=sink,
             check=False,
         ).returncode
-    # The exit code -SIGKILL is not an error. It means that the node was ended during this call, and that the new process
-    # of the node was killed before `argv` was started.
+    # The exit code -SIGKILL is not an error. It means that the node was ended during this call, and that the new
+    # process of the node was killed before `argv` was started.
     if code not in (0, -signal.SIGKILL):
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
