@@ -159,9 +159,9 @@ def settle_jobs() -> list[str]:
     """
     did = []
     store = Store()
-    # At most `_AT_ONCE` running jobs and as many pending jobs are checked, each kind with its own query, so that many
-    # pending jobs leave room for the running ones. If there are more jobs, those that no process waits for are checked
-    # first, because a process that waits for a job checks the job itself.
+    # At most `_AT_ONCE` running jobs and at most `_AT_ONCE` pending jobs are checked, so that many pending jobs do not
+    # keep running jobs from being checked. Jobs that no process waits for are checked first, because a process that
+    # waits for a job checks the job itself.
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:

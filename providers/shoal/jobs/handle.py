@@ -549,7 +549,7 @@ class JobHandle:
         if unasked is None:
             if job.heartbeat_at is not None:
                 # `last_polled_at` was written on another host or before a reboot, so this host cannot measure its age.
-                # The heartbeat shows that the driver has started; the driver itself ends a job that nobody polls.
+                # The job has a heartbeat, so its driver has started. The driver itself ends a job that nobody polls.
                 return False
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + grace_s
@@ -590,7 +590,8 @@ class JobHandle:
         if not attempts.end(
             self._store, self._key, verdict.state, self._clock(), seen={job.state}, error=verdict.reason
         ):
-            return None  # the driver has changed the state meanwhile: it has started, or recorded the end itself
+            # The job's state has changed since this process read it: the driver has started, or has recorded the end.
+            return None
         self._tidy(job)
         return verdict
 

@@ -97,8 +97,8 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if (job.id, job.attempt) not in (entry.key for entry in free_for):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        # `submitter` now names this process, but keeps the entry "python" of the first submitter: the path of the
-        # Python that runs the driver.
+        # This process becomes the submitter of the job. The entry "python" of the first submitter stays, because it is
+        # the path of the Python interpreter that runs the driver.
         job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW

@@ -144,8 +144,8 @@ class SharedColumn:
                     self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
             elif dataset.paths not in seen:
                 seen.add(dataset.paths)
-                # The columns are read without the filters and splits: these do not change the columns, but to apply
-                # them, rows may have to be counted.
+                # The filters and splits of the dataset do not change its columns. They are left out, because applying
+                # them may need a count of the rows.
                 source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)

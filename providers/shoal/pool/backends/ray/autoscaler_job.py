@@ -52,8 +52,8 @@ def write(pool: str, stamp: float, size: int, cpus: int, gpus: int) -> None:
     mine = f"{_PREFIX}/{pool}/"
     _internal_kv_put(f"{mine}{stamp:020.6f}/{size}/{cpus}/{gpus}", b"", overwrite=True)
     for key in sorted(_internal_kv_list(mine))[:-1]:
-        # The newest demand is kept even if its size is 0. Otherwise a delayed job with an older demand would not find
-        # the newer one, and would request the older number of nodes.
+        # The newest demand is kept even if its size is 0. Without it, a delayed job would take its own older demand for
+        # the newest one, and would request nodes that the pool no longer needs.
         _internal_kv_del(key)
 
 
