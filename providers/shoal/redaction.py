@@ -212,7 +212,8 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        # This span overlaps the previous span, and the previous span is already replaced. So this one is skipped.
+        # This secret overlaps the previous secret, which is already replaced. So it gets no replacement of its own, and
+        # the rest of it is left out of the text.
         if span.start < at:
             at = max(at, span.end)
             continue

@@ -103,8 +103,8 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
         if found is None:
             break
         fields = {field.alias or name: field for name, field in found.model_fields.items()}
-        # A step that is not the name of a field is a key or an index within the previous field. It does not lead to
-        # another model, so `found` stays the same.
+        # Only the name of a field can lead to another model. A key or an index selects an element of the field before
+        # it, so `found` stays the same.
         if step in fields:
             found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []

@@ -63,8 +63,8 @@ class PoolOperator(BaseOperator):
     def on_kill(self) -> None:
         """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for this."""
         # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception from this
-        # method would leave the store locked. So it only sets a flag, and `execute` checks the flag at points where it
-        # can safely end.
+        # method would leave the store locked. So this method only sets a flag. `execute` checks the flag at points
+        # where `execute` can safely end.
         self._killed = True
 
     def end_if_killed(self) -> None:

@@ -54,7 +54,8 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     """
     try:
         events = context["triggering_asset_events"][model_asset(model, alias)]
-    except KeyError:  # Not this model's promotion, but a user or another asset has triggered the DAG run.
+    # The DAG run was triggered by a user or by another asset, and not by a promotion of this model.
+    except KeyError:
         return None
     newest = max(events, key=lambda event: event.timestamp)
     return dict(newest.extra)

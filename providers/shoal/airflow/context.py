@@ -132,8 +132,8 @@ def pool_for_run(
         )
     setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
-        # If the `pool_for_run` block is inside another setup and teardown context of Airflow, this ``with`` statement
-        # orders the block's two tasks after the outer setup and before the outer teardown.
+        # The `pool_for_run` block may be inside another setup and teardown context of Airflow. This ``with`` statement
+        # then puts the setup and teardown tasks of the block between the outer setup and the outer teardown.
         pass
     before = set(dag.task_dict)
     around = _open_blocks.get()
@@ -173,8 +173,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
-        # The setup task of a nested block needs no direct order before the teardown task of the outer block: it ends
-        # before the nested block's teardown task, which ends before the outer one.
+        # The setup task of a nested block is not made upstream of the outer block's teardown task. The teardown task of
+        # the nested block runs between these two tasks, so their order is already certain.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
 

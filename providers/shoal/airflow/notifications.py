@@ -104,7 +104,7 @@ def _about_run(context: Context) -> Message:
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     """Yield one message line for each training task of a DAG run, in the order in which the DAG file creates them."""
     ti, tasks = context.get("ti"), context["dag"].tasks
-    # If a DAG run has no task instances, Airflow gives its callback none, and there are no lines.
+    # The DAG run has no task instances, so the context contains no `ti`, and the message gets no lines.
     if ti is None:
         return
     run_id = context["run_id"]

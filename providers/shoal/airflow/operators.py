@@ -265,7 +265,8 @@ class DistributedTrainOperator(_JobOperator):
     def _store_cause(self, context: Context, cause: str) -> None:
         try:
             context["ti"].xcom_push(key=CAUSE, value=cause)
-        except Exception:  # The task must end as failed or skipped, even if its cause cannot be stored.
+        # If the cause of a failure or a skip cannot be stored, the task must still end as failed or skipped.
+        except Exception:
             self.log.warning("the cause could not be stored as an XCom", exc_info=True)
 
 

@@ -50,7 +50,8 @@ class _ShoalGroup(TyperGroup):
             sys.exit(ExitCode.WRONG_ARGUMENT)
         except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first Ctrl-C was printed
             sys.exit(ExitCode.INTERRUPTED)
-        # Any other exception is a bug in shoal. It is raised again, because the user needs the traceback for a report.
+        # An exception that no clause above handles is a bug in shoal. It is raised again, because the user needs its
+        # traceback for a bug report.
         except Exception as error:
             if as_json:
                 print_error(error, as_json=True)

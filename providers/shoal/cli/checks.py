@@ -91,8 +91,8 @@ def leftovers(store: Store) -> list[str]:
     from shoal.pool.backends import LocalBackend
     from shoal.state.schema import Node
 
-    # The host's nodes are listed before the ids of the nodes in the state store are read. A node is written to the
-    # store before it starts, so a node of this host that the store does not contain is really left over.
+    # Every node is written to the state store before it starts. Therefore the nodes of this host are listed first, and
+    # the store is read afterwards. A listed node that is not in the store is then really left over.
     found = LocalBackend().existing()
     with store.reading() as session:
         known = set(session.scalars(select(Node.id)))

@@ -107,8 +107,9 @@ def _parse_term(given: Any) -> Term:
 
 def _parse_scalar(value: Any, term: Any) -> Scalar:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # This converts a NumPy scalar to a Python object.
-    if isinstance(value, date):  # This is also true for a datetime, because datetime is a subclass of date.
+        value = value.item()  # `item` converts a NumPy scalar to a Python object.
+    # The check also accepts a datetime, because datetime is a subclass of date.
+    if isinstance(value, date):
         return value.isoformat()
     if value is None:
         raise InvalidArgumentError(

@@ -80,8 +80,8 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
 
 def _result(handle: JobHandle) -> JobResult:
     """Wait for a job, and return its result; meanwhile print the job's log, and show a progress bar in a terminal."""
-    # Without a terminal, the display would print progress lines. With `first_line_s=math.inf` it prints none, because
-    # the job's log already contains such lines.
+    # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains such
+    # lines, so `first_line_s=math.inf` turns them off.
     with ProgressDisplay(first_line_s=math.inf) as display:
         return handle.wait(on_log=say, on_progress=display.show)
 

@@ -82,7 +82,8 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     """
     holder = storable(holder)
     active = list_jobs(pool_name, states=_ACTIVE, limit=MOST_LISTED)
-    # Cancel this run's attempts, not whole jobs: a newer attempt of the same job may belong to another run.
+    # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
+    # to another DAG run or flow run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
     mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
@@ -158,9 +159,9 @@ def settle_jobs() -> list[str]:
     """
     did = []
     store = Store()
-    # At most `_AT_ONCE` running jobs and as many pending jobs are checked, each kind with its own query, so that many
-    # pending jobs leave room for the running ones. If there are more jobs, those that no process waits for are checked
-    # first, because a process that waits for a job checks the job itself.
+    # At most `_AT_ONCE` running jobs and at most `_AT_ONCE` pending jobs are checked, so that many pending jobs do not
+    # keep running jobs from being checked. Jobs that no process waits for are checked first, because a process that
+    # waits for a job checks the job itself.
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:

@@ -73,8 +73,8 @@ class Secrets:
     @cached_property
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if _SECRET_NAME.search(name)}
-        # A value in which no credential is recognised was removed from the spec because of its key, such as "password".
-        # Such a value is secret as a whole.
+        # If shoal recognises no credential in a value, the value was removed from the spec because of its key, such as
+        # "password". The whole value is then a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)

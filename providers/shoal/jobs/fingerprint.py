@@ -17,8 +17,8 @@ def fingerprint(spec: AnySpec) -> str:
         DataError: Staged data are gone, because a job that used them has ended and removed them.
     """
     document = spec.comparable(_by_content).document()
-    # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. A retry therefore
-    # finds a job that an earlier version of shoal submitted, whose tasks did not set `skip_if_unchanged`.
+    # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. Tasks of
+    # earlier versions of shoal did not set `skip_if_unchanged`. A retry of such a task therefore still finds its job.
     document["run_config"].pop("priority", None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)
     return ids.digest(credentials.hide(document)[0])

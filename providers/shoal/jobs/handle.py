@@ -382,9 +382,8 @@ class JobHandle:
             if self._secrets is None and not isinstance(error, Exception):
                 # Ctrl-C in this process must not fail a job of another submitter; another process sends that job later.
                 raise
-            # The head may have received the submission in spite of the error. In that case the head's driver finds that
-            # the attempt has ended, and exits. Or another process has submitted the attempt meanwhile; then the attempt
-            # is not recorded as failed.
+            # The head may start a driver in spite of the error. The driver finds that the attempt has ended, and exits.
+            # An attempt that another process has submitted meanwhile is not recorded as failed.
             reason = f"the job could not be submitted: {str(error) or type(error).__name__}"
             if self._secrets is not None:
                 reason = self._secrets.redact(reason)
@@ -400,7 +399,7 @@ class JobHandle:
         """Delete the file with the attempt's credentials unless a driver still has to read it; return the job's row."""
         job = attempts.load(self._store, self._key)
         # The driver reads the file with the credentials while the row's state is still PENDING, so in any other state
-        # the file is not needed. If the submitter writes the file later, the driver removes the file when it ends.
+        # the file is not needed. If the submitter writes the file after this check, the driver removes it at its end.
         if job.state is not JobState.PENDING:
             credentials.discard(self._key.submission_id)
         return job
@@ -550,7 +549,7 @@ class JobHandle:
         if unasked is None:
             if job.heartbeat_at is not None:
                 # `last_polled_at` was written on another host or before a reboot, so this host cannot measure its age.
-                # The heartbeat shows that the driver has started; the driver itself ends a job that nobody polls.
+                # The job has a heartbeat, so its driver has started. The driver itself ends a job that nobody polls.
                 return False
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + grace_s
@@ -559,7 +558,8 @@ class JobHandle:
         """Return the job's row; if `PollTimer` says that it is time, first set the row's `last_polled_at` to now."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
-            # While the job waits, this process renews its lease of nodes; as soon as the job runs, its driver does.
+            # While the job waits in the queue, this process renews the job's lease of nodes. When the job runs, the
+            # driver renews the lease.
             if job.is_waiting:
                 self._renew_lease(job)
             return attempts.touch(self._store, self._key, self._clock())
@@ -590,7 +590,8 @@ class JobHandle:
         if not attempts.end(
             self._store, self._key, verdict.state, self._clock(), seen={job.state}, error=verdict.reason
         ):
-            return None  # the driver has changed the state meanwhile: it has started, or recorded the end itself
+            # The job's state has changed since this process read it: the driver has started, or has recorded the end.
+            return None
         self._tidy(job)
         return verdict
 

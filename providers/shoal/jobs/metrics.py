@@ -269,7 +269,8 @@ def _over_groups(
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
     total, counted = 0.0, 0
-    # Groups of the same size form a matrix with one row per group, so that scikit-learn is called once per size.
+    # scikit-learn gets all groups of the same size as one matrix with one row per group. So scikit-learn is called once
+    # per size and not once per group.
     for size in np.unique(sizes[sizes > 1]):
         rows = order[starts[sizes == size][:, None] + np.arange(size)]
         rows = rows[labels[rows].min(axis=1) < labels[rows].max(axis=1)]

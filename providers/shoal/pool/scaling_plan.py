@@ -235,7 +235,7 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 def cooldown(failures: int) -> float:
     """Return how many seconds the pool waits before it replaces failed nodes. From the second consecutive failure on,
     each further failure doubles the time, up to REPLACE_COOLDOWN_MOST."""
-    # The time is doubled at most 30 times, because thousands of doublings would overflow the float. 30 doublings
+    # The cooldown is doubled at most 30 times, because thousands of doublings would overflow the float. 30 doublings
     # already exceed REPLACE_COOLDOWN_MOST.
     doublings = min(failures - 2, 30)
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)

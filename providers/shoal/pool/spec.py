@@ -203,7 +203,7 @@ def _url_parts(url: str) -> SplitResult | None:
     """Split a URL into its parts. Return None if the text is not a URL."""
     try:
         parts = urlsplit(url)
-        # An invalid port raises ValueError only when it is read, so it is read here.
+        # `urlsplit` does not check the port. Only reading `parts.port` raises ValueError if the port is invalid.
         _ = parts.port
     except ValueError:
         return None

@@ -56,7 +56,8 @@ class Training:
             return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
             raise  # After an error, such as a timeout of the task, the job continues, so that a retry can attach to it.
-        except BaseException:  # Prefect and Ctrl-C cancel a run by a BaseException, so the job is cancelled, too.
+        # Ctrl-C, or Prefect when it cancels the task, raises a BaseException here. So the job is cancelled, too.
+        except BaseException:
             self.cancel()
             raise
 
@@ -126,7 +127,8 @@ def ended(result: JobResult) -> dict[str, Any]:
     if not result.skipped:
         return plain
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
-    return cast(dict[str, Any], state)  # Callers of the task get the dict in this state.
+    # Prefect takes the state apart: callers of the task get the dict in its `data`.
+    return cast(dict[str, Any], state)
 
 
 def artifact(result: JobResult) -> dict[str, Any]:

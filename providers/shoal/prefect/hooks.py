@@ -52,8 +52,8 @@ def clean_up_ended_runs() -> list[str]:
         def why_ended(run_id: str) -> str | None:
             try:
                 state = client.read_flow_run(UUID(run_id)).state
-            # `UUID` raises ValueError if a user has chosen the name of the holder of a lease, so that `run_id` is not a
-            # UUID. The client raises ObjectNotFound if the flow run belongs to another Prefect server.
+            # If a user has chosen the name of a lease's holder, `run_id` is not a UUID, and `UUID` raises ValueError.
+            # If the flow run belongs to another Prefect server, the client raises ObjectNotFound.
             except (ValueError, ObjectNotFound):
                 return None
             return _ended_as(state) if state and state.is_final() else None

@@ -93,9 +93,9 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # `full` is the result if all values from the smallest to the largest of the row group match. It is True if the
-        # row group has no nulls. It is None (the values must be read) if there may be nulls, which match nothing, and
-        # for floats, because the statistics do not show whether there is a NaN.
+        # `full` is the result if every value between the row group's minimum and maximum matches. `full` is True if all
+        # rows then match. `full` is None if the values must be read: there may be nulls, which match nothing, or the
+        # column contains floats, and the statistics do not show whether there is a NaN.
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]

@@ -73,8 +73,8 @@ def plan_groups(
         ideal = total * rank / num_workers
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
-        # `nearest` is the index of the group with which this worker would ideally begin. It is moved if otherwise this
-        # worker or another one would get no group.
+        # `nearest` is the index of the group with which this worker would ideally begin. The worker begins with another
+        # group if otherwise some worker would get no group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(

@@ -156,9 +156,9 @@ def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRang
     """Assign rows so that the shards differ by at most one row. A row group that fits into a shard is assigned as a
     whole; the other row groups are divided between shards."""
     share, extra = divmod(sum(group.rows for group in groups), num_workers)
-    # Room is the number of rows that a shard can still get. The heap contains (-room, rank) of each shard, so the shard
-    # with the most room comes first. A row group that does not fit into this shard fits into no shard and is divided
-    # later.
+    # The heap contains (-room, rank) for each shard, where room is the number of rows that the shard can still get. The
+    # shard with the most room comes first. A row group that is too large for the first shard is too large for all
+    # shards, and is divided later.
     heap = [(-(share + (rank < extra)), rank) for rank in range(num_workers)]
     heapq.heapify(heap)
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]

@@ -43,8 +43,8 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         return None
     source = ParquetSource(dataset.files)
     try:
-        # A fragment of a dataset may contain only some row groups of its file. The row groups are counted and not the
-        # rows, because `count_rows()` counts all rows of the file.
+        # A dataset may contain only some row groups of a file. So the row groups of the dataset are counted. Its rows
+        # cannot be counted instead, because `count_rows()` counts all rows of the file.
         groups = sum(fragment.num_row_groups for fragment in dataset.get_fragments())
         same = groups == len(source.row_groups()) and source.schema() == dataset.schema.remove_metadata()
     except DataError:

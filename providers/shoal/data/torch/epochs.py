@@ -31,8 +31,8 @@ class EpochCounter:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # In a DataLoader worker that was started by "spawn", the unpickled memory is already shared with the main
-        # process. Any other unpickled copy of the counter gets new memory, and so counts separately.
+        # In a DataLoader worker that was started by "spawn", the unpickled `_slots` already share memory with the main
+        # process. Any other unpickled counter gets shared memory of its own, and so counts separately.
         if not self._slots.is_shared():
             self._slots.share_memory_()
 

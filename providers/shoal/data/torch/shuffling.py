@@ -23,9 +23,9 @@ BUFFER_RANGES = 4
 BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
 
-# If the dataset has no batch size, DataLoader builds the batches, separately in each worker. So each worker gets a
-# multiple of this number of rows, if there are enough rows. If DataLoader's batch size divides this number, the rows of
-# every worker but one fill whole batches, and ``len()`` of the DataLoader returns the right number of batches.
+# If the dataset has no batch size, each DataLoader worker builds batches from its own rows. Each worker gets a multiple
+# of this number of rows, if there are enough rows. If this number is a multiple of DataLoader's batch size, at most one
+# worker has an incomplete batch, and ``len()`` of the DataLoader returns the right number of batches.
 _ROWS_TOGETHER = 1_024
 # Rows are given to DataLoader workers in blocks of equal size. If there are enough rows, each worker gets at least this
 # number of blocks, so that the numbers of rows of two workers differ by at most one sixteenth.

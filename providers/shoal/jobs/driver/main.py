@@ -184,10 +184,10 @@ class Driver:
                 progress=self._watchdog.progress,
             ):
                 return True
-            # The row already has an end. An earlier try may have written it, and only the database's reply was lost: if
-            # the end in the row is equal to the end to write, the write counts as successful.
+            # The job's row already contains a state, an error and a result. If they are the same as those to write, an
+            # earlier try has written them, and only the database's reply was lost. The write then counts as successful.
             job = attempts.load(self._store, self._key)
-            # The end in the row and the end to write are compared as text, because a NaN is not equal to another NaN.
+            # The values in the row and the values to write are compared as text, because NaN is not equal to NaN.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
 
         try:
@@ -219,7 +219,8 @@ class Driver:
             end_gangs()
             admission.free_gang(self._store, self._key)
             cleanup.start_next(self._store, self._job.pool)
-        if self._told_to_end:  # Ray's compiled code may have turned `_Ended` into an error that was only printed
+        # Ray's compiled code may have caught `_Ended` and only printed an error, so `_Ended` is raised again here.
+        if self._told_to_end:
             raise _Ended
 
     def _begin_run(self) -> None:

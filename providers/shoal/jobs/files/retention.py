@@ -118,8 +118,8 @@ def unneeded(rows: Sequence[_Row], promoted: Collection[int], *, before: float, 
     old = [row for row in rows if row.state in JOB_ENDED and row.ended_at < before and row.key.attempt not in promoted]
     if not id_is_chosen:
         return old if len(old) == len(rows) else []
-    # The first attempt's row is kept, because the marker files in the folders of all attempts contain its time: without
-    # the row, shoal would not recognise these folders.
+    # The marker files in the folders of all attempts contain the time at which the first attempt was submitted. shoal
+    # recognises the folders by this time, and reads it from the first attempt's row. So this row is kept.
     return [row for row in old if row not in (rows[0], rows[-1])]
 
 

@@ -62,8 +62,8 @@ def _staged_data(store: Store) -> Iterator[str]:
                 done += [(key, location)] if job.state in JOB_ENDED else []
         there -= _needed(session) if there else set()
         if there:
-            # The remaining folders may belong to a job that ended long ago, so all ended jobs are searched. Of their
-            # specs, only the few that name a folder of staged data are read.
+            # The folders that are still in `there` may belong to jobs that ended long ago, so all ended jobs are
+            # searched. The query returns only the few specs that name a folder of staged data.
             named = cast(Job.spec, Text).contains(_NAMED)
             ended = select(Job.id, Job.attempt, Job.spec).where(Job.state.in_(JOB_ENDED), named)
             for job_id, attempt, spec in session.execute(ended.execution_options(yield_per=_PAGE)):

@@ -97,8 +97,8 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if (job.id, job.attempt) not in (entry.key for entry in free_for):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        # `submitter` now names this process, but keeps the entry "python" of the first submitter: the path of the
-        # Python that runs the driver.
+        # This process becomes the submitter of the job. The entry "python" of the first submitter stays, because it is
+        # the path of the Python interpreter that runs the driver.
         job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW
@@ -183,9 +183,9 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     for of, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
         pending = state is JobState.PENDING and admitted_at is None
         if pending and queued_at is None and priority is not None:
-            # The submitter has not put this attempt into the queue yet, so it is skipped. A row without a priority is
-            # not skipped: an older version of shoal wrote it, which has no queue and sends attempts to the head at
-            # once.
+            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. A row without a
+            # priority is not skipped. Such rows come from older versions of shoal. These versions have no queue, and
+            # send attempts to the head at once.
             continue
         waits = pending and queued_at is not None
         entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))

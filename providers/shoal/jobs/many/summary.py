@@ -182,7 +182,8 @@ def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | N
         return given, None
     spec = given if isinstance(given, AnySpec) else _parsed(given)
     if isinstance(spec, Mapping):
-        # The spec is not legal, so its training failed. The summary's line needs only the names of model and metric.
+        # The spec is not legal, so the training of this spec failed. The summary still names the model and the metric,
+        # which are read from the mapping.
         register = spec.get("register")
         fields: Mapping[str, Any] = register if isinstance(register, Mapping) else {}
         metric = fields.get("metric")

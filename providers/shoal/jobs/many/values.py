@@ -77,7 +77,7 @@ class SharedColumn:
         counts: dict[Scalar, int] = {}
         nulls = 0
         for value, rows in self._counts().items():
-            # NaN counts as null, because NaN is not equal to itself, so that no filter finds its rows.
+            # NaN counts as null: NaN is not equal to itself, so a filter for NaN would find no rows.
             if value is None or value != value:
                 nulls += rows
             else:
@@ -144,8 +144,8 @@ class SharedColumn:
                     self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
             elif dataset.paths not in seen:
                 seen.add(dataset.paths)
-                # The columns are read without the filters and splits: these do not change the columns, but to apply
-                # them, rows may have to be counted.
+                # The filters and splits of the dataset do not change its columns. They are left out, because applying
+                # them may need a count of the rows.
                 source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)
@@ -201,8 +201,8 @@ def _plain(value: Any) -> Scalar:
         InvalidArgumentError: The value is null, or of a type that a filter cannot contain.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # `item` converts a NumPy scalar to a Python object
-    # A datetime is converted here, too, because datetime is a subclass of date.
+        value = value.item()  # `item` converts a NumPy scalar to a Python object.
+    # `isoformat` converts dates and datetimes to text, because datetime is a subclass of date.
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, UUID):

@@ -174,8 +174,8 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
-    # The digest of the holdout is computed now, because a promotion needs it, and because computing it reads every row
-    # if the holdout has filters. So a row that cannot be read is found before the training.
+    # A promotion needs the digest of the holdout. If the holdout has filters, computing the digest reads every row. The
+    # digest is computed before the training, so that an unreadable row is found early.
     digest = holdout.connector.digest()
     overlap = training_rows.compare(trained_on or TrainingRows(), holdout.connector, holdout.time_col)
     if overlap and register.overlap == "refuse":

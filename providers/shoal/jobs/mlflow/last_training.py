@@ -193,7 +193,8 @@ def _files_digest(spec: JobSpec) -> str:
     distinct = {dataset.model_dump_json(): dataset for dataset in spec.datasets()}.values()
     times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in distinct]
     if any(time is None for of_dataset in times for time in of_dataset):
-        return uuid4().hex  # differs from every other digest: it is not known whether a file was written again
+        # It is not known whether a file was written again. So the digest is random and differs from every other digest.
+        return uuid4().hex
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
 
 

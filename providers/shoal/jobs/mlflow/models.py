@@ -327,7 +327,8 @@ def _metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, float]]:
             continue
         try:
             values[metric] = float(text)
-        except ValueError:  # a person may have changed the tag: leave the metric out
+        # The tag's text is not a number, because somebody has changed the tag. So this metric is left out.
+        except ValueError:
             continue
     return deciding, values
 

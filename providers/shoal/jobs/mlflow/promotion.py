@@ -135,8 +135,8 @@ def enter(
     holdout = Holdout.read(register, label_col, group_col)
 
     def score_champion(version: str) -> Evaluation:
-        # A version whose signature names no columns has a tag with the list of its input columns. The challenger's
-        # `input_cols` may differ from the champion's columns, so `input_cols` is used only if that tag is missing.
+        # If the champion's signature names no columns, a tag of its version lists its input columns. `input_cols` are
+        # the challenger's columns, which may be different. They are used only if the champion has no such tag.
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:

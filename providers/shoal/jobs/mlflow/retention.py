@@ -226,7 +226,8 @@ class _Deletion:
                 with act(RetentionStep.DELETE_VERSION):
                     self.registry.client.delete_model_version(self.model, number)
             except mlflow.MlflowException as error:
-                if is_missing(error):  # another process has deleted the version, so this one has not
+                # Another process has deleted the version, so the version is not counted as deleted by this call.
+                if is_missing(error):
                     return False
                 raise
         return True
@@ -237,7 +238,8 @@ class _Deletion:
             copied = f"models:/{self.model}/{version.version}"
             sources = [quoted(source) for source in (version.source, copied) if source]
         except RegistryError:
-            # The sources cannot be searched for, so another version may have the files, and the files are kept.
+            # MLflow cannot search for the source of this version. So another version may have the same files, and the
+            # files are kept.
             return True
         me = (self.model, str(version.version))
         return any(

@@ -141,6 +141,6 @@ def load(run: Run, model: str, version: str) -> TrainingRows | None:
             f"the training rows of {model} version {version} are not known: {uri} cannot be read: {error}", flush=True
         )
         return None
-    # Records that earlier versions of shoal wrote contain no times.
+    # Earlier versions of shoal recorded only the files of the training rows, and no time ranges.
     times = tuple(TimeRange(**each) for each in document.get("times", ()))
     return TrainingRows(tuple(RecordedFile.from_json(file) for file in document["files"]), times)

@@ -57,8 +57,8 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
             continue
         predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
         # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
-        # rename, so a file there has its final name from the start. A worker that is told to end in the middle of such
-        # a file closes it, so that it looks complete; therefore `_is_complete` counts the rows.
+        # rename, so a file there has its final name from the start. If the worker is ended while it writes such a file,
+        # it closes the file, which then looks complete. Therefore `_is_complete` counts the rows.
         target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
             _write(stream, _predicted(assignment, predictor, file))

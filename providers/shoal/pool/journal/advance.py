@@ -68,8 +68,8 @@ def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Itera
         reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id)
         if reason and node.state not in (NodeState.FAILED, NodeState.ENDING):
             yield node, reason
-        # Two processes that check the cluster at the same time may assign the same new Ray node to different rows. The
-        # row that is written first keeps the node.
+        # Two processes that check the cluster at the same time may assign the same new Ray node to different rows of
+        # the pool's nodes. Only the row that is written first gets the Ray node.
         elif arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
             taken.add(arrival.endpoint["ray_node_id"])
             yield node, arrival

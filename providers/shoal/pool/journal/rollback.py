@@ -52,9 +52,8 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # `operation` is rolled back here. A later operation that replaced its size would restore this size when it is
-    # rolled back itself. That would be wrong now, so the later operation gets the size from before `operation` as the
-    # size to restore.
+    # `operation` is rolled back, so no other rollback may restore its size. A later operation that replaced this size
+    # would restore it. So the later operation now gets the size from before `operation` as the size to restore.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -62,8 +61,8 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
     if demand is None or demand.operation_id != operation.id:
         return
     if operation.replaced_size is None:
-        # Before the operation, the pool had no base demand (size set by `up` or `scale`). So the demand is deleted, and
-        # the pool goes down, unless a lease keeps it up.
+        # Before the operation, the pool had no base demand (size set by `up` or `scale`). So the base demand that the
+        # operation created is deleted. The pool then goes down, unless a lease keeps it up.
         session.delete(demand)
     else:
         demand.size, demand.operation_id, demand.set_at = operation.replaced_size, operation.replaced_operation_id, now
@@ -84,8 +83,9 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    # `operation` is rolled back here. If the lease was requested again later, the lease keeps the size of the later
-    # request. If that request is rolled back too, the lease gets the size that it had before `operation`.
+    # If a later request has changed the lease, the lease keeps its size. A rollback of the later request must not
+    # restore the size of `operation`, so the later request gets the size from before `operation` as the size to
+    # restore.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

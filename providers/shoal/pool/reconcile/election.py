@@ -31,10 +31,12 @@ class Turn:
     def take(self) -> bool:
         """Take or keep the turn to reconcile the pool. Return False if another process took the turn less than
         TURN_PATIENCE seconds ago."""
-        # If the file that records the turn has a negative age, the clock was set back. The turn is then free.
+        # The file names the process whose turn it is to reconcile. If the file's age is negative, the clock was set
+        # back, and this process takes the turn.
         if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:
             return False
-        with suppress(OSError):  # if the disk is full, no turn is recorded, so all waiting processes reconcile
+        # If the disk is full, the file cannot be written. Then each waiting process reconciles the pool.
+        with suppress(OSError):
             self._path.write_text(self._me)
         return True
 

@@ -65,9 +65,9 @@ def _is_doubtful(job: Job) -> bool:
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
-    # A driver that writes a heartbeat may be lost if it does not run on this host. If it runs on another host, its
-    # heartbeats change the job's row, and the caller sees that the job is not lost. A driver of shoal 0.1 writes no
-    # heartbeat, so its job counts as lost only if the driver is known to have ended.
+    # If the driver does not run on this host, the job may be lost. If the driver runs on another host, its heartbeats
+    # change the job's row, and the caller sees that the job is not lost. A driver of shoal 0.1 writes no heartbeats, so
+    # its job may be lost only if the driver is known to have ended.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 

@@ -33,9 +33,9 @@ from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worke
 # Therefore `_EXPLAIN_SECONDS` is used while all known errors only report an unreachable worker.
 _SETTLE_SECONDS = 0.5
 _EXPLAIN_SECONDS = 4.5
-# Seconds to wait until killed workers have ended: `_KILL_SECONDS`, and after closing their sockets another
-# `_END_SECONDS`. Killed processes ended within 0.1 s in our measurements, so both limits are reached only if a node is
-# dead or a host has vanished.
+# Seconds to wait until killed workers have ended. After `_KILL_SECONDS`, the driver closes the workers' sockets and
+# waits for another `_END_SECONDS`. In our measurements killed processes ended within 0.1 s, so the limits are reached
+# only if a node is dead or a host has vanished.
 _KILL_SECONDS = 1.0
 _END_SECONDS = 4.0
 # Seconds to wait until all actors have started. Actors on a running node start in 1 to 5 s. The limit is much longer,
@@ -326,7 +326,8 @@ class Gang:
                 break
             if isinstance(event, _Cause):
                 causes.append(event)
-        # The error with the lowest weight is the most likely cause. If several have it, min() returns the earliest one.
+        # The cause with the lowest weight is the most likely one. If several causes have the same lowest weight, min()
+        # returns the earliest of them.
         return min(causes, key=lambda cause: cause.weight).error
 
     def _raised(self, rank: int, failure: Failure) -> _Cause:

@@ -267,8 +267,8 @@ class Switchboard:
                 if now - line.opened > _HELLO_SECONDS:
                     self._drop(line)
             elif now - line.heard > _SILENCE_SECONDS:
-                # The worker is reported as lost, but its socket stays open, so that `wait_all_gone` notices when its
-                # process ends.
+                # The worker is reported as lost, but its socket stays open. So `wait_all_gone` can notice when the
+                # worker process ends.
                 self._report(
                     line, f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time"
                 )

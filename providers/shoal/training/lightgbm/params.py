@@ -40,9 +40,9 @@ _NAMES = Names(
     aliases={alias: name for name, aliases in _SAME.items() for alias in aliases},
     objectives={alias: name for name, aliases in _SAME_OBJECTIVES.items() for alias in aliases},
 )
-# Names of the seeds that LightGBM derives from `seed`. If the user sets one of them, its value is used for the first
-# segment (the rounds up to the first checkpoint), and each further segment that needs a new seed adds the segment's
-# number (1, 2, ...) to this value.
+# Names of the seeds that LightGBM derives from `seed`. If the user sets such a seed, the first segment (the rounds up
+# to the first checkpoint) uses the user's value. A later segment that needs a new seed adds its own number (1, 2, ...)
+# to the user's value.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
 RANKING = ("lambdarank", "rank_xendcg")
 """Names of the objectives that rank rows within groups, and therefore need a group column."""

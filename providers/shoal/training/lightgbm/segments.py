@@ -53,9 +53,9 @@ class Trainer:
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
-        # LightGBM's callbacks print a summary in round `end - 1`, because they take it for the last round of the
-        # training. In every segment but the last, `end` is therefore `segment.stop + 1`: round `end - 1` is then not in
-        # this segment, and no summary is printed.
+        # LightGBM's callbacks print a summary in round `end - 1`, which they take for the last round of the training.
+        # Only the last segment may print the summary. In every other segment, `end` is one higher than the segment's
+        # end, so round `end - 1` is never reached.
         end = segment.stop if segment.last else segment.stop + 1
         unsaid = ""
         reporter = RoundReporter(self._context)
@@ -105,8 +105,8 @@ class Trainer:
             return self._booster
         # The old booster is freed before a new one is created, because each booster keeps scores of all rows in memory.
         self._booster = None
-        # The dict `_params` is passed to the user's callbacks, which write their changes of the booster's parameters
-        # into it.
+        # The user's callbacks get the dict `_params`. A callback that changes a parameter of the booster, such as the
+        # learning rate, also changes it in this dict.
         self._params = segment_params(self._task.params, self._task.seed, segment.index)
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None

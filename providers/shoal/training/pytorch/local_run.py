@@ -43,9 +43,8 @@ def run_local(
     """
     machine = Machine("here", "127.0.0.1", port=_free_port())
     [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
-    # In a distributed run, shoal opens the store (PyTorch's key-value server) before the function starts, and
-    # TORCHELASTIC_USE_AGENT_STORE says so. In a local run no store is open, so the variable is removed, and PyTorch
-    # opens the store itself.
+    # TORCHELASTIC_USE_AGENT_STORE tells PyTorch that its store (a key-value server) is already open. In a local run no
+    # store is open. So the variable is removed, and PyTorch opens the store itself.
     del environment["TORCHELASTIC_USE_AGENT_STORE"]
     with _environment(environment):
         set_context(Context(dataset_map, hyper_params))

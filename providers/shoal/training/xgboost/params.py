@@ -76,7 +76,7 @@ def is_stochastic(params: Mapping[str, Any]) -> bool:
     return (
         any(float(params.get(name, 1)) < 1 for name in _SAMPLING)
         or params.get("booster") == "dart"
-        # Ranking objectives may sample pairs of rows, which needs random numbers.
+        # Ranking objectives may choose pairs of rows at random, so they count as stochastic.
         or str(params.get("objective")).startswith("rank:")
     )
 

@@ -134,8 +134,8 @@ class _Session:
         callbacks, stopping = self._new_callbacks(checkpoint)
         self.booster = callbacks.before_training(booster)
         if stopping:
-            # XGBoost has set `starting_round` to the first round of this segment, but early stopping must count all
-            # rounds from the beginning of the training.
+            # XGBoost has set `starting_round` to the first round of this segment. Early stopping must count all rounds
+            # from the beginning of the training, so `starting_round` is set to 0.
             stopping.starting_round = 0
         self._callbacks = callbacks
         return checkpoint.rounds

@@ -43,8 +43,8 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stderr=sink,
             check=False,
         ).returncode
-    # It is not an error if the new process was ended by SIGKILL. Another process, which ends the node, has then found
-    # the new process by the node's id in its environment, and has killed it before `argv` was started.
+    # The exit code -SIGKILL is not an error. It means that the node was ended during this call, and that the new
+    # process of the node was killed before `argv` was started.
     if code not in (0, -signal.SIGKILL):
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 

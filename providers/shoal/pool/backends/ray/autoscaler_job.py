@@ -35,8 +35,8 @@ def autoscaler() -> str | None:
     if is_autoscaler_v2(fetch_from_server=True):
         reply = GetClusterStatusReply()
         reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status())
-        # An autoscaler reports a state version, and its nodes have a type. A cluster without autoscaler may report its
-        # nodes too, but these nodes have no type.
+        # A cluster has an autoscaler if the reply contains a state version and a node with a type. Without an
+        # autoscaler, the reply may contain nodes too, but these nodes have no type.
         typed = any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
         return "v2" if reply.autoscaling_state.autoscaler_state_version and typed else None
     report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
@@ -52,8 +52,8 @@ def write(pool: str, stamp: float, size: int, cpus: int, gpus: int) -> None:
     mine = f"{_PREFIX}/{pool}/"
     _internal_kv_put(f"{mine}{stamp:020.6f}/{size}/{cpus}/{gpus}", b"", overwrite=True)
     for key in sorted(_internal_kv_list(mine))[:-1]:
-        # The newest demand is kept even if its size is 0. Otherwise a delayed job with an older demand would not find
-        # the newer one, and would request the older number of nodes.
+        # The newest demand is kept even if its size is 0. Without it, a delayed job would take its own older demand for
+        # the newest one, and would request nodes that the pool no longer needs.
         _internal_kv_del(key)
 
 
@@ -107,7 +107,8 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
 
     print(ASKING, flush=True)
     write(order["pool"], order["stamp"], order["size"], order["cpus"], order["gpus"])
-    # Repeat if another job has written a demand since `read`, so that the last request contains the newest demands.
+    # Another job may write a demand after this loop has read the demands. The loop then repeats, so that the last
+    # request contains the newest demands.
     while True:
         wanted = read()
         request_resources(bundles=bundles(kind, *wanted))
