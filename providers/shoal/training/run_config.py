@@ -89,7 +89,7 @@ class RunConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _without_default_priority(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict, without a default `priority`, so that it does not change a job's fingerprint.
+        """Return the options as a dict that lacks `priority` if it is the default, to keep earlier jobs' fingerprints.
 
         Jobs without a priority then have the same stored document and fingerprint as before the option existed.
         """

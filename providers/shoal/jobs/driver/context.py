@@ -54,6 +54,6 @@ class AttemptContext:
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
 
     def has_ended(self, claim: Claim) -> bool:
-        """Return whether the claim belongs to an attempt that is in this store and has ended."""
+        """Return whether a folder's claim belongs to an attempt that is recorded in the store and has ended."""
         key = Key(claim.job_id, claim.attempt)
         return attempts.state(self.store, key) in JOB_ENDED and artifacts.claim_of(self.store, key) == claim

@@ -118,7 +118,7 @@ class Watchdog:
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the lease of nodes when a third of it has passed, so that it does not expire while the job runs."""
+        """Renew the lease of the pool's nodes each time a third of it has passed, to keep them during the job."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
@@ -128,7 +128,7 @@ class Watchdog:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
     def look(self) -> tuple[Job | None, Reason | None]:
-        """Read the job's row; if its last heartbeat is at least 5 s old, also write a new heartbeat and the progress.
+        """Read the job's row from the store; at most every 5 s, also write a heartbeat and the progress into the row.
 
         Returns:
             The row, and the reason why the job has to end. The row is None if it is gone from the store; the reason is

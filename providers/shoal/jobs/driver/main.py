@@ -56,7 +56,7 @@ class _Ended(BaseException):
 
 @dataclass(frozen=True)
 class _End:
-    """Data about an attempt's end, which the driver writes into the attempt's row.
+    """How an attempt ended: the data that the driver writes into the attempt's row in the store.
 
     Attributes:
         state: Final state of the attempt.
@@ -257,7 +257,7 @@ class Driver:
         }
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
-        """Return the environment variables that the workers get, with the credentials and the MLflow run."""
+        """Return the workers' environment variables: the job's credentials, and those that name its MLflow run."""
         environment = self._secrets.variables()
         if run:
             environment |= {

@@ -79,7 +79,7 @@ def for_each(
 
 
 def _without_job_id(spec: AnyJobSpec | Mapping[str, Any]) -> tuple[AnyJobSpec, str | None]:
-    """Parse a spec without its `job_id`, and return both: a placeholder such as `{city}` in the id is not legal."""
+    """Split a spec into the parsed spec without `job_id`, and the id, which may have a placeholder such as `{city}`."""
     if isinstance(spec, AnySpec):
         run_config = spec.run_config.model_copy(update={"job_id": None})
         return spec.model_copy(update={"run_config": run_config}), spec.run_config.job_id

@@ -65,7 +65,9 @@ class SharedColumn:
         self._check_present(datasets)
 
     def values(self, min_rows: int) -> list[Scalar]:
-        """Return the values in the training dataset in ascending order, and log which rows and values are left out.
+        """Return, in ascending order, the column's values that have at least `min_rows` rows in the training dataset.
+
+        Values with fewer rows, and rows without a value, are left out, and a warning is logged for them.
 
         Args:
             min_rows: Number of rows that a value needs.
@@ -108,7 +110,7 @@ class SharedColumn:
         return kept
 
     def check_types(self, values: Sequence[Scalar]) -> None:
-        """Check that the column can be compared with values that the user gave.
+        """Check that the column's type in every dataset can be compared with the values that the user gave.
 
         Raises:
             DataError: The column of a dataset has another type than a value.

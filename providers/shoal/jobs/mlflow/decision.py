@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def overlaps(self) -> bool:
-        """Return whether the model was trained on rows of the holdout, or on rows from the period of the holdout."""
+        """Return whether training rows of the model are in the holdout, or are from the same period as the holdout."""
         return bool(self.overlap) or self.period is not None
 
 

@@ -184,7 +184,7 @@ def check_holdout(
 
 
 def _refusal(overlap: Overlap) -> str:
-    """Return the error message for a holdout with training rows, or with rows from the same period as these."""
+    """Return the error message for a holdout that has training rows, or rows from the same period as training rows."""
     if overlap.files:
         named = ", ".join(
             f"{each.rows} rows of {each.path}"

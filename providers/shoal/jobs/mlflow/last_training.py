@@ -95,7 +95,7 @@ class Fingerprints:
 def reason_to_skip(
     run: Run, store: Store, key: Key, holder: str, register: Register, fingerprints: Fingerprints
 ) -> tuple[str, str] | None:
-    """Return the newest version of a model and the reason why its training need not be repeated; None if it must be.
+    """Return a model's newest version, and why a new training would only repeat it; None if the job must train.
 
     The job's log gets a line if the training goes on.
 
@@ -136,7 +136,8 @@ def reason_to_skip(
 
 
 def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints) -> None:
-    """Tag a version after its comparison with the champion, so that a later training that repeats it can be skipped.
+    """Tag a version, after its comparison with the champion, with digests of its training's settings and file times, by
+    which a later job finds that it would only repeat this training.
 
     An error is only printed, because the model is registered already.
     """
@@ -170,8 +171,7 @@ def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
 
 
 def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None:
-    """Return what has become of the alias since a version was promoted; None if the version was not promoted, or the
-    alias is where shoal or a person has put it on an older version or on this one."""
+    """Return a text if the alias is on a newer version, or is gone although this version was promoted; else None."""
     alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
     if alias is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None
@@ -181,7 +181,7 @@ def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None
 
 
 def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
-    """Return whether the attempt that registered a version has succeeded; true if the store does not know it."""
+    """Return whether the attempt that registered a version succeeded; true if the attempt is not in the store."""
     job_id, attempt = tags.get("shoal.job_id"), tags.get("shoal.attempt", "")
     state = attempts.state(store, Key(job_id, int(attempt))) if job_id and attempt.isdigit() else None
     return state in (None, JobState.SUCCEEDED)

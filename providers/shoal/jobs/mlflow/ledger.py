@@ -1,4 +1,4 @@
-"""Record each promotion in the store: which version of a model got the alias, and with which metric.
+"""Record each promotion in the store: which version of a model became champion, and with which metric.
 
 MLflow keeps no history of an alias, and cannot set an alias only on the condition that it still has the expected value.
 Therefore a row is written before an alias is set, and is marked as confirmed after that. Both transactions check that
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Access to the store's rows that record the promotions of one alias.
+    """Records of the promotions of one alias of a registered model, which are rows in the store.
 
     Args:
         store: Store that has the rows.
@@ -45,17 +45,17 @@ class Ledger:
 
     @classmethod
     def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
-        """Return the ledger of the model and alias that `register` names, in the MLflow registry that `client` uses."""
+        """Return the ledger (promotion records) of the model and alias that `register` names in `client`'s registry."""
         return cls(store, without_credentials(client._registry_uri), register.model, register.alias)
 
     @property
     def lock_name(self) -> str:
-        """Return the name of the lock in the store under which the alias is moved."""
+        """Return the name of the lock in the store that a process must hold while it moves the model's alias."""
         registry = hashlib.sha256(self.registry.encode()).hexdigest()[:12]
         return f"promote:{registry}:{self.model}:{self.alias}"[:255]
 
     def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
-        """Write the row that records a promotion, right before the alias is set in MLflow.
+        """Record an intended promotion as a row in the store, right before the alias is set in MLflow.
 
         Returns:
             Id of the row; None if the lock was lost, in which case nothing was written and the caller must not set the
@@ -69,7 +69,7 @@ class Ledger:
             return promotion.id
 
     def confirm(self, lock: HeldLock, promotion_id: int) -> bool:
-        """Mark a promotion's row as confirmed, right after the alias was set.
+        """Mark the row of a promotion in the store as confirmed, right after the alias was set in MLflow.
 
         Returns:
             False if the lock was lost; another process may also have set the alias then.
@@ -81,7 +81,7 @@ class Ledger:
             return True
 
     def settle(self, lock: HeldLock, version: str | None) -> bool:
-        """Mark a promotion as confirmed or withdrawn if the promoting process died between `intend` and `confirm`.
+        """Confirm or withdraw the newest promotion if a process died after recording it and before confirming it.
 
         If the alias was set, the row is marked as confirmed, otherwise as withdrawn.
 
@@ -106,7 +106,7 @@ class Ledger:
             return True
 
     def confirmed(self, since: int = 0) -> list[str]:
-        """Return the versions to which confirmed promotions gave this ledger's alias, the newest promotion first.
+        """Return the versions to which confirmed promotions gave the model's alias, the newest promotion first.
 
         Args:
             since: Id of the oldest row to include; 0: all rows.
@@ -120,7 +120,7 @@ class Ledger:
             return list(session.scalars(query))
 
     def history(self, limit: int) -> list[Promotion]:
-        """Return the rows of the latest confirmed promotions, the newest first.
+        """Return the store's rows about this alias's latest confirmed promotions, the newest first.
 
         Args:
             limit: Largest number of rows to return.
@@ -143,7 +143,7 @@ class Ledger:
 
 
 def confirmed_promotions(store: Store, registry: str, model: str | None = None) -> list[Promotion]:
-    """Return the rows of all confirmed promotions in a model registry, the newest first.
+    """Return the store's rows about all confirmed promotions in a model registry, the newest first.
 
     Args:
         store: Store that has the rows.
@@ -158,7 +158,7 @@ def confirmed_promotions(store: Store, registry: str, model: str | None = None) 
 
 
 def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
-    """Return the versions of a model that are champions according to shoal's records: the last promoted one per alias.
+    """Return the versions of a model that shoal promoted last, one for each alias, according to the store.
 
     For each alias, this is the version of the newest confirmed promotion. If a process died after it wrote a newer
     promotion and before it confirmed that, the newer promotion's version is returned, too.

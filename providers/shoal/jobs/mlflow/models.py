@@ -104,7 +104,7 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class SliceStatus:
-    """Metric of a registered version on one slice of the holdout, from the report on the version's comparison.
+    """Metric of a version on one slice of the holdout, read from the report on its comparison with the champion.
 
     Attributes:
         name: Value of the column `by`.

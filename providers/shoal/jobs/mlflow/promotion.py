@@ -1,4 +1,4 @@
-"""Compare a new model (the challenger) with the champion on the same held-out rows; the better one gets the alias.
+"""Compare a new model (the challenger) with the champion on the same held-out rows; the better becomes the champion.
 
 The champion is the registered version that has the alias.
 """
@@ -105,7 +105,7 @@ def enter(
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
 ) -> Outcome:
-    """Evaluate a model on the holdout, register it, and give it the alias if it is better than the champion.
+    """Evaluate and register a model, and give it the champion's alias if it beats the champion on the holdout.
 
     A report of the comparison is printed and stored in the MLflow run.
 
@@ -205,7 +205,7 @@ def challenge(
     tags: Mapping[str, str],
     score_champion: Callable[[str], Evaluation],
 ) -> Outcome:
-    """Register a model as a new version, and give it the alias if it is better than the champion.
+    """Register a model as a new version, and give it the champion's alias if it is better than the champion.
 
     Args:
         client: MLflow client.
@@ -273,7 +273,7 @@ def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: s
 
 
 def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | None:
-    """Return which rows of the holdout a model was trained on; None if its training rows are not known."""
+    """Return which holdout rows are also training rows of a model; None if the training rows are not known."""
     if trained_on is None:
         return None
     return training_rows.compare(trained_on, holdout.connector, holdout.time_col)
@@ -281,7 +281,7 @@ def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | Non
 
 @dataclass(frozen=True)
 class _Standing:
-    """State of the alias when a comparison begins; if it changes before the decision, the comparison is repeated.
+    """State of the champion's alias when a comparison begins; if it changes meanwhile, the comparison is repeated.
 
     Attributes:
         alias: Version that the alias points to; None if there is no such alias.
@@ -297,7 +297,7 @@ class _Standing:
 
 @dataclass
 class _Contest:
-    """Comparison of one challenger with the champion, which is repeated (another round) if the alias changes meanwhile.
+    """Comparison of one challenger with the champion; it is repeated if the champion's alias is moved meanwhile.
 
     The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
     If the second check finds that the lock was lost, setting the alias may have replaced a champion that another
@@ -327,7 +327,7 @@ class _Contest:
     since: int | None = None
 
     def round(self) -> Outcome | None:
-        """Do one round of the comparison: give the champion's alias to the better one of challenger and champion.
+        """Compare challenger and champion once, and give the champion's alias to the better of the two.
 
         Returns:
             The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
@@ -361,7 +361,7 @@ class _Contest:
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 
     def _moved_by_others(self, standing: _Standing) -> bool:
-        """Return whether a person moved the alias after this process had set the alias.
+        """Return whether a person moved the champion's alias after this process had set it.
 
         That is so if the alias points to a version to which neither this process nor a recorded promotion gave it.
         """
@@ -384,7 +384,7 @@ class _Contest:
         return None if self.against is None else self.against.version
 
     def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
-        """Give the alias to a version in MLflow, and record the promotion in the store.
+        """Give the champion's alias to a version in MLflow, and record the promotion in the store.
 
         Args:
             lock: Lock for the alias.
@@ -422,7 +422,7 @@ class _Contest:
 
 
 def _champion(client: MlflowClient, register: Register) -> str | None:
-    """Return the version that the alias in MLflow's registry points to; None if there is no such alias."""
+    """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
     aliases: dict[str, Any] = client.get_registered_model(register.model).aliases
     version = aliases.get(register.alias)
     return None if version is None else str(version)

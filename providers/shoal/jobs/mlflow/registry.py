@@ -133,7 +133,7 @@ class Registry:
                 raise
 
     def newest(self, model: RegisteredModel, *, search: bool) -> ModelVersion | None:
-        """Return the newest version of a model that shoal has registered; this usually needs no request to MLflow.
+        """Return the newest version of a model that shoal has registered, usually without a further request to MLflow.
 
         Args:
             model: The model, as `models` returned it.

@@ -182,7 +182,7 @@ class _Deletion:
     aliases: set[str]
 
     def of(self, versions: Sequence[ModelVersion]) -> Iterator[ModelVersion]:
-        """Delete the given versions except those that are needed by now, and yield each version after its deletion."""
+        """Delete the given versions that no alias, champion or running job needs; yield each after its deletion."""
         if not versions:
             return
         recorded = {each.alias for each in confirmed_promotions(self.store, self.registry.uri, self.model)}
@@ -233,7 +233,7 @@ class _Deletion:
         return True
 
     def _is_shared(self, version: ModelVersion) -> bool:
-        """Return whether another version has the same files, as a copy or as a version of the same logged model."""
+        """Return whether another version has the same files: it is a copy, or comes from the same logged model."""
         try:
             copied = f"models:/{self.model}/{version.version}"
             sources = [quoted(source) for source in (version.source, copied) if source]

@@ -162,7 +162,7 @@ class Run:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """Log the metrics of all boosting rounds under the names ``<set>-<metric>``; MLflow's step is the round.
+        """Log each boosting round's metrics under the names ``<eval set>-<metric>``; MLflow's step is the round.
 
         Args:
             evals: Values of each round, by evaluation set and by metric.
@@ -250,7 +250,7 @@ class Run:
             self.client.set_terminated(run_id, status)
 
     def finish(self, status: str) -> None:
-        """End this run with the status FINISHED, FAILED or KILLED."""
+        """End this MLflow run with the status FINISHED, FAILED or KILLED."""
         import mlflow
 
         mlflow.end_run(status)

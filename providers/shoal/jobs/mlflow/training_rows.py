@@ -55,7 +55,7 @@ class Overlap:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the holdout on which the model was certainly trained."""
+        """Return how many rows of the holdout were certainly used to train the model."""
         return sum(file.rows for file in self.files)
 
 

@@ -23,7 +23,7 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """Provide a gang (group of workers) for one run, and keep the workers for the next run of the same shape.
+    """Provide a group of workers (gang) to one run, then keep it for a run with the same number and size of workers.
 
     An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs another shape.
 

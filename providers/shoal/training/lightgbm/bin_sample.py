@@ -1,4 +1,4 @@
-"""Choose a sample of the rows of all workers, from which LightGBM's bins are found.
+"""Choose a sample of all workers' rows, from which LightGBM's bins (intervals of feature values) are found.
 
 Each worker contributes rows in proportion to its shard. The sample depends only on the shard plan and the seed.
 """
@@ -34,7 +34,9 @@ class Share:
     total: int
 
     def chosen(self, wanted: int, seed: int) -> np.ndarray:
-        """Choose this worker's rows of the sample for the bins; the same share, size and seed give the same rows.
+        """Choose which of this worker's rows are in the sample from which LightGBM's bins are found.
+
+        The same share, sample size and seed always give the same rows.
 
         Args:
             wanted: Number of rows of the whole sample.
@@ -51,7 +53,7 @@ class Share:
 
 
 def shares(rows: Sequence[int]) -> list[Share]:
-    """Compute for each worker the position of its rows among the rows of all workers.
+    """Compute each worker's `Share`: the position of its rows among the rows of all workers.
 
     Args:
         rows: Number of rows of each shard, by rank.
@@ -64,7 +66,7 @@ def shares(rows: Sequence[int]) -> list[Share]:
 
 
 def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> np.ndarray:
-    """Read this worker's part of the sample (from which the bins are found) in one pass over the worker's rows.
+    """Read this worker's part of the sample from which LightGBM's bins are found, in one pass over its rows.
 
     Args:
         rows: Rows of the worker's shard.

@@ -1,4 +1,4 @@
-"""Run the driver's part of a LightGBM training: check the parameters, and send all workers the sample for the bins."""
+"""Run the driver's part of a LightGBM training: check parameters, and send all workers the row sample for the bins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LightGBM:
     worker = "shoal.training.lightgbm.worker"
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device in `params`, such as "cuda"; if there is none, return None if `use_gpu` is set, else "cpu".
+        """Return the device that the user set in `params`, else None if the user set `use_gpu`, else "cpu".
 
         LightGBM does not use the nodes' GPUs by default, because LightGBM's wheels on PyPI do not support CUDA.
         """

@@ -29,7 +29,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A worker's answer to :class:`Opening`: the rows that it adds to the sample for the bins, and its address.
+    """A worker's answer to :class:`Opening`: the rows that it adds to the sample for LightGBM's bins, and its address.
 
     Args:
         sample: The worker's part of the sample, float32 ``[rows, columns]``.
@@ -42,7 +42,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Second message from the driver to all workers: the sample of rows for the bins, and the addresses of all workers.
+    """Second message from the driver to all workers: the row sample for LightGBM's bins, and all workers' addresses.
 
     Args:
         sample: Ray's reference to the whole sample, float32 ``[rows, columns]``.

@@ -95,7 +95,7 @@ class Port:
 
 @contextlib.contextmanager
 def _listening_on_loopback_only() -> Iterator[None]:
-    """Bind LightGBM's listening socket to the loopback device while LightGBM connects, to keep out other hosts.
+    """Bind LightGBM's listening socket to loopback while the workers connect, so that no other host can connect.
 
     LightGBM opens the socket inside a C call and closes it when all workers are connected. A second thread therefore
     looks for the socket during the call. The thread can run, because ctypes releases the GIL during the call.

@@ -180,7 +180,7 @@ def is_forest(params: Mapping[str, Any]) -> bool:
 
 
 def begins_anew(params: Mapping[str, Any]) -> bool:
-    """Return whether LightGBM has state that is not in the model, so each segment of rounds must reload the booster.
+    """Return whether each segment (group of rounds) must begin anew, with a booster loaded from the model's bytes.
 
     This is necessary if LightGBM has state that the model's bytes do not contain: the state of its random number
     generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from a

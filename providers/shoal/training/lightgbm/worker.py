@@ -42,7 +42,7 @@ _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """State of a training in one worker; the constructor reads this worker's rows of the sample for the bins.
+    """State of a LightGBM training in one worker; the constructor samples rows, from which LightGBM's bins are found.
 
     Args:
         opening: First message from the driver.
@@ -97,7 +97,7 @@ _session: _Session | None = None
 
 
 def begin(opening: Opening) -> Offer:
-    """Read this worker's rows for the first time, and sample them.
+    """Read this worker's rows for the first time, and pick its part of the sample for LightGBM's bins.
 
     Args:
         opening: First message from the driver.

@@ -98,7 +98,7 @@ _folder: Path | None = None
 
 
 def meet() -> Machine:
-    """Return this rank's node, address and GPUs; on rank 0, also open the store by which the ranks find each other.
+    """Return this rank's node, address and GPUs; on rank 0, also open PyTorch's key-value server for the ranks.
 
     The store is PyTorch's key-value server. By default it listens on all addresses of the host and requires no token,
     so this function binds its socket to the node's address only.

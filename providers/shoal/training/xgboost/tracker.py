@@ -112,7 +112,8 @@ def _exit(code: int) -> str:
 
 
 def main() -> None:
-    """Run the tracker process: answer each line of stdin with a new tracker's arguments as JSON, until stdin ends.
+    """Run the tracker process until its stdin ends: for each line that the driver writes to stdin, print the arguments
+    with which the workers connect to a new tracker, as JSON.
 
     The command line arguments are the host to listen on and the number of workers.
     """
