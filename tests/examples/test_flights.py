@@ -58,7 +58,7 @@ def write(folder: Path, month: int) -> str:
 
 def test_a_folder_of_other_files_is_not_taken_for_the_data(tmp_path):
     (tmp_path / "2013-01.parquet").write_text("")
-    with pytest.raises(InvalidArgumentError, match=r"does not contain 2013-02.parquet: remove the folder, or use another"):
+    with pytest.raises(InvalidArgumentError, match=r"does not contain 2013-02.parquet: remove the folder"):
         month_files([1, 2], tmp_path)
 
 
