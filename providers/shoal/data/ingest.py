@@ -36,8 +36,8 @@ class ArrowIngester:
     """
 
     name: ClassVar[str] = "arrow"
-    # Share of the CPUs per worker that the worker process itself requests from Ray. Arrow reads in the worker process,
-    # so the process requests all of these CPUs.
+    # Fraction of a worker's CPUs that its process requests from Ray. Arrow reads the rows in that process, so no CPUs have
+    # to be left for other processes that read.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:

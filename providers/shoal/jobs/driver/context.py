@@ -54,6 +54,9 @@ class AttemptContext:
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
 
     def has_ended(self, claim: Claim) -> bool:
-        """Return whether a folder's claim belongs to an attempt that is recorded in the store and has ended."""
+        """Return whether the attempt of a job that has marked a folder as its own (the claim) has ended.
+
+        The result is False if shoal's database does not know the attempt.
+        """
         key = Key(claim.job_id, claim.attempt)
         return attempts.state(self.store, key) in JOB_ENDED and artifacts.claim_of(self.store, key) == claim

@@ -1,4 +1,5 @@
-"""Name each step of a job (a change of its row, files or driver), so that the crash tests can end a process there.
+"""Give names to all points at which a job changes its database row or its files, or starts or ends its driver. The crash
+tests kill a process at each of these points.
 
 A process may die before, during and after each step. The next submission, or the next clean-up of the host, then goes
 on from that state. The crash tests end a process at every member of `JobStep`, so every new transaction or action on a

@@ -130,7 +130,7 @@ class Checkpoints:
         return max((number for number, _ in self._found(*self._filesystem())), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Return number and signature (seal) of each checkpoint in the run's checkpoint folder that this run may load.
+        """Return the number and the signature of each checkpoint in a folder that is safe to load.
 
         Checkpoints that are older than the seals in `told`, or that contradict them, are left out.
         """
