@@ -36,8 +36,8 @@ class ArrowIngester:
     """
 
     name: ClassVar[str] = "arrow"
-    # Fraction of a worker's CPUs that its process requests from Ray. Arrow reads the rows in that process, so no CPUs have
-    # to be left for other processes that read.
+    # Fraction of a worker's CPUs that its process requests from Ray. Arrow reads the rows in that process, so no CPUs
+    # have to be left for other processes that read.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:

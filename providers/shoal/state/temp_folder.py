@@ -100,8 +100,8 @@ def node_ids() -> list[str]:
 
 
 def remove_node_folders(node_id: str) -> str | None:
-    """Remove a node's folder from each runtime root (parent folder of nodes' folders) that has one. Then remove all empty
-    runtime roots but the current one, in which new nodes get their folders.
+    """Remove a node's folder from each runtime root (parent folder of nodes' folders) that has one. Then remove all
+    empty runtime roots but the current one, in which new nodes get their folders.
 
     Returns:
         A message about a folder that could not be removed; None if nothing of the node is left.

@@ -1,5 +1,5 @@
-"""Give names to all points at which a job changes its database row or its files, or starts or ends its driver. The crash
-tests kill a process at each of these points.
+"""Give names to all points at which a job changes its database row or its files, or starts or ends its driver. The
+crash tests kill a process at each of these points.
 
 A process may die before, during and after each step. The next submission, or the next clean-up of the host, then goes
 on from that state. The crash tests end a process at every member of `JobStep`, so every new transaction or action on a
