@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -246,3 +247,28 @@ def test_a_promotion_says_what_it_was_decided_on(registry):
     assert (row.job_id, row.attempt, row.alias) == ("job", 1, "champion")
     assert row.registry_uri == registry.client()._registry_uri
     assert row.confirmed_at is not None
+
+
+def test_the_earlier_versions_are_of_the_same_model_with_the_metrics_that_are_numbers():
+    # The search of some databases ignores case. The tag of version 2 was changed by a person.
+    tags = {
+        ("m", "4"): "1.5",
+        ("m", "3"): "1.0",
+        ("M", "9"): "0.1",
+        ("M", "1"): "0.2",
+        ("m", "2"): "one",
+        ("m", "1"): "2",
+    }
+    found = [
+        SimpleNamespace(name=name, version=version, tags={"holdout.rmse": value})
+        for (name, version), value in tags.items()
+    ]
+    client = SimpleNamespace(search_model_versions=lambda *_, **__: found)
+    ledger = SimpleNamespace(confirmed=lambda: ["1"])
+    register = Register(model="m", metric="rmse", holdout=DatasetSpec(paths=("/holdout",)))
+
+    recent = promotion._recent(client, ledger, register, "4")
+
+    assert [(each.version, each.value, each.promoted) for each in recent] == [
+        ("3", 1.0, False), ("2", None, False), ("1", 2.0, True),
+    ]  # fmt: skip

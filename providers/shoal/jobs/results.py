@@ -28,6 +28,10 @@ PROMOTING: frozenset[Reason] = frozenset({"first", "better", "champion_not_compa
 """The rules that promote the challenger."""
 
 
+DATA_TAGS = "shoal.data_"
+"""Begin of the names of a registered version's tags that describe its training rows."""
+
+
 class ChampionResult(Settings):
     """The champion (the registered version with the alias) with which the newly trained model was compared."""
 
@@ -73,7 +77,7 @@ class DataResult(Settings):
 
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that describe the training rows of the registered version."""
-        return {f"shoal.data_{name}": str(value) for name, value in self.model_dump().items() if value is not None}
+        return {f"{DATA_TAGS}{name}": str(value) for name, value in self.model_dump().items() if value is not None}
 
 
 class JobResult(Settings):

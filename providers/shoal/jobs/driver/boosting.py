@@ -15,6 +15,7 @@ from shoal.jobs.mlflow import last_training, promotion, tracking, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.last_training import Fingerprints
 from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.registry import HOLDER_TAG
 from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import DataResult, JobResult
@@ -133,7 +134,7 @@ def _skipped(
     """
     if not register.skip_if_unchanged:
         return None
-    holder = place.tags["shoal.holder"]
+    holder = place.tags[HOLDER_TAG]
     found = last_training.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
     if found is None:
         return None

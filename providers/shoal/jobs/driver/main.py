@@ -31,6 +31,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import tracking
+from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG
 from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
@@ -250,10 +251,10 @@ class Driver:
 
     def _tags(self) -> dict[str, str]:
         return {
-            "shoal.job_id": self._key.job_id,
-            "shoal.attempt": str(self._key.attempt),
+            JOB_TAG: self._key.job_id,
+            ATTEMPT_TAG: str(self._key.attempt),
             "shoal.pool": self._job.pool,
-            "shoal.holder": self._job.holder,
+            HOLDER_TAG: self._job.holder,
         }
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:

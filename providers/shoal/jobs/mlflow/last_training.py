@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from shoal.data.spec import DatasetSpec
+from shoal.errors import RegistryError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow.registry import REASON_TAG
-from shoal.jobs.mlflow.tracking import Run, legal_name
-from shoal.jobs.results import PROMOTING
+from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, REASON_TAG, digest_tag, newest_versions
+from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.results import DATA_TAGS, PROMOTING
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.state import Store
@@ -82,10 +83,11 @@ class Fingerprints:
         return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
 
     def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
-        """Return which fingerprints (rows, holdout, settings) differ from those in a registered version's tags."""
+        """Return which of the fingerprints (rows, holdout, settings, times of files) differ from those in a version's
+        tags."""
         theirs = {
-            "rows": (self.rows, tags.get("shoal.data_digest")),
-            "holdout": (self.holdout, tags.get(f"holdout.{legal_name(register.metric)}.digest")),
+            "rows": (self.rows, tags.get(f"{DATA_TAGS}digest")),
+            "holdout": (self.holdout, tags.get(digest_tag(register.metric))),
             "settings": (self.settings, tags.get(TAG)),
             "the times of the files": (self.files, tags.get(FILES_TAG)),
         }
@@ -115,14 +117,14 @@ def reason_to_skip(
     try:
         version = _last(run, store, register.model)
         replaced = None if version is None else _replaced(run, register, version)
-    except mlflow.MlflowException as error:
+    except (mlflow.MlflowException, RegistryError) as error:
         # Some registries cannot search for versions. The job can train nevertheless, so this is no error.
         print(f"the last training of {register.model} could not be found, so the job trains: {error}", flush=True)
         return None
     if version is None:
         return None
     name = f"{register.model} version {version.version}"
-    if (version.tags.get("shoal.job_id"), version.tags.get("shoal.holder")) == (key.job_id, holder):
+    if (version.tags.get(JOB_TAG), version.tags.get(HOLDER_TAG)) == (key.job_id, holder):
         print(f"{name} is of an earlier attempt of this job, so the job trains again", flush=True)
         return None
     if replaced:
@@ -158,14 +160,8 @@ def mark_skipped(run: Run, reason: str) -> None:
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
     """Return the newest version of a model whose training has succeeded; None if there is none."""
-    # MLflow's filters cannot escape a quotation mark, so the name is put between marks that it does not contain.
-    quote = '"' if "'" in model else "'"
-    found = run.client.search_model_versions(
-        f"name = {quote}{model}{quote}", max_results=_LOOKED_AT, order_by=["version_number DESC"]
-    )
-    for version in found:
-        # Some databases ignore case when they compare names, so the search may find versions of another model.
-        if version.name == model and TAG in version.tags and _succeeded(store, version.tags):
+    for version in newest_versions(run.client, model, _LOOKED_AT):
+        if TAG in version.tags and _succeeded(store, version.tags):
             return version
     return None
 
@@ -182,7 +178,7 @@ def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None
 
 def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
     """Return whether the attempt that registered a version succeeded; true if the attempt is not in the store."""
-    job_id, attempt = tags.get("shoal.job_id"), tags.get("shoal.attempt", "")
+    job_id, attempt = tags.get(JOB_TAG), tags.get(ATTEMPT_TAG, "")
     state = attempts.state(store, Key(job_id, int(attempt))) if job_id and attempt.isdigit() else None
     return state in (None, JobState.SUCCEEDED)
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, shown
 from shoal.jobs.mlflow import report
@@ -21,8 +21,10 @@ from shoal.jobs.mlflow.registry import (
     REASON_TAG,
     Registry,
     aliases_of,
+    digest_tag,
+    holdout_metrics,
 )
-from shoal.jobs.results import Reason
+from shoal.jobs.results import DATA_TAGS, PROMOTING
 from shoal.state import Store
 from shoal.state.schema import Promotion
 
@@ -34,15 +36,6 @@ _ALIAS = "champion"
 
 _CHALLENGERS = 10
 """Number of challengers that `describe_model` returns."""
-
-_PROMOTING = frozenset(get_args(Reason)[:3])
-"""The rules that promote a challenger."""
-
-_DATA = "shoal.data_"
-"""Prefix of the tags about a version's training rows."""
-
-_DIGEST = ".digest"
-_HOLDOUT = "holdout."
 
 
 @dataclass(frozen=True)
@@ -292,9 +285,9 @@ def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:
         promoted: Versions of the model that promotions have given an alias to.
     """
     tags = version.tags
-    metric, metrics = _metrics(tags)
+    metric, metrics = holdout_metrics(tags)
     reason, number = tags.get(REASON_TAG), str(version.version)
-    was = True if number in promoted else None if reason is None else reason in _PROMOTING
+    was = True if number in promoted else None if reason is None else reason in PROMOTING
     attempt = tags.get(ATTEMPT_TAG, "")
     return VersionStatus(
         version=number,
@@ -308,29 +301,10 @@ def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:
         job_id=tags.get(JOB_TAG),
         attempt=int(attempt) if attempt.isdigit() else None,
         mlflow_run_id=version.run_id or None,
-        data={name.removeprefix(_DATA): value for name, value in sorted(tags.items()) if name.startswith(_DATA)},
+        data={
+            name.removeprefix(DATA_TAGS): value for name, value in sorted(tags.items()) if name.startswith(DATA_TAGS)
+        },
     )
-
-
-def _metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, float]]:
-    """Read a version's tags: the name of the metric that decided about its promotion, and the values of all metrics.
-
-    Only the metric that decided has a tag with the digest of the holdout.
-    """
-    values, deciding = {}, None
-    for name, text in sorted(tags.items()):
-        if not name.startswith(_HOLDOUT):
-            continue
-        metric = name.removeprefix(_HOLDOUT)
-        if metric.endswith(_DIGEST):
-            deciding = metric.removesuffix(_DIGEST)
-            continue
-        try:
-            values[metric] = float(text)
-        # The tag's text is not a number, because somebody has changed the tag. So this metric is left out.
-        except ValueError:
-            continue
-    return deciding, values
 
 
 def _entry(number: str, version: ModelVersion | None, promotion: Promotion | None) -> HistoryEntry:
@@ -344,7 +318,7 @@ def _entry(number: str, version: ModelVersion | None, promotion: Promotion | Non
         at=status.created_at if status else promotion.created_at if promotion else 0.0,
         metric=metric,
         value=value,
-        holdout_digest=tags.get(f"{_HOLDOUT}{metric}{_DIGEST}") or recorded,
+        holdout_digest=(tags.get(digest_tag(metric)) if metric else None) or recorded,
         promoted=status.promoted if status else True,
         promoted_at=promotion.confirmed_at if promotion else None,
         previous=promotion.previous if promotion else None,

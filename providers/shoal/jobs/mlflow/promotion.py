@@ -29,7 +29,15 @@ from shoal.jobs.mlflow.decision import (
 )
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.ledger import Ledger
-from shoal.jobs.mlflow.registry import ALIAS_TAG, DECISION_TAG, REASON_TAG
+from shoal.jobs.mlflow.registry import (
+    ALIAS_TAG,
+    DECISION_TAG,
+    REASON_TAG,
+    digest_tag,
+    holdout_metrics,
+    metric_tag,
+    newest_versions,
+)
 from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
@@ -222,8 +230,8 @@ def challenge(
     """
     import mlflow
 
-    measured = {f"holdout.{legal_name(name)}": repr(value) for name, value in evaluation.metrics.items()}
-    tagged = {**measured, f"holdout.{legal_name(register.metric)}.digest": holdout_digest, ALIAS_TAG: register.alias}
+    measured = {metric_tag(name): repr(value) for name, value in evaluation.metrics.items()}
+    tagged = {**measured, digest_tag(register.metric): holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
     contest = _Contest(
         client=client,
@@ -253,19 +261,13 @@ def _note_decision(client: MlflowClient, model: str, outcome: Outcome) -> None:
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
     """Return the versions that were registered before a version, the newest first, at most ten."""
-    # MLflow's filters cannot escape a quotation mark, so the name is put between marks that it does not contain.
-    mark = '"' if "'" in register.model else "'"
-    found = client.search_model_versions(
-        filter_string=f"name = {mark}{register.model}{mark}",
-        order_by=["version_number DESC"],
-        max_results=_HISTORY + _AT_ONCE,
-    )
-    promoted, tag = set(ledger.confirmed()), f"holdout.{legal_name(register.metric)}"
+    found = newest_versions(client, register.model, _HISTORY + _AT_ONCE)
+    promoted, metric = set(ledger.confirmed()), legal_name(register.metric)
     earlier = [each for each in found if int(each.version) < int(version)][:_HISTORY]
     return tuple(
         RecentVersion(
             version=str(each.version),
-            value=float(each.tags[tag]) if tag in each.tags else None,
+            value=holdout_metrics(each.tags)[1].get(metric),
             promoted=str(each.version) in promoted,
         )
         for each in earlier

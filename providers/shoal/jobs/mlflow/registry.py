@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from shoal.errors import MissingExtraError, RegistryError
 from shoal.jobs.credentials import without_credentials
 from shoal.jobs.mlflow import tracking
+from shoal.jobs.mlflow.tracking import legal_name
 from shoal.state.engines import sqlite_file
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ REASON_TAG = "shoal.reason"
 
 DECISION_TAG = "shoal.decision"
 """Name of a version's tag with the decision about the version in one sentence."""
+
+HOLDER_TAG = "shoal.holder"
+"""Name of a version's tag with the name of the run that submitted the job."""
+
+_HOLDOUT = "holdout."
+_DIGEST = ".digest"
 
 _REGISTERED_BY_SHOAL = f"tags.`{JOB_TAG}` LIKE '%'"
 
@@ -151,6 +158,53 @@ class Registry:
         """Return one version of a model, with its aliases."""
         with answering(self.uri):
             return self.client.get_model_version(model, version)
+
+
+def newest_versions(client: MlflowClient, model: str, limit: int) -> list[ModelVersion]:
+    """Return the newest versions of a model, also those that other programs have registered, the newest first.
+
+    Args:
+        client: MLflow client.
+        model: Name of the model.
+        limit: Largest number of versions to return.
+
+    Raises:
+        RegistryError: The model's name has both kinds of quotation marks.
+    """
+    found = client.search_model_versions(f"name = {quoted(model)}", max_results=limit, order_by=["version_number DESC"])
+    # Some databases ignore case when they compare names, so the search may find versions of another model.
+    return [version for version in found if version.name == model]
+
+
+def metric_tag(metric: str) -> str:
+    """Return the name of a version's tag with the value that a metric reached on the holdout."""
+    return _HOLDOUT + legal_name(metric)
+
+
+def digest_tag(metric: str) -> str:
+    """Return the name of a version's tag with the digest of the holdout. Only the metric that decides has this tag."""
+    return metric_tag(metric) + _DIGEST
+
+
+def holdout_metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, float]]:
+    """Read from a version's tags which metric decided about its promotion, and the values of all metrics.
+
+    Returns:
+        Name of the metric that decided, None if it is not recorded; and the values by name. In the names, "_" replaces
+        the characters that MLflow refuses.
+    """
+    values, deciding = {}, None
+    for name, text in sorted(tags.items()):
+        if not name.startswith(_HOLDOUT):
+            continue
+        metric = name.removeprefix(_HOLDOUT)
+        if metric.endswith(_DIGEST):
+            deciding = metric.removesuffix(_DIGEST)
+            continue
+        # A text that is not a number was written by another program or a person. Such a metric is left out.
+        with suppress(ValueError):
+            values[metric] = float(text)
+    return deciding, values
 
 
 def aliases_of(model: RegisteredModel) -> dict[str, str]:
