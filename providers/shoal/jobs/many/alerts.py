@@ -10,13 +10,11 @@ from datetime import timedelta
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.specs.register import Register
+from shoal.jobs.mlflow.ledger import confirmed_promotions
+from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.state import Store
-from shoal.state.schema import Job, JobState, Promotion, PromotionState
-
-DEFAULT_ALIAS: str = Register.model_fields["alias"].default
-"""Alias of a champion if the options of a registration name no other alias."""
+from shoal.state.schema import Job, JobState
 
 
 @dataclass(frozen=True)
@@ -125,18 +123,13 @@ def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | N
 
     For a model that was never promoted, this is the time of its first job, and no version.
     """
-    promotions = (
-        select(Promotion.model, Promotion.alias, Promotion.version, Promotion.created_at)
-        .where(Promotion.state == PromotionState.CONFIRMED)
-        .order_by(Promotion.id)
-    )
     found: dict[tuple[str, str], tuple[float, str | None]] = {}
+    for promotion in confirmed_promotions(store):
+        found.setdefault((promotion.model, promotion.alias), (promotion.created_at, promotion.version))
     with store.reading() as session:
         for spec, created_at in session.execute(select(Job.spec, Job.created_at).order_by(Job.created_at)):
             if register := spec.get("register"):
                 found.setdefault((register["model"], register["alias"]), (created_at, None))
-        for model, alias, version, created_at in session.execute(promotions):
-            found[model, alias] = (created_at, version)
     return found
 
 

@@ -142,15 +142,17 @@ class Ledger:
         )
 
 
-def confirmed_promotions(store: Store, registry: str, model: str | None = None) -> list[Promotion]:
-    """Return the store's rows about all confirmed promotions in a model registry, the newest first.
+def confirmed_promotions(store: Store, registry: str | None = None, model: str | None = None) -> list[Promotion]:
+    """Return the store's rows about confirmed promotions, the newest first.
 
     Args:
         store: Store that has the rows.
-        registry: URI of the model registry, without credentials.
+        registry: URI of the model registry, without credentials; None: all registries.
         model: Name of the registered model; None: all models.
     """
-    query = select(Promotion).where(Promotion.registry_uri == registry, Promotion.state == PromotionState.CONFIRMED)
+    query = select(Promotion).where(Promotion.state == PromotionState.CONFIRMED)
+    if registry is not None:
+        query = query.where(Promotion.registry_uri == registry)
     if model is not None:
         query = query.where(Promotion.model == model)
     with store.reading() as session:

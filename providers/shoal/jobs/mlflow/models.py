@@ -25,14 +25,12 @@ from shoal.jobs.mlflow.registry import (
     holdout_metrics,
 )
 from shoal.jobs.results import DATA_TAGS, PROMOTING
+from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.state import Store
 from shoal.state.schema import Promotion
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
-
-_ALIAS = "champion"
-"""Alias of a model for which no other alias is recorded."""
 
 _CHALLENGERS = 10
 """Number of challengers that `describe_model` returns."""
@@ -258,7 +256,7 @@ def _status(
         promotions: Confirmed promotions of the model, the newest first.
     """
     aliases, promoted = aliases_of(model), {each.version for each in promotions}
-    alias = newest.tags.get(ALIAS_TAG) or (promotions[0].alias if promotions else _ALIAS)
+    alias = newest.tags.get(ALIAS_TAG) or (promotions[0].alias if promotions else DEFAULT_ALIAS)
     number = aliases.get(alias)
     champion = since = None
     if number is not None:

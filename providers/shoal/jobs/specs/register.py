@@ -13,6 +13,9 @@ from shoal.jobs import metrics
 from shoal.jobs.metrics import Mode
 from shoal.settings import Settings
 
+DEFAULT_ALIAS = "champion"
+"""Alias of a champion if the options of a registration name no other alias."""
+
 _MODEL_NAME = re.compile(r"[^/:]{1,250}")
 _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
 
@@ -45,7 +48,7 @@ class Register(Settings):
 
     model: str = Field(description="Name of the model in MLflow's registry under which the job registers a version.")
     alias: str = Field(
-        default="champion",
+        default=DEFAULT_ALIAS,
         description="Alias in MLflow's registry that marks the champion, which is the version in use. A promotion "
         "moves the alias to the new version.",
     )
