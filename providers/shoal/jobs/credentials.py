@@ -21,6 +21,7 @@ from shoal import redaction
 from shoal.data.queries import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
 from shoal.state.home import subfolder
+from shoal.training.locations import absolute_database
 
 _ENVIRONMENT = re.compile(
     r"MLFLOW_TRACKING_(USERNAME|PASSWORD|TOKEN|INSECURE_TLS|SERVER_CERT_PATH)"
@@ -42,8 +43,6 @@ _REFUSED = re.compile(
 
 _SHORTEST_SESSION_S = 900.0
 """Seconds for which credentials are certainly valid: the shortest time that a session of AWS can be given."""
-
-_SQLITE = "sqlite:///"
 
 _SHORTEST_SECRET = 6
 """Smallest number of characters of a secret that is replaced in texts. A shorter secret would also match inside
@@ -125,11 +124,7 @@ def connections(
                 "the SQLAlchemy URL of the connection, such as postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or "
                 "create an Airflow connection or a Prefect Secret block of this name"
             )
-        if url.startswith(_SQLITE) and not url.startswith(f"{_SQLITE}/"):
-            # The path of the SQLite file is made absolute, because the driver does not run in the submitter's working
-            # directory.
-            url = _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())
-        found[variable] = url
+        found[variable] = absolute_database(url)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Make artifact locations (directories or URIs for results) absolute, and test that they can be written to."""
+"""Make the locations of results and of SQLite files absolute, and test that results can be written to a location."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.redaction import redacted_errors
 
 _FILE = "file://"
+_SQLITE = "sqlite:///"
 
 
 def resolved(location: str) -> str:
@@ -42,6 +43,17 @@ def resolved(location: str) -> str:
     if "://" in location or os.path.isabs(location):
         return location
     return os.path.abspath(os.path.expanduser(location))
+
+
+def absolute_database(url: str) -> str:
+    """Make the path in the URL of an SQLite file absolute, for processes with another working directory.
+
+    Args:
+        url: SQLAlchemy URL or MLflow tracking URI. If it has no relative path of an SQLite file, it is returned as is.
+    """
+    if not url.startswith(_SQLITE) or url.startswith(f"{_SQLITE}/"):
+        return url
+    return _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())
 
 
 def local_path(location: str) -> str:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.specs.base import Tracking
@@ -21,6 +20,7 @@ from shoal.redaction import redact_all, redact_value
 from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
 from shoal.training.boosting.request import Framework
+from shoal.training.locations import absolute_database
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,8 +45,6 @@ _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
 """Pattern of the experiment names that are used unchanged as folder names. Other characters are not safe, because the
 folder's name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
 
-_SQLITE = "sqlite:///"
-
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
 
@@ -62,11 +60,8 @@ def default_uri() -> str:
 
 def uri_of(given: str | None = None) -> str:
     """Return the tracking URI to use: the given one, else ``MLFLOW_TRACKING_URI``, else `default_uri`."""
-    uri = given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri()
-    # A relative path is made absolute, because the URI must be equal to the one in a job's spec and in the store's
-    # records of promotions, which have the absolute path.
-    relative = uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/")
-    return _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute()) if relative else uri
+    # The URI must be equal to the one in a job's spec and in the store's records of promotions, whose path is absolute.
+    return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
 
 
 def connect(uri: str) -> MlflowClient:
