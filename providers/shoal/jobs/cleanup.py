@@ -30,11 +30,9 @@ from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.home import lock_file
 from shoal.state.locks import open_locked
-from shoal.state.schema import JobState, Lease, Pool
+from shoal.state.schema import JOB_ACTIVE, JobState, Lease, Pool
 
 log = logging.getLogger(__name__)
-
-_ACTIVE = (JobState.PENDING, JobState.RUNNING)
 
 _QUEUE_PERIOD_S = 1.0
 """Seconds between two checks of the queues by the process that starts waiting jobs."""
@@ -81,7 +79,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
         reason: Stored as the error of the cancelled jobs.
     """
     holder = storable(holder)
-    active = list_jobs(pool_name, states=_ACTIVE, limit=MOST_LISTED)
+    active = list_jobs(pool_name, states=JOB_ACTIVE, limit=MOST_LISTED)
     # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
     # to another DAG run or flow run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
@@ -277,4 +275,4 @@ def _claims() -> set[tuple[str, str]]:
     """Return the pairs (name of the pool, name of the run) of all leases of nodes and all unfinished jobs."""
     with Store().reading() as session:
         leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}
-    return leases | {(job.pool, job.holder) for job in list_jobs(states=_ACTIVE, limit=MOST_LISTED)}
+    return leases | {(job.pool, job.holder) for job in list_jobs(states=JOB_ACTIVE, limit=MOST_LISTED)}
