@@ -141,8 +141,7 @@ class _JobOperator(PoolOperator):
         from shoal.jobs import submit
 
         if self.pool_name or self.compute_pool_conn_id:
-            run_config = spec.run_config.model_copy(update={"pool_name": self.hook.pool().name})
-            spec = spec.model_copy(update={"run_config": run_config})
+            spec = spec.on_pool(self.hook.pool().name)
         ti = context["ti"]
         handle = submit(
             spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}", connection_url=database_url

@@ -100,8 +100,7 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
     from shoal.jobs.files import storage
 
     with _pool_for(spec.run_config.pool_name) as pool_name:
-        run_config = spec.run_config.model_copy(update={"pool_name": pool_name})
-        result = submit(spec.model_copy(update={"run_config": run_config})).wait(on_log=say)
+        result = submit(spec.on_pool(pool_name)).wait(on_log=say)
     assert result.output_path is not None
     assert result.rows is not None
     return PredictResult(

@@ -32,8 +32,7 @@ class Training:
     def __init__(self, spec: AnyJobSpec, pool_name: PoolSource) -> None:
         self.logger = get_run_logger()
         if pool_name is not None:
-            run_config = spec.run_config.model_copy(update={"pool_name": pool_of(pool_name).name})
-            spec = spec.model_copy(update={"run_config": run_config})
+            spec = spec.on_pool(pool_of(pool_name).name)
         self._spec = spec
         self._holder = current_holder()
         self._key = task_key()

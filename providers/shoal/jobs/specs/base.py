@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -14,9 +13,8 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.settings import Settings
+from shoal.training.locations import absolute_database
 from shoal.training.run_config import RunConfig
-
-_SQLITE = "sqlite:///"
 
 _DEEPEST = 100
 """Most levels of nested lists and objects in a spec. Recursive code that walks a spec fails at about 1,000 levels of
@@ -123,15 +121,16 @@ class AnySpec(Settings, ABC):
             pool: Name of the pool that the job is submitted to.
             environment: Environment variables of the submitter, for its MLFLOW_TRACKING_URI.
         """
-        changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
-        if self.tracking is not None:
-            uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
-            if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-                # The path of the SQLite file is made absolute, because the driver does not run in the submitter's
-                # working directory.
-                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())
-            changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
-        return self.model_copy(update=changes)
+        spec = self.on_pool(pool)
+        if spec.tracking is None:
+            return spec
+        uri = spec.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
+        tracking = spec.tracking.model_copy(update={"uri": uri and absolute_database(uri)})
+        return spec.model_copy(update={"tracking": tracking})
+
+    def on_pool(self, name: str) -> Self:
+        """Return a copy of the spec whose job runs on the pool of the given name."""
+        return self.model_copy(update={"run_config": self.run_config.model_copy(update={"pool_name": name})})
 
     def document(self) -> dict[str, Any]:
         """Return the spec as plain data for JSON; credentials in the spec are not removed."""
