@@ -32,6 +32,19 @@ DATA_TAGS = "shoal.data_"
 """Begin of the names of a registered version's tags that describe its training rows."""
 
 
+class PlainResult(Settings):
+    """Base class of results that can be converted to plain data for an XCom."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data for an XCom.
+
+        An XCom is strict JSON, which has no NaN and no infinity: they become the texts "NaN" and "Infinity". The method
+        ``model_validate`` converts both back to floats.
+        """
+        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
+        return plain
+
+
 class ChampionResult(Settings):
     """The champion (the registered version with the alias) with which the newly trained model was compared."""
 
@@ -80,7 +93,7 @@ class DataResult(Settings):
         return {f"{DATA_TAGS}{name}": str(value) for name, value in self.model_dump().items() if value is not None}
 
 
-class JobResult(Settings):
+class JobResult(PlainResult):
     """Result of a job: small enough for an XCom, and without the credentials that its paths and URIs may have had."""
 
     job_id: str = Field(description="Id of the job.")
@@ -151,15 +164,6 @@ class JobResult(Settings):
         description="Reason why the job trained no model: rows and settings are those of the newest registered "
         "version, which `model_version` and `model_uri` name. None: the job was not skipped.",
     )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data for an XCom.
-
-        An XCom is strict JSON, which has no NaN and no infinity: they become the texts "NaN" and "Infinity".
-        ``JobResult.model_validate`` converts both back to floats.
-        """
-        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
-        return plain
 
     @field_validator("model_path", "model_uri", "results_path", "output_path")
     @classmethod

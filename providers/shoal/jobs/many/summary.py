@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from pydantic import Field
-from pydantic_core import from_json, to_json
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.mlflow.tracking import metric_name
-from shoal.jobs.results import JobResult, RecentVersion
+from shoal.jobs.results import JobResult, PlainResult, RecentVersion
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.redaction import redact
-from shoal.settings import Settings
 
 Outcome = Literal["promoted", "kept", "trained", "failed", "skipped"]
 """End of one model's training. promoted: the new model became the champion. kept: the champion stays. trained: the
@@ -39,7 +37,7 @@ class NoResult:
     skipped: bool = False
 
 
-class ModelLine(Settings):
+class ModelLine(PlainResult):
     """One line of a summary: the outcome of one model's training."""
 
     model: str = Field(
@@ -121,11 +119,6 @@ class ModelLine(Settings):
         if figures and self.champion is not None:
             figures += f", champion {_figure(self.champion)}"
         return f"{self.outcome:<8}  {self.model}:{figures and figures + ':'} {self.sentence}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the line as plain data for JSON; NaN and infinity become texts, as in `JobResult.to_dict`."""
-        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
-        return plain
 
 
 def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequence[Any]) -> list[ModelLine]:
