@@ -64,7 +64,7 @@ class Secrets:
     def redact(self, text: str) -> str:
         """Return a copy of a text without this job's credentials and other text that looks like a credential."""
         for uri in self.uris.values():
-            text = text.replace(uri, without_credentials(uri))
+            text = text.replace(uri, redaction.redact_value(uri))
         for word in sorted(self._words, key=len, reverse=True):
             text = text.replace(word, redaction.HIDDEN)
         return redaction.redact(text)
@@ -146,7 +146,7 @@ def hide(document: Any) -> tuple[Any, dict[str, str]]:
     def leaf(name: str, value: Any, place: str) -> Any:
         if not isinstance(value, str):
             return value
-        shown = redaction.HIDDEN if value and redaction.is_secret_name(name) else without_credentials(value)
+        shown = redaction.HIDDEN if value and redaction.is_secret_name(name) else redaction.redact_value(value)
         if shown != value:
             found[place] = value
         return shown
@@ -162,11 +162,6 @@ def reveal(document: Any, uris: Mapping[str, str]) -> Any:
         uris: Original values by JSON pointer, as :func:`hide` returned them.
     """
     return _mapped(document, lambda _name, value, place: uris.get(place, value))
-
-
-def without_credentials(uri: str) -> str:
-    """Return a URI without its credentials."""
-    return redaction.redact_value(uri)
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
-from shoal.jobs.credentials import without_credentials
 from shoal.jobs.journal.locks import HeldLock
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.specs.register import Register
+from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 
@@ -46,7 +46,7 @@ class Ledger:
     @classmethod
     def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
         """Return the ledger (promotion records) of the model and alias that `register` names in `client`'s registry."""
-        return cls(store, without_credentials(client._registry_uri), register.model, register.alias)
+        return cls(store, redact_value(client._registry_uri), register.model, register.alias)
 
     @property
     def lock_name(self) -> str:

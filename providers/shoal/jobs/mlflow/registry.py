@@ -12,9 +12,9 @@ import httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.errors import MissingExtraError, RegistryError
-from shoal.jobs.credentials import without_credentials
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.tracking import legal_name
+from shoal.redaction import redact_value
 from shoal.state.engines import sqlite_file
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Registry:
                 # certificate is not checked here; MLflow checks it.
                 httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=_ANSWER_S, verify=False)
             client = tracking.connect(uri)
-        return cls(client, without_credentials(client._registry_uri))
+        return cls(client, redact_value(client._registry_uri))
 
     def versions(self, model: str | None = None) -> dict[str, list[ModelVersion]]:
         """Return a dict from each model's name to the versions that shoal has registered, the newest version first.
@@ -248,7 +248,7 @@ def answering(uri: str) -> Iterator[None]:
     except (mlflow.MlflowException, httpx.HTTPError, httpx.InvalidURL, SQLAlchemyError, OSError) as error:
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RegistryError(
-            f"the MLflow registry {without_credentials(uri)} cannot be used: {cause}. Check that the server runs, and "
+            f"the MLflow registry {redact_value(uri)} cannot be used: {cause}. Check that the server runs, and "
             "the tracking URI (--tracking-uri or MLFLOW_TRACKING_URI)"
         ) from error
 
