@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shoal.jobs import metrics
 from shoal.jobs.many.summary import ModelLine, summary_headline
+from shoal.jobs.mlflow.decision import is_better
 
 _INDENT = " " * 10
 """Indent of the second line about a model, which then begins below the model's name."""
@@ -77,8 +78,6 @@ def _against_recent(line: ModelLine) -> str:
         text += f" ({'; '.join(notes)})"
     if line.value is None or not math.isfinite(line.value):
         return text
-    mine, lower_is_better = line.value, metrics.best_mode(line.metric) == "min"
-    beaten = sum(
-        1 for each in known if each.value is not None and (mine < each.value if lower_is_better else mine > each.value)
-    )
+    mode = metrics.best_mode(line.metric)
+    beaten = sum(is_better(line.value, each.value, mode) for each in known)
     return f"{text}; version {line.version} is better than {beaten} of {len(known)}"
