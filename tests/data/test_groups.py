@@ -35,7 +35,7 @@ def test_every_row_once_no_group_split_and_repeatable(
     ids = np.concatenate([ids, np.full(sum(row_groups) - len(ids), ids[-1])])  # the last group takes what is left
     bounds = np.cumsum([0, *row_groups])
     begins = np.concatenate([[True], ids[1:] != ids[:-1]])
-    groups = [RowGroup(f"/f{i // 3}", i % 3, rows, rows) for i, rows in enumerate(row_groups)]
+    groups = [RowGroup(f"/f{i // 3}", i % 3, rows) for i, rows in enumerate(row_groups)]
     pieces = [begins[start:stop] for start, stop in pairwise(bounds)]
     count = len(set(ids))
     if count < workers:
@@ -58,7 +58,7 @@ def test_every_row_once_no_group_split_and_repeatable(
 
 def test_even_groups_make_even_shards() -> None:
     begins = [np.arange(100) % 10 == 0] * 10
-    groups = [RowGroup("/f", index, 100, 1) for index in range(10)]
+    groups = [RowGroup("/f", index, 100) for index in range(10)]
     assert [shard.rows for shard in plan_groups(groups, begins, 4, 0)] == [250] * 4
     assert plan_groups(groups, begins, 4, 0) != plan_groups(groups, begins, 4, 1)
 

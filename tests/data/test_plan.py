@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data.planning.row_groups import TOLERANCE, RowGroup, RowRange, Shard, plan_shards
-from shoal.data.planning.sizes import largest_row_group_bytes, matrix_bytes, row_groups_bytes, shard_matrix_bytes
 from shoal.errors import DataError, InvalidArgumentError
 
 
 def groups_of(*files: list[int]) -> list[RowGroup]:
-    return [RowGroup(f"/f{i}", j, rows, rows * 8) for i, sizes in enumerate(files) for j, rows in enumerate(sizes)]
+    return [RowGroup(f"/f{i}", j, rows) for i, sizes in enumerate(files) for j, rows in enumerate(sizes)]
 
 
 PINNED = [
@@ -89,8 +88,8 @@ def test_sorted_data_is_mixed() -> None:
 
 
 def test_a_moved_directory_keeps_its_plan() -> None:
-    here = plan_shards([RowGroup(f"/a/{i}", 0, 10 + i, 80) for i in range(9)], 2, 3)
-    there = plan_shards([RowGroup(f"s3://b/{i}", 0, 10 + i, 80) for i in range(9)], 2, 3)
+    here = plan_shards([RowGroup(f"/a/{i}", 0, 10 + i) for i in range(9)], 2, 3)
+    there = plan_shards([RowGroup(f"s3://b/{i}", 0, 10 + i) for i in range(9)], 2, 3)
     assert [[r.path[-1] for r in shard.ranges] for shard in here] == [[r.path[-1] for r in s.ranges] for s in there]
 
 
@@ -120,12 +119,4 @@ def test_no_rows_and_too_few_rows_are_refused() -> None:
 
 def test_a_row_group_listed_twice_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="listed twice"):
-        plan_shards([RowGroup("/a", 0, 3, 24)] * 2, 1, 0)
-
-
-def test_sizes() -> None:
-    groups = groups_of([100, 50])
-    assert matrix_bytes(1_000_000, 50) == 200_000_000
-    assert row_groups_bytes(groups) == 1200 and largest_row_group_bytes(groups) == 800
-    assert shard_matrix_bytes(plan_shards(groups, 2, 0), 4) == 75 * 16
-    assert shard_matrix_bytes([], 4) == largest_row_group_bytes([]) == 0
+        plan_shards([RowGroup("/a", 0, 3)] * 2, 1, 0)

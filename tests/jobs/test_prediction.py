@@ -62,7 +62,7 @@ def test_a_relative_output_is_the_callers(tmp_path, monkeypatch):
 @settings(deadline=None)
 @given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=20), workers=st.integers(1, 6), most=st.integers(1, 60))
 def test_every_row_is_in_one_file_in_order(rows, workers, most):
-    groups = [RowGroup(f"/data/{number // 3}", number % 3, count, count) for number, count in enumerate(rows)]
+    groups = [RowGroup(f"/data/{number // 3}", number % 3, count) for number, count in enumerate(rows)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "_FILE_ROWS", most)
         plan = plan_files(groups, workers)

@@ -164,9 +164,9 @@ class ParquetSource:
         selections = self._selection()
         groups = []
         for footer in self.footers():
-            for index, (rows, size) in enumerate(footer.groups):
+            for index, (rows, _) in enumerate(footer.groups):
                 kept = selections[footer.path, index].selected if selections else rows
-                groups.append(RowGroup(footer.path, index, kept, size * kept // rows if rows else 0))
+                groups.append(RowGroup(footer.path, index, kept))
         if self.splits and not any(group.rows for group in groups):
             split, rows = self.splits[-1], sum(selection.rows for selection in (selections or {}).values())
             raise DataError(

@@ -30,19 +30,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Position of a row group in its file, its number of rows and its size, from the footer.
+    """Position of a row group in its file, and its number of rows, from the footer.
 
     Args:
         path: Canonical path or URI of the file.
         index: Index of the row group within the file, from 0.
         rows: Number of rows that can be assigned. In a part of a random split, only the rows of this part count.
-        bytes: Uncompressed size of these rows in bytes, over all columns.
     """
 
     path: str
     index: int
     rows: int
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True, order=True)

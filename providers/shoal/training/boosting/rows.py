@@ -14,7 +14,6 @@ from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.parquet.filesystems import is_local
 from shoal.data.planning.groups import group_starts
 from shoal.data.planning.row_groups import RowRange, Shard
-from shoal.data.planning.sizes import FLOAT32_BYTES
 from shoal.errors import DataError
 from shoal.training.host import memory
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shoal.data.connector import DataConnector
+
+_FLOAT32_BYTES = 4
 
 CheckLabel = Callable[["np.ndarray", RowRange], None]
 """Type of a function that checks the labels of a row range and raises DataError if the objective refuses a label."""
@@ -155,7 +156,7 @@ class ShardRows:
         self.part = part
         self.columns = columns
         self._check_label = check_label
-        keep = part.shard.rows * len(columns.names) * FLOAT32_BYTES <= budget
+        keep = part.shard.rows * len(columns.names) * _FLOAT32_BYTES <= budget
         self._kept: list[Batch] | None = [] if keep else None
         self._complete = False
 
