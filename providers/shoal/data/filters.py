@@ -75,6 +75,14 @@ def columns_of(filters: Filters) -> list[str]:
     return list(dict.fromkeys(column for terms in filters for column, _, _ in terms))
 
 
+def builtin_value(value: Any) -> Any:
+    """Convert a NumPy scalar to a Python object, and a date or datetime to ISO 8601 text; return other values as is."""
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    # The check also accepts a datetime, because datetime is a subclass of date.
+    return value.isoformat() if isinstance(value, date) else value
+
+
 def _parse_term(given: Any) -> Term:
     if not _is_list(given) or len(given) != 3:
         raise InvalidArgumentError(f"filters has the term {shown(given)}: a term is [column, operator, value]; {_FORM}")
@@ -106,11 +114,7 @@ def _parse_term(given: Any) -> Term:
 
 
 def _parse_scalar(value: Any, term: Any) -> Scalar:
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # `item` converts a NumPy scalar to a Python object.
-    # The check also accepts a datetime, because datetime is a subclass of date.
-    if isinstance(value, date):
-        return value.isoformat()
+    value = builtin_value(value)
     if value is None:
         raise InvalidArgumentError(
             f"filters has the term {shown(term)}: a null matches no term, so a value cannot be null: remove the null "

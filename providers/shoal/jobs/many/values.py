@@ -6,12 +6,11 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from datetime import date
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from shoal.data.filters import Scalar, describe_filters
+from shoal.data.filters import Scalar, builtin_value, describe_filters
 from shoal.data.queries import connection_variable, narrowed_query
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError, shown
@@ -202,11 +201,7 @@ def _plain(value: Any) -> Scalar:
     Raises:
         InvalidArgumentError: The value is null, or of a type that a filter cannot contain.
     """
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # `item` converts a NumPy scalar to a Python object.
-    # `isoformat` converts dates and datetimes to text, because datetime is a subclass of date.
-    if isinstance(value, date):
-        return value.isoformat()
+    value = builtin_value(value)
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, Decimal) and value == value.to_integral_value():
