@@ -30,9 +30,8 @@ def pool_janitor() -> None:
 
 
 @dag(
-    schedule=CronTriggerTimetable(
-        "@daily", timezone="UTC"
-    ),  # without a start date, unpausing it deletes nothing at once
+    # There is no start date, because with one, unpausing the DAG would delete at once.
+    schedule=CronTriggerTimetable("@daily", timezone="UTC"),
     catchup=False,
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1},

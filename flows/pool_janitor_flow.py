@@ -158,10 +158,7 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
 def _put(automation: Automation) -> Automation:
     try:
         automation.id = Automation.read(name=automation.name).id
-    except (
-        ObjectNotFound,
-        ValueError,
-    ):  # There is no such automation; the type depends on Prefect's version.
+    except (ObjectNotFound, ValueError):  # There is no such automation; the type depends on Prefect's version.
         return automation.create()
     automation.update()
     return automation

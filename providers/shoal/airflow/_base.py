@@ -56,6 +56,7 @@ class PoolOperator(BaseOperator):
 
     def holder_in(self, context: Context) -> str:
         """Return the name of the holder to which this task's lease and jobs belong (see `holder_of`).
+
         :param context: Airflow's context of the task.
         """
         return holder_of(context, self.lease)

@@ -179,8 +179,7 @@ class DistributedTrainOperator(_JobOperator):
         the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
     :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
     :param train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code),
-    its
-        name as ``pkg.module:name``, or the path of a script.
+        its name as ``pkg.module:name``, or the path of a script.
     :param op_args: Positional arguments of the function, or command line arguments of the script. (templated)
     :param op_kwargs: Keyword arguments of the function. (templated)
     :param skip_if_unchanged: Whether a training without new rows is skipped, as described above. False: the task always

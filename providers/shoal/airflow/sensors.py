@@ -26,8 +26,7 @@ class NodesSensor(BaseSensorOperator):
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param lease: Id of the task that leases the nodes. A DAG with several leases needs it to know which lease the
-    sensor
-        waits for. ``pool_for_run`` sets it for the tasks of its block.
+        sensor waits for. ``pool_for_run`` sets it for the tasks of its block.
     :param poke_interval: Seconds between two checks. The default is short because nodes start within seconds.
     """
 

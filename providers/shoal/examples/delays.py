@@ -40,9 +40,7 @@ def training_spec(month: int = 12, epochs: int = 3, workers: int = 2) -> Functio
 
 
 def scheduled_spec(moment: datetime, epochs: int = 3, workers: int = 2) -> FunctionJobSpec:
-    """Return the spec of a job that trains the network on a moving window of months.
-
-    The job then evaluates the network on the month after the window.
+    """Return the spec of a job that trains the network on some months and evaluates it on the month after them.
 
     All these months are complete: the last one ends before the month of `moment` begins.
 

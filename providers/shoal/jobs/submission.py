@@ -105,10 +105,10 @@ def submit(
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
-    """Submit or queue the attempt if nobody has yet, and return False if it has failed or was cancelled.
+    """Submit or queue the attempt if no process has done so yet, and return whether the caller can use the attempt.
 
     Returns:
-        False if the attempt has failed or was cancelled, so that a new attempt is needed.
+        False if the attempt has failed or was cancelled, so that a new attempt is needed; otherwise True.
     """
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if it has a result that can still be collected

@@ -165,8 +165,9 @@ def distributed_train(
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
     ``skipped`` of its result has the reason. A first run, and a run after a failed one, always train.
 
-    At the end, the task sends a Prefect event about the model: ``shoal.model.promoted``, ``shoal.model.kept`` or
-    ``shoal.model.failed``, with the resource ``shoal.model.NAME``. With `retries`, only the last failure is sent.
+    At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. Its name is
+    ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last failure
+    is sent.
 
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of the
@@ -291,17 +292,16 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
     """Cancel this flow run's jobs on a pool, release the run's lease, and end the nodes on this host that no pool needs
     any more.
 
-    The last step (the sweep) ends nodes that no lease and no base demand needs, and records the end of lost
-    jobs. A flow that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block.
-    Running the task twice does no harm.
+    The last step (the sweep) ends nodes that no lease and no base demand needs, and records the end of lost jobs. A
+    flow that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. Running
+    the task twice does no harm.
 
     Args:
         pool_name: Name, URI or block of the pool.
 
     Returns:
         A dict with four entries: ``cancelled`` (ids of the cancelled jobs), ``released`` (whether a lease was
-        released), ``swept`` (the actions of the sweep), and ``left`` (actions that another host takes
-        by itself).
+        released), ``swept`` (the actions of the sweep), and ``left`` (actions that another host takes by itself).
 
     Example:
         >>> cleanup_pool("retrain")

@@ -68,7 +68,8 @@ class SharedFile:
     """A file that belongs to two datasets, and the number of its rows that both datasets contain.
 
     Args:
-        path: Path of the file in the dataset that was checked. recorded: Path of the file in the recorded dataset.
+        path: Path of the file in the dataset that was checked.
+        recorded: Path of the file in the recorded dataset.
         rows: Number of rows that both datasets contain.
     """
 
