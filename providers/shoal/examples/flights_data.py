@@ -13,7 +13,7 @@ import argparse
 import shutil
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -91,18 +91,11 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
     Raises:
         MissingExtraError: The package with the data is not installed.
     """
-    folder = folder or subfolder("examples") / "recent-flights"
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{month}.parquet" for month in months]
-    for file in files:
-        if not file.exists():
-            [source] = month_files([int(file.stem[-2:])])
-            partial = folder / f".{file.stem}-{uuid.uuid4().hex[:8]}"
-            shutil.copyfile(source, partial)
-            # The file is copied under a temporary name and then renamed, because another process may do the same at the
-            # same time, and no process may read an incomplete file.
-            partial.rename(file)
-    return [str(file) for file in files]
+
+    def write(path: Path, month: str) -> None:
+        shutil.copyfile(month_files([int(month[-2:])])[0], path)
+
+    return _missing_written(folder or subfolder("examples") / "recent-flights", months, write)
 
 
 def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]:
@@ -121,22 +114,36 @@ def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]
     """
     import pandas as pd
 
-    folder = folder or subfolder("examples") / "daily-flights"
-    folder.mkdir(parents=True, exist_ok=True)
     newest = end - timedelta(days=1)
     count = (newest.year - first.year) * 12 + newest.month - first.month + 1
-    files = [folder / f"{month}.parquet" for month in months_before(newest.replace(day=28) + timedelta(days=4), count)]
+    months = months_before(newest.replace(day=28) + timedelta(days=4), count)
+
+    def write(path: Path, month: str) -> None:
+        table = pd.read_parquet(month_files([int(month[-2:])])[0])
+        days = pd.to_datetime({"year": int(month[:4]), "month": table["month"], "day": table["day"]})
+        carriers = table["carrier_code"].map(dict(enumerate(_CARRIERS)))
+        dated = table.assign(date=days.dt.date, carrier=carriers)
+        dated.to_parquet(path, row_group_size=_ROWS_PER_GROUP, index=False)
+
+    return _missing_written(folder or subfolder("examples") / "daily-flights", months, write)
+
+
+def _missing_written(folder: Path, months: Sequence[str], write: Callable[[Path, str], None]) -> list[str]:
+    """Return the paths of one file per month in a folder, and first write the files that do not exist.
+
+    Args:
+        folder: The folder.
+        months: Months such as ``2026-10``.
+        write: Writes the file of a month to a path.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{month}.parquet" for month in months]
     for file in files:
         if not file.exists():
-            year, _, month = file.stem.partition("-")
-            table = pd.read_parquet(month_files([int(month)])[0])
-            days = pd.to_datetime({"year": int(year), "month": table["month"], "day": table["day"]})
-            carriers = table["carrier_code"].map(dict(enumerate(_CARRIERS)))
+            # The file is written under a temporary name and then renamed, because another process may write the same
+            # file at the same time, and no process may read an incomplete file.
             partial = folder / f".{file.stem}-{uuid.uuid4().hex[:8]}"
-            table.assign(date=days.dt.date, carrier=carriers).to_parquet(
-                partial, row_group_size=_ROWS_PER_GROUP, index=False
-            )
-            # The file is renamed in one step, because another process may write the same file at the same time.
+            write(partial, file.stem)
             partial.rename(file)
     return [str(file) for file in files]
 
