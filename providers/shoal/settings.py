@@ -81,6 +81,8 @@ def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
         return f'unknown {field} "{redact_all(given)}": it can be {problem["ctx"]["expected"]}'
     if isinstance(given, str) and is_secret_name(str(where[-1])):
         return f"{field}={HIDDEN}: {message}"
+    if isinstance(given, str) and kind == "tuple_type":
+        message = 'must be a list such as ["a", "b"], not a text'
     return f"{field}={redact(shown(redact_all(given)))}: {message}"
 
 

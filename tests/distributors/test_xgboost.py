@@ -59,10 +59,7 @@ def test_contradictions_are_refused_when_it_is_made(arguments: dict, named: str)
     [
         ({"input_cols": "a"}, "input_cols"),
         ({"input_cols": []}, "input_cols"),
-        (
-            {"categorical_cols": "a"},
-            r"categorical_cols='a': must be a list of column names, such as \[\"a\"\], not a str",
-        ),
+        ({"categorical_cols": "a"}, r"categorical_cols='a': must be a list such as \[\"a\", \"b\"\], not a text"),
         ({"early_stopping_rounds": 3}, "eval_set"),
         ({"early_stopping_rounds": 0, "eval_set": True}, "early_stopping_rounds"),
         ({"verbose_eval": -1}, "verbose_eval"),

@@ -44,10 +44,7 @@ REGISTER = {"model": "m", "metric": "rmse", "holdout": HOLDOUT}
         ({"register": {"model": "a/b", "metric": "auc", "holdout": HOLDOUT}}, "not a legal name"),
         ({"register": {"model": "m", "alias": "latest", "metric": "auc", "holdout": HOLDOUT}}, 'alias "latest"'),
         ({"register": {"model": "m", "metric": "auc"}}, "register.holdout"),
-        (
-            {"register": {**REGISTER, "metrics": "auc"}},
-            r'metrics must be a list, even with one metric only: write \["auc"\]',
-        ),
+        ({"register": {**REGISTER, "metrics": "auc"}}, "register.metrics='auc': must be a list such as"),
         ({"register": {**REGISTER, "metrics": ["aucc"]}}, 'did you mean "auc"'),
         ({"register": {**REGISTER, "min_improvement": -1}}, "register.min_improvement=-1"),
         ({"register": {**REGISTER, "must_reach": float("nan")}}, "register.must_reach"),

@@ -122,13 +122,6 @@ class Register(Settings):
     def _holdout(cls, value: Any) -> Any:
         return as_dataset_spec(value)
 
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _several(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            raise ValueError(f'metrics must be a list, even with one metric only: write ["{value}"]')
-        return value
-
     @model_validator(mode="after")
     def _legal(self) -> Self:
         if not _MODEL_NAME.fullmatch(self.model):

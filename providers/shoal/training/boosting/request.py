@@ -95,13 +95,6 @@ class TrainRequest(Settings):
             raise ValueError("must be a number, not True or False")
         return value
 
-    @field_validator("input_cols", "categorical_cols", mode="before")
-    @classmethod
-    def _several(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            raise ValueError(f'must be a list of column names, such as ["{value}"], not a str')
-        return value
-
     @field_validator("dataset", mode="before")
     @classmethod
     def _dataset(cls, value: Any) -> Any:
