@@ -50,6 +50,16 @@ def state() -> tuple[str, int, tuple]:
     return status.state, len(status.active), status.leases
 
 
+async def cancelled_at(event, hold):
+    """Run `hold`, cancel it when the event is set, and return the state of the pool after its end."""
+    holding = asyncio.ensure_future(hold())
+    await asyncio.to_thread(event.wait)
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+    return state()
+
+
 def fail(pool):
     raise RuntimeError("boom")
 
@@ -155,12 +165,7 @@ def test_cancelled_while_it_grows_nothing_is_left(home, monkeypatch):
 
     @flow
     async def cancelled():
-        holding = asyncio.ensure_future(hold())
-        await asyncio.to_thread(grows.wait)
-        holding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await holding
-        return state()
+        return await cancelled_at(grows, hold)
 
     assert asyncio.run(cancelled()) == ("down", 0, ())
 
@@ -198,12 +203,7 @@ def test_cancelled_when_the_lease_was_granted_already_nothing_is_left(home, monk
 
     @flow
     async def cancels():
-        holding = asyncio.ensure_future(hold())
-        await asyncio.to_thread(granted.wait)
-        holding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await holding
-        return state()
+        return await cancelled_at(granted, hold)
 
     assert asyncio.run(cancels()) == ("down", 0, ())
 
@@ -306,12 +306,7 @@ def test_cancelled_while_it_waits_for_task_runs_it_releases_the_pool(home, leavi
 
     @flow
     async def cancelled():
-        holding = asyncio.ensure_future(hold())
-        await asyncio.to_thread(leaving.wait)
-        holding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await holding
-        now = state()
+        now = await cancelled_at(leaving, hold)
         released.set()
         return now
 
