@@ -143,7 +143,7 @@ def test_an_exclusive_lease_waits_for_its_turn_and_logs_its_place(up, context, m
         other.release()
         assert waits.result(60) == "tiny"
     place = "the lease is waiting as the next in the queue, 3 of 4 nodes are taken"
-    assert logged[0] == f"pool tiny: 3 of 3 nodes ready; {place}"
+    assert logged[0] == f"pool tiny: 3 of 3 nodes active; {place}"
     assert [(one.holder, one.exclusive) for one in up.describe().leases] == [(RUN, True)]
 
 

@@ -80,8 +80,7 @@ class PoolOperator(BaseOperator):
             )
 
     def look(self, status: PoolStatus, holder: str | None = None) -> None:
-        """Log the number of ready nodes if this number has changed. If Airflow has killed the task, raise an error that
-        ends it.
+        """Log the number of active nodes if it has changed. If Airflow has killed the task, end it with an error.
 
         Operators pass this method as `on_progress` to the methods of the pool that wait.
 
@@ -90,9 +89,7 @@ class PoolOperator(BaseOperator):
             logged, too.
         """
         self.end_if_killed()
-        text = f"pool {status.name}: {len(status.active)} of {status.target} nodes ready"
-        if note := status.queue_note(holder):
-            text += f"; the lease is {note}"
+        text = f"pool {status.name}: {status.progress(holder)}"
         if text != self._last_logged:
             self.log.info(text)
         self._last_logged = text

@@ -96,4 +96,4 @@ def describe_counts(status: PoolStatus) -> str:
         for what, nodes in (("pending", status.pending), ("failed", status.failed), ("leaving", status.leaving))
         if nodes
     ]
-    return ", ".join([f"{len(status.active)} of {status.target} nodes active", *more])
+    return ", ".join([status.progress(), *more])

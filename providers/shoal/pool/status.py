@@ -126,6 +126,16 @@ class PoolStatus:
     reason: str | None
     leased: int = 0
 
+    def progress(self, holder: str | None = None) -> str:
+        """Return a text about the pool's active nodes, such as ``2 of 3 nodes active``.
+
+        Args:
+            holder: Name of a holder. If its lease waits in the queue, the text contains the lease's place there.
+        """
+        text = f"{len(self.active)} of {self.target} nodes active"
+        note = self.queue_note(holder)
+        return f"{text}; the lease is {note}" if note else text
+
     def queue_note(self, holder: str | None) -> str | None:
         """Return a text about the place of a holder's lease in the queue, or None if the holder has no waiting lease.
 

@@ -52,9 +52,7 @@ class NodeLog:
         """
         if self._interrupted:
             raise ScaleError(f'the wait for nodes of pool "{status.name}" was cancelled')
-        line = f"{status.name}: {len(status.active)} of {status.target} nodes active"
-        if note := status.queue_note(self._holder):
-            line += f"; the lease is {note}"
+        line = f"{status.name}: {status.progress(self._holder)}"
         if line != self._last_logged:
             self._logger.info(line)
             self._last_logged = line
