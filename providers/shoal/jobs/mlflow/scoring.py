@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.errors import DataError, JobError
@@ -37,6 +38,16 @@ def load(model_uri: str) -> Any:
             f"the model {model_uri} cannot be loaded for the comparison: {error}. "
             "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
         ) from error
+
+
+def prediction_module(model: Any) -> ModuleType | None:
+    """Return the module of shoal that predicts with the library of a model; None if the model predicts through pyfunc.
+
+    Args:
+        model: Model that :func:`load` returned. Its class shows the library.
+    """
+    library = type(model).__module__.partition(".")[0]
+    return importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
 
 
 def evaluate(
@@ -87,9 +98,7 @@ def evaluate(
 
 def _predict(model: Any, holdout: Holdout, input_cols: Sequence[str]) -> np.ndarray:
     """Return a model's predictions for all rows of the holdout, in the order of the rows."""
-    # The library is taken from the model's class, because challenger and champion may come from different libraries.
-    library = type(model).__module__.partition(".")[0]
-    own = importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
+    own = prediction_module(model)
     columns = own.features_of(model) if own else pyfunc.features_of(model, input_cols)
     check_columns(holdout.connector, columns)
     predicted: np.ndarray = (own.predict_booster if own else pyfunc.predict)(model, holdout.connector, columns)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.errors import DataError, JobError
 from shoal.jobs.mlflow import pyfunc, scoring
-from shoal.training.boosting.request import Framework
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,10 +57,9 @@ def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
         DataError: The names of the model's input columns are not known.
     """
     model = scoring.load(uri)
-    library = type(model).__module__.partition(".")[0]
-    if library not in get_args(Framework):
+    module = scoring.prediction_module(model)
+    if module is None:
         return _PyfuncPredictor(model, input_cols)
-    module = importlib.import_module(f"shoal.training.{library}.prediction")
     predictor: Predictor = module.predictor(model, module.features_of(model))
     return predictor
 
