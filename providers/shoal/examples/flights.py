@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.errors import ShoalError
+from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 from shoal.pool.api import ComputePool
 from shoal.pool.status import PoolStatus
@@ -76,8 +76,6 @@ def check_month(month: int) -> None:
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12.
     """
-    from shoal.errors import InvalidArgumentError
-
     if not 2 <= month <= 12:
         raise InvalidArgumentError(
             f"the month must be from 2 to 12, not {month}: the model is trained on the months before it"

@@ -33,9 +33,9 @@ class SilentJobs:
         """Return the jobs that may be lost. A job may be lost if this host has no process that is known to submit or
         run the job, and the job's row has not changed for 30 s (45 s for a job that waits in a queue).
 
-        A job that was sent to the head and has not begun counts as one whose submitter is not seen running.
-        A job that waits in a queue is returned when it has waited there for 45 s, whoever polls it: a process on
-        another host polls it too, but cannot start it.
+        A job that was sent to the head and has not begun may be lost even if its submitter runs on this host. So may a
+        job that waits in a queue, even if a process polls the job: a process on another host polls it, but cannot start
+        it.
 
         Args:
             unfinished: All jobs to watch. A job that is not in `unfinished` is no longer tracked.
