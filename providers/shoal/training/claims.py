@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.locations import filesystem
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -50,7 +51,7 @@ class Claim:
         Raises:
             InvalidArgumentError: The location is a file, a link, or a folder that this attempt must not replace.
         """
-        fs, root = _filesystem(folder)
+        fs, root = filesystem(folder)
         linked = _is_link(folder)
         if not linked and not fs.exists(root):
             return False
@@ -91,7 +92,7 @@ class Claim:
 
     def mark(self, folder: str) -> None:
         """Create an artifact folder if it does not exist, and write this attempt's marker file into it."""
-        fs, root = _filesystem(folder)
+        fs, root = filesystem(folder)
         fs.makedirs(root, exist_ok=True)
         fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
 
@@ -116,7 +117,7 @@ class Claim:
                     path.unlink()
             shutil.rmtree(folder)
             return
-        _remove_at_uri(*_filesystem(folder))
+        _remove_at_uri(*filesystem(folder))
 
     @property
     def _remedy(self) -> str:
@@ -125,14 +126,7 @@ class Claim:
 
 def read(folder: str) -> Claim | None:
     """Return the claim in an artifact folder's marker; None if there is no folder, no marker, or a link."""
-    return None if _is_link(folder) else _read(*_filesystem(folder))
-
-
-def _filesystem(folder: str) -> tuple[AbstractFileSystem, str]:
-    import fsspec
-
-    fs, root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
-    return fs, str(root).rstrip("/")
+    return None if _is_link(folder) else _read(*filesystem(folder))
 
 
 def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:

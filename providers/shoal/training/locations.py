@@ -6,11 +6,15 @@ import os
 import tempfile
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from shoal.errors import InvalidArgumentError
 from shoal.redaction import redacted_errors
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 _FILE = "file://"
 _SQLITE = "sqlite:///"
@@ -59,6 +63,17 @@ def absolute_database(url: str) -> str:
 def local_path(location: str) -> str:
     """Return the path of a ``file://`` URI; any other location is returned unchanged."""
     return url2pathname(urlsplit(location).path) if location.startswith(_FILE) else location
+
+
+def filesystem(location: str) -> tuple[AbstractFileSystem, str]:
+    """Return fsspec's filesystem for a path or URI, and the path in this filesystem, without a slash at its end.
+
+    The filesystem keeps no list of files, because other processes write there at the same time.
+    """
+    import fsspec
+
+    fs, root = fsspec.core.url_to_fs(location, use_listings_cache=False)
+    return fs, str(root).rstrip("/")
 
 
 def try_out(location: str, option: str = "artifact_location") -> None:

@@ -14,6 +14,7 @@ from shoal.jobs.files import storage
 from shoal.redaction import redacted_errors
 from shoal.training import claims
 from shoal.training.claims import Claim
+from shoal.training.locations import filesystem
 
 MARKER = "_shoal_predictions.json"
 """File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""
@@ -190,7 +191,7 @@ class Output:
 
     def _clear(self) -> None:
         """Remove earlier predictions from an object store, first the marker file that declares them complete."""
-        fs, root = _filesystem(self.path)
+        fs, root = filesystem(self.path)
         with redacted_errors(self.path):
             names = self._names()
             self._refuse_foreign(names)
@@ -206,8 +207,8 @@ class Output:
             )
 
     def _move(self, names: Iterable[str]) -> None:
-        fs, root = _filesystem(self.path)
-        _, staging = _filesystem(self.staging)
+        fs, root = filesystem(self.path)
+        _, staging = filesystem(self.staging)
         with redacted_errors(self.path):
             for name in sorted(names):
                 fs.mv(f"{staging}/{name}", f"{root}/{name}")
@@ -238,17 +239,10 @@ def _remove(folder: Path) -> None:
     folder.rmdir()
 
 
-def _filesystem(folder: str) -> tuple[Any, str]:
-    import fsspec
-
-    fs, root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
-    return fs, str(root).rstrip("/")
-
-
 def _list(folder: str) -> list[str]:
     """Return the sorted names of the files in a folder; an empty list if the folder does not exist."""
     with redacted_errors(folder):
-        fs, root = _filesystem(folder)
+        fs, root = filesystem(folder)
         try:
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False))
         except FileNotFoundError:

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from shoal.errors import TrainingError
 from shoal.training.context import say
+from shoal.training.locations import filesystem
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -63,7 +64,7 @@ class Checkpoints:
         """
         import torch
 
-        fs, root = self._filesystem()
+        fs, root = filesystem(self.folder)
         found = self._found(fs, root)
         number = max([*self.told, *(other for other, _ in found)], default=0) + 1
         before = self._current or dict(sorted(self.told.items())[-1:])
@@ -100,7 +101,7 @@ class Checkpoints:
         Raises:
             TrainingError: The run has saved checkpoints, but all of them were changed or replaced.
         """
-        fs, root = self._filesystem()
+        fs, root = filesystem(self.folder)
         refused = []
         for number, seal in sorted(self._found(fs, root), reverse=True):
             # The checkpoint is copied to a temporary file, and only this copy is checked and loaded, because another
@@ -127,7 +128,7 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """Return the number of the newest checkpoint in the run's checkpoint folder, or None if there is none."""
-        return max((number for number, _ in self._found(*self._filesystem())), default=None)
+        return max((number for number, _ in self._found(*filesystem(self.folder))), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
         """Return the number and the signature of each checkpoint in a folder that is safe to load.
@@ -143,12 +144,6 @@ class Checkpoints:
 
     def _mac(self, number: int) -> hmac.HMAC:
         return hmac.new(self._key, f"{number}:".encode(), "sha256")
-
-    def _filesystem(self) -> tuple[AbstractFileSystem, str]:
-        import fsspec
-
-        fs, root = fsspec.core.url_to_fs(self.folder, use_listings_cache=False)
-        return fs, str(root).rstrip("/")
 
 
 class _Sealing:

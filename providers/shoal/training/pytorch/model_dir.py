@@ -13,6 +13,7 @@ from pathlib import Path
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.claims import Claim
 from shoal.training.context import say
+from shoal.training.locations import filesystem
 
 _BLOCK_BYTES = 2**20
 
@@ -58,11 +59,9 @@ def upload(folder: Path, paths: Iterable[str], target: str) -> None:
         paths: Paths of the files, relative to `folder`.
         target: Directory or URI to copy to.
     """
-    import fsspec
-
-    fs, root = fsspec.core.url_to_fs(target)
+    fs, root = filesystem(target)
     for path in paths:
-        to = f"{str(root).rstrip('/')}/{path}"
+        to = f"{root}/{path}"
         fs.makedirs(to.rpartition("/")[0], exist_ok=True)
         fs.put_file(str(folder / path), to)
 
@@ -123,10 +122,8 @@ class Destination:
             TrainingError: A file is missing, because the rank's node wrote it to a disk that this node cannot see; or a
                 newer attempt has begun.
         """
-        import fsspec
-
-        fs, root = fsspec.core.url_to_fs(self.staging, use_listings_cache=False)
-        missing = [path for path in files if not fs.exists(f"{str(root).rstrip('/')}/{path}")]
+        fs, root = filesystem(self.staging)
+        missing = [path for path in files if not fs.exists(f"{root}/{path}")]
         if missing:
             raise TrainingError(
                 f"{len(missing)} model files, such as {missing[0]}, are missing in {self.staging} after the upload: "
