@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -46,6 +46,24 @@ class Settings(RedactedRepr, BaseModel):
         """
         with _explained(cls):
             return cls.model_validate(dict(fields))
+
+
+def without_defaults(options: Settings, document: Mapping[str, Any], newer: Collection[str]) -> dict[str, Any]:
+    """Leave newer options that are at their defaults out of the stored document of the options.
+
+    A spec that an earlier version of shoal stored, without these options, then keeps its fingerprint.
+
+    Args:
+        options: The options.
+        document: The same options as plain data.
+        newer: Names of the options that earlier versions of shoal did not have.
+    """
+    fields = type(options).model_fields
+    return {
+        name: value
+        for name, value in document.items()
+        if name not in newer or getattr(options, name) != fields[name].default
+    }
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from shoal.data.filters import Filters, parse_filters
 from shoal.data.queries import check_connection_name, check_query
-from shoal.settings import Settings
+from shoal.settings import Settings, without_defaults
 
 
 class SplitSpec(Settings):
@@ -111,13 +111,11 @@ class DatasetSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the spec as JSON data. Unset options that earlier versions of shoal did not have are left out, so that
-        a spec which an earlier version stored keeps its fingerprint."""
-        return {name: value for name, value in write(self).items() if value is not None or name not in _NEWER}
+        return without_defaults(self, write(self), _NEWER)
 
 
 _NEWER = ("filters", "sql", "connection", "params", "time_col")
-"""Options that did not exist in earlier versions, which have already stored specs without these options."""
+"""Options that earlier versions of shoal did not have. They are left out of the stored spec while they are unset."""
 
 
 def as_dataset_spec(value: Any) -> Any:

@@ -11,7 +11,7 @@ from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import metrics
 from shoal.jobs.metrics import Mode
-from shoal.settings import Settings
+from shoal.settings import Settings, without_defaults
 
 DEFAULT_ALIAS = "champion"
 """Alias of a champion if the options of a registration name no other alias."""
@@ -148,13 +148,7 @@ class Register(Settings):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = serialize(self)
-        fields = type(self).model_fields
-        return {
-            name: value
-            for name, value in document.items()
-            if name not in _LATER_OPTIONS or getattr(self, name) != fields[name].default
-        }
+        return without_defaults(self, serialize(self), _LATER_OPTIONS)
 
     @property
     def best(self) -> Mode:
