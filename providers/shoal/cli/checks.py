@@ -86,17 +86,9 @@ def all_checks() -> Iterator[Check]:
 
 def leftovers(store: Store) -> list[str]:
     """Return the ids of nodes that have processes or files on this host but are missing from the state store."""
-    from sqlalchemy import select
+    from shoal.pool.reconcile.sweep import left_over
 
-    from shoal.pool.backends import LocalBackend
-    from shoal.state.schema import Node
-
-    # Every node is written to the state store before it starts. Therefore the nodes of this host are listed first, and
-    # the store is read afterwards. A listed node that is not in the store is then really left over.
-    found = LocalBackend().existing()
-    with store.reading() as session:
-        known = set(session.scalars(select(Node.id)))
-    return [node for node in found if node not in known]
+    return [node_id for _, node_id in left_over(store)]
 
 
 def _python() -> Check:

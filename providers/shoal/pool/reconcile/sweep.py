@@ -11,7 +11,7 @@ from contextlib import suppress
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends import BACKENDS, Backend
 from shoal.pool.journal import rows
 from shoal.pool.journal.retention import retain
 from shoal.pool.journal.steps import JournalStep, act
@@ -44,18 +44,26 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
         except Exception as error:
             log.exception("pool %s could not be swept", name)
             did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
+    for backend, node_id in left_over(store):
+        with act(JournalStep.CLEAR):
+            problem = backend.clear(node_id)
+        did.append(f"left-over node {node_id}: {problem or 'ended'}")
+    return did
+
+
+def left_over(store: Store) -> list[tuple[Backend, str]]:
+    """Return the nodes that have processes or files on this host, but no row in the store.
+
+    Returns:
+        The backend and the id of each node.
+    """
     # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created, so
     # a listed folder without a row belongs to no node that may still start, and can be removed.
     backends = [make() for make in BACKENDS.values()]
     found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
     with store.reading() as session:
         known = set(session.scalars(select(Node.id)))
-    for backend, node_id in found:
-        if node_id not in known:
-            with act(JournalStep.CLEAR):
-                problem = backend.clear(node_id)
-            did.append(f"left-over node {node_id}: {problem or 'ended'}")
-    return did
+    return [(backend, node_id) for backend, node_id in found if node_id not in known]
 
 
 def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
