@@ -266,12 +266,7 @@ def test_a_task_that_is_told_to_train_is_not_skipped(on_fake_head, spec, context
 def test_a_retry_of_a_task_finds_its_job_though_it_may_be_skipped(on_fake_head, spec, context):
     """The job of the first try came from a version whose tasks did not say whether it may be skipped."""
     registered = {**spec.document(), "register": REGISTER}
-    parsed = jobs.parse_spec(registered)
-    submitted = jobs.submit(
-        parsed.model_copy(update={"run_config": parsed.run_config.model_copy(update={"pool_name": POOL})}),
-        holder=RUN,
-        key="train/-1",
-    )
+    submitted = jobs.submit(jobs.parse_spec(registered).on_pool(POOL), holder=RUN, key="train/-1")
     driver = meanwhile(ended, JobState.SUCCEEDED)
     result = train(registered).execute(context)
     driver.join()

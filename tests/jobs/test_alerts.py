@@ -12,10 +12,9 @@ from shoal.jobs import stale_models, waiting_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
-from shoal.state.schema import Job, Promotion, PromotionState
+from shoal.state.schema import Job, PromotionState
 from tests.support.job_store import POOL
-
-DAY = 86_400
+from tests.support.model_registry import DAY, add_promotion
 
 
 def ask(store: Store, job_id: str, model: str | None, days_ago: float, pool: str = POOL) -> None:
@@ -24,27 +23,21 @@ def ask(store: Store, job_id: str, model: str | None, days_ago: float, pool: str
     attempts.ask(store, Order(job_id, pool, "airflow:dag/run", spec, {}, None), time.time() - days_ago * DAY)
 
 
-def promote(store: Store, model: str, version: str, days_ago: float, **changes: object) -> None:
+def promote(model: str, version: str, days_ago: float, **columns: object) -> None:
     at = time.time() - days_ago * DAY
-    fields = {
-        "registry_uri": "sqlite:///mlflow.db", "model": model, "alias": "champion", "version": version,
-        "metric": "rmse", "holdout_digest": "d", "job_id": "job", "attempt": 1,
-        "state": PromotionState.CONFIRMED, "created_at": at, "confirmed_at": at,
-    }  # fmt: skip
-    with store.transaction() as session:
-        session.add(Promotion(**{**fields, **changes}))
+    add_promotion("sqlite:///mlflow.db", model, version, created_at=at, confirmed_at=at, **columns)
 
 
 @pytest.fixture
 def trained(store: Store) -> Store:
     """Models that were promoted long ago, lately, never, and that were trained only lately."""
     ask(store, "old-1", "old", 90)
-    promote(store, "old", "1", 90)
-    promote(store, "old", "2", 60)
-    promote(store, "old", "3", 1, state=PromotionState.WITHDRAWN)
-    promote(store, "fresh", "1", 90)
-    promote(store, "fresh", "2", 1)
-    promote(store, "fresh", "2", 50, alias="staging")
+    promote("old", "1", 90)
+    promote("old", "2", 60)
+    promote("old", "3", 1, state=PromotionState.WITHDRAWN)
+    promote("fresh", "1", 90)
+    promote("fresh", "2", 1)
+    promote("fresh", "2", 50, alias="staging")
     ask(store, "never-1", "never", 45)
     ask(store, "never-2", "never", 1)
     ask(store, "new-1", "new", 1)
