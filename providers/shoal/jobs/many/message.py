@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.jobs import metrics
 from shoal.jobs.many.summary import ModelLine, summary_headline
+from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.decision import is_better
 
 _INDENT = " " * 10
@@ -78,6 +78,6 @@ def _against_recent(line: ModelLine) -> str:
         text += f" ({'; '.join(notes)})"
     if line.value is None or not math.isfinite(line.value):
         return text
-    mode = metrics.best_mode(line.metric)
+    mode = best_mode(line.metric)
     beaten = sum(is_better(line.value, each.value, mode) for each in known)
     return f"{text}; version {line.version} is better than {beaten} of {len(known)}"

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from shoal.data.filters import Scalar, builtin_value, describe_filters
+from shoal.data.filter_syntax import Scalar, builtin_value, describe_filters
 from shoal.data.queries import connection_variable, narrowed_query
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError, shown
@@ -114,7 +114,7 @@ class SharedColumn:
         Raises:
             DataError: The column of a dataset has another type than a value.
         """
-        from shoal.data.parquet.matching import prepare
+        from shoal.data.parquet.filter_matching import prepare
 
         for path, type_ in self._types:
             for value in values:
@@ -133,7 +133,7 @@ class SharedColumn:
         return restricted
 
     def _check_present(self, datasets: Iterable[DatasetSpec]) -> None:
-        from shoal.data.columns import check_present
+        from shoal.data.column_names import check_present
         from shoal.data.connector import DataConnector
         from shoal.data.staging.sql import quoted_column
 
