@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import promotion, scoring, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
+from shoal.training.mlflow.job_run import MOVED_NOTE
 from shoal.training.pytorch.program import Program
 
 if TYPE_CHECKING:
@@ -101,6 +104,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
             env=place.environment,
             on_metrics=sender.log,
             on_progress=place.on_progress,
+            on_note={MOVED_NOTE: partial(_move, place)},
             may_publish=place.is_current,
         )
     place.on_trained()
@@ -127,6 +131,18 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         **(outcome.result() if outcome else {}),
     )
     return result, digest
+
+
+def _move(place: AttemptContext, run_id: str) -> None:
+    """Go on with another MLflow run, because rank 0 has called ``set_experiment``; a failure is only printed."""
+    if place.run is None or place.run.run_id == run_id:
+        return
+    try:
+        place.run.move_to(run_id)
+        attempts.note_run(place.store, place.key, run_id)
+        print(f"MLflow run: {place.run.link}", flush=True)
+    except Exception as error:
+        print(f"the job could not go on with MLflow run {run_id}: {error}", flush=True)
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:

@@ -40,6 +40,7 @@ def run(
     env: Mapping[str, str] | None = None,
     on_metrics: OnMetrics | None = None,
     on_progress: OnProgress | None = None,
+    on_note: Mapping[str, Callable[[Any], None]] | None = None,
     may_publish: Callable[[], bool] = lambda: True,
 ) -> FunctionResult:
     """Call a function in every worker, wait for all workers and publish the model folder.
@@ -54,6 +55,7 @@ def run(
             process and are not stored.
         on_metrics: Function to call with the metrics that workers log during the run.
         on_progress: Function to call with the step and the last metrics of rank 0 whenever it logs metrics.
+        on_note: Functions to call with the values of further notes that workers send, by the key of the note.
         may_publish: Function that returns whether this run may still publish its model; called right before
             publishing.
 
@@ -80,7 +82,9 @@ def run(
     key = secrets.token_bytes(32)
     checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
     metrics = Metrics(on_metrics, on_progress)
-    attempts = _Run(request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, began)
+    attempts = _Run(
+        request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, on_note or {}, began
+    )
     return attempts.result()
 
 
@@ -102,6 +106,7 @@ class _Run:
         destination: Destination,
         env: dict[str, str],
         metrics: Metrics,
+        on_note: Mapping[str, Callable[[Any], None]],
         began: float,
     ) -> None:
         self._request = request
@@ -117,6 +122,7 @@ class _Run:
         self._key = key
         self._destination = destination
         self._metrics = metrics
+        self._on_note = on_note
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:
@@ -183,11 +189,15 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a message from a worker: it contains either metrics or the signatures (seals) of new checkpoints."""
+        """Handle a worker's message: metrics, the signatures (seals) of new checkpoints, or a note for `on_note`."""
         if "checkpoints" in note:
             self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
-        else:
+        elif "metrics" in note:
             self._metrics.note(rank, note)
+        else:
+            for key, value in note.items():
+                if act := self._on_note.get(key):
+                    act(value)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
         """Let the ranks upload their model files (each file only once), and publish the folder with these files.
