@@ -15,7 +15,9 @@ import pytest
 
 from shoal.data.gang_position import GangPosition
 from shoal.jobs import Tracking
+from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.mlflow.tracking import Run, artifacts_of
+from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.training.context import GangContext
 from shoal.training.mlflow import job_run
 from shoal.training.mlflow.import_hook import after_import
@@ -188,3 +190,41 @@ class TestDriver:
         assert client.get_run(moved).info.status == "FAILED"
         assert client.get_run(moved).data.params == {"epochs": "3"}
         assert client.get_run(first).info.lifecycle_stage == "deleted"
+
+
+class TestCaller:
+    """What a job takes over from the MLflow session of the process that submits it."""
+
+    @pytest.fixture
+    def session(self, fresh_home: Path, own_mlflow: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        """MLflow in a process that has set nothing; the database is where MLflow looks for it by default."""
+        import mlflow
+
+        folder = Path(own_mlflow.removeprefix("sqlite:///")).parent
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
+        mlflow.set_tracking_uri(None)
+        yield folder
+        mlflow.set_tracking_uri(None)
+
+    def test_the_run_is_a_child_of_the_callers_in_its_experiment(self, session):
+        import mlflow
+
+        spec = FunctionJobSpec(train_func="a:b")
+        alone = spec.completed("p", os.environ)
+        assert (alone.tracking.uri, alone.tracking.experiment_id, alone.tracking.parent_run_id) == (None, None, None)
+        experiment = mlflow.set_experiment("mine")
+        chosen = spec.completed("p", os.environ)
+        with mlflow.start_run() as parent:
+            nested = spec.completed("p", os.environ)
+        assert nested.tracking.uri == chosen.tracking.uri == f"sqlite:///{session}/mlflow.db"
+        assert nested.tracking.experiment_id == chosen.tracking.experiment_id == experiment.experiment_id
+        assert (chosen.tracking.parent_run_id, nested.tracking.parent_run_id) == (None, parent.info.run_id)
+        assert fingerprint(nested) == fingerprint(chosen) != fingerprint(alone)
+        assert FunctionJobSpec.parse(nested.document()) == nested
+
+        run = Run.begin(nested.tracking, name="job-1", tags={})
+        run.finish("FINISHED")
+        created = run.client.get_run(run.run_id)
+        assert created.info.experiment_id == experiment.experiment_id
+        assert created.data.tags["mlflow.parentRunId"] == parent.info.run_id

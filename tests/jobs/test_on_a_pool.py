@@ -349,8 +349,17 @@ def test_a_function_chooses_the_experiment_of_the_jobs_run(
 
     assert tracking.uri is not None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
-    config = RunConfig(pool_name=pool.name, job_id="chosen", artifact_location=str(tmp_path), max_restarts=1)
-    response = PyTorchDistributor(choose_experiment, PyTorchScalingConfig(num_nodes=2), config).run("/Users/me/digits")
+    config = RunConfig(
+        pool_name=pool.name,
+        job_id="chosen",
+        artifact_location=str(tmp_path),
+        max_restarts=1,
+        tracking=Tracking(tags={"team": "x"}),
+    )
+    function = PyTorchDistributor(choose_experiment, PyTorchScalingConfig(num_nodes=2), config)
+    mlflow.set_tracking_uri(tracking.uri)
+    with mlflow.start_run() as parent:
+        response = function.run("/Users/me/digits")
 
     (run_id, own), (same, another) = response.get_results()
     result = jobs.attach("chosen").status().result
@@ -363,6 +372,8 @@ def test_a_function_chooses_the_experiment_of_the_jobs_run(
     assert run.info.experiment_id == client.get_run(own).info.experiment_id == experiment.experiment_id
     assert experiment.artifact_location.startswith(f"file://{session_home}/mlflow/artifacts/")
     assert (run.info.run_name, run.data.tags["shoal.job_id"]) == ("chosen-1", "chosen")
+    assert (run.data.tags["team"], run.data.tags["mlflow.parentRunId"]) == ("x", parent.info.run_id)
+    assert client.get_run(run.data.tags["shoal.first_run"]).info.experiment_id == parent.info.experiment_id
     assert run.data.params["function"] == "choose_experiment"
     assert run.data.metrics == {"own-0": 1.0, "own-1": 1.0, "loss": 0.5, "rank-1/loss": 0.5}
     first = client.get_run(run.data.tags["shoal.first_run"])

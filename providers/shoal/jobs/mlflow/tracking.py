@@ -12,16 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.jobs.specs.base import Tracking
 from shoal.redaction import redact_all, redact_value
 from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
 from shoal.training.boosting.request import Framework
 from shoal.training.mlflow.experiments import experiment_id
 from shoal.training.mlflow.job_run import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.mlflow.tracking import Tracking, absolute
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,8 +40,6 @@ thousand columns, are cut off."""
 _SIGNATURE_ROWS = 100
 """Number of rows from which the model's signature is inferred. That is enough to find the types of the columns."""
 
-_SQLITE = "sqlite:///"
-
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
 
@@ -58,11 +55,9 @@ def default_uri() -> str:
 
 def uri_of(given: str | None = None) -> str:
     """Return the tracking URI to use: the given one, else ``MLFLOW_TRACKING_URI``, else `default_uri`."""
-    uri = given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri()
     # A relative path is made absolute, because the URI must be equal to the one in a job's spec and in the store's
     # records of promotions, which have the absolute path.
-    relative = uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/")
-    return _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute()) if relative else uri
+    return absolute(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
 
 
 def connect(uri: str) -> MlflowClient:
@@ -120,7 +115,7 @@ class Run:
         """Start an MLflow run, and create its experiment if that does not exist.
 
         Args:
-            tracking: Tracking settings of the job.
+            tracking: Tracking settings of the job. Their experiment id and parent run, if any, must exist.
             name: Name of the run if `tracking` has none.
             tags: Tags in addition to those of `tracking`.
         """
@@ -130,9 +125,10 @@ class Run:
 
         mlflow.set_tracking_uri(uri)
         with _opening():
-            experiment = experiment_id(client, tracking.experiment, artifacts_of(uri))
+            experiment = tracking.experiment_id or experiment_id(client, tracking.experiment, artifacts_of(uri))
         run = mlflow.start_run(
             experiment_id=experiment,
+            parent_run_id=tracking.parent_run_id,
             run_name=redact_value(tracking.run_name or name),
             tags={**redact_all(tracking.tags), **tags},
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -14,9 +13,8 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.settings import Settings
+from shoal.training.mlflow.tracking import Caller, Tracking
 from shoal.training.run_config import RunConfig
-
-_SQLITE = "sqlite:///"
 
 _DEEPEST = 100
 """Most levels of nested lists and objects in a spec. Recursive code that walks a spec fails at about 1,000 levels of
@@ -45,27 +43,6 @@ def check_json(fields: Any) -> None:
             raise InvalidArgumentError("the spec has an integer of more than 4000 digits: write the number as text")
         items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         left += [(item, depth + 1) for item in items]
-
-
-class Tracking(Settings):
-    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the spec."""
-
-    uri: str | None = Field(
-        default=None,
-        description="URI of MLflow's tracking server or database. None: the submitter's MLFLOW_TRACKING_URI, or else a "
-        "database in $SHOAL_HOME.",
-    )
-    experiment: str = Field(
-        default="shoal",
-        min_length=1,
-        description="Name of the MLflow experiment, which is created if it does not exist.",
-    )
-    run_name: str | None = Field(
-        default=None, description="Name of the MLflow run. None: the job's id and the number of the attempt."
-    )
-    tags: dict[str, str] = Field(
-        default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
-    )
 
 
 class AnySpec(Settings, ABC):
@@ -101,6 +78,20 @@ class AnySpec(Settings, ABC):
         check_json(fields)
         return super().parse(fields)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tracking_of_run_config(cls, fields: Any) -> Any:
+        """Move `tracking` from `run_config`, where it is for callers of distributors, to its place in the spec."""
+        config = fields.get("run_config") if isinstance(fields, Mapping) else None
+        if isinstance(config, RunConfig):
+            config = {name: getattr(config, name) for name in config.model_fields_set}
+        if not isinstance(config, Mapping) or "tracking" not in config:
+            return fields
+        if "tracking" in fields:
+            raise ValueError("tracking is given twice, in the spec and in run_config: give it only once")
+        others = {name: value for name, value in config.items() if name != "tracking"}
+        return {**fields, "run_config": others, "tracking": config["tracking"]}
+
     @model_validator(mode="after")
     def _legal_id(self) -> Self:
         if self.run_config.job_id is not None:
@@ -117,20 +108,15 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec with the pool's name, and with the submitter's tracking URI if the spec has none.
+        """Return a copy of the spec with the pool's name, and with what it takes over from the submitter's MLflow.
 
         Args:
             pool: Name of the pool that the job is submitted to.
-            environment: Environment variables of the submitter, for its MLFLOW_TRACKING_URI.
+            environment: Environment variables of the submitter, such as MLFLOW_TRACKING_URI.
         """
         changes: dict[str, Any] = {"run_config": self.run_config.model_copy(update={"pool_name": pool})}
         if self.tracking is not None:
-            uri = self.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
-            if uri and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-                # The path of the SQLite file is made absolute, because the driver does not run in the submitter's
-                # working directory.
-                uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())
-            changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
+            changes["tracking"] = self.tracking.completed(Caller.of(environment))
         return self.model_copy(update=changes)
 
     def document(self) -> dict[str, Any]:
