@@ -131,6 +131,7 @@ class Run:
             parent_run_id=tracking.parent_run_id,
             run_name=redact_value(tracking.run_name or name),
             tags={**redact_all(tracking.tags), **tags},
+            log_system_metrics=False,  # those of the head say nothing about the workers
         )
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
@@ -249,7 +250,7 @@ class Run:
         info = self.client.get_run(run_id).info
         self._copy_params(self.run_id, run_id)
         mlflow.end_run()
-        mlflow.start_run(run_id=run_id)
+        mlflow.start_run(run_id=run_id, log_system_metrics=False)
         self.left.append(self.run_id)
         self.run_id, self.experiment_id = run_id, str(info.experiment_id)
         self.link = _link(self.uri, self.experiment_id, run_id)

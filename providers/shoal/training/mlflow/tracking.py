@@ -15,6 +15,9 @@ from shoal.settings import Settings
 DEFAULT_EXPERIMENT = "shoal"
 SQLITE = "sqlite:///"
 
+_LATER = ("experiment_id", "parent_run_id", "system_metrics")
+"""Options that jobs of earlier versions do not have."""
+
 
 class Tracking(Settings):
     """Options for the MLflow run that the job records. Credentials in the URI are not stored with the spec.
@@ -51,6 +54,13 @@ class Tracking(Settings):
         default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
     )
 
+    system_metrics: bool = Field(
+        default=False,
+        description="Whether to log the CPU, memory, disk, network and GPU usage of the nodes of a training function "
+        "to the run, with MLflow's own collectors. False: only if the caller has enabled MLflow's system metrics. The "
+        "usage of the workers is always logged.",
+    )
+
     @model_validator(mode="after")
     def _one_experiment(self) -> Self:
         if self.experiment_id is not None and self.experiment != DEFAULT_EXPERIMENT:
@@ -61,10 +71,10 @@ class Tracking(Settings):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_unset_ids(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options without ids that are not set, to keep the fingerprints of earlier jobs."""
+    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the options without those that are not set and that earlier versions lack, to keep fingerprints."""
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or not name.endswith("_id")}
+        return {name: value for name, value in fields.items() if value or name not in _LATER}
 
     def completed(self, caller: Caller) -> Tracking:
         """Return a copy with the caller's tracking URI, experiment and active run in place of options that are not set.
@@ -73,7 +83,10 @@ class Tracking(Settings):
         """
         # The path of an SQLite file is made absolute, because the driver does not run in the caller's folder.
         uri = self.uri or caller.uri
-        changes: dict[str, Any] = {"uri": uri and absolute(uri)}
+        changes: dict[str, Any] = {
+            "uri": uri and absolute(uri),
+            "system_metrics": self.system_metrics or caller.system_metrics,
+        }
         if self.uri is None or self.uri == caller.uri:
             if self.experiment_id is None and self.experiment == DEFAULT_EXPERIMENT:
                 changes["experiment_id"] = caller.experiment_id
@@ -91,12 +104,14 @@ class Caller:
         experiment: Name of the caller's experiment; None if there is none, or if its id is known.
         experiment_id: Id of the caller's experiment.
         run_id: Id of the caller's active run.
+        system_metrics: Whether the caller has MLflow log system metrics (``mlflow.enable_system_metrics_logging``).
     """
 
     uri: str | None = None
     experiment: str | None = None
     experiment_id: str | None = None
     run_id: str | None = None
+    system_metrics: bool = False
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Caller:
@@ -116,7 +131,8 @@ class Caller:
         if uri is None and mlflow is not None and active_run and (experiment_id or experiment):
             # Without a URI, MLflow uses an SQLite file in the current folder.
             uri = mlflow.get_tracking_uri()
-        return cls(uri, experiment, experiment_id, run.info.run_id if run else None)
+        system_metrics = environment.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() in ("true", "1")
+        return cls(uri, experiment, experiment_id, run.info.run_id if run else None, system_metrics)
 
     @property
     def tracks(self) -> bool:

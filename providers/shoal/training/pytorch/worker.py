@@ -23,6 +23,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
+from shoal.training.host.usage import USAGE_NOTE, measured
 from shoal.training.mlflow.job_run import let_user_choose_experiment
 from shoal.training.mlflow.models import adopt_model
 from shoal.training.pytorch import model_dir
@@ -170,7 +171,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         )
     )
     try:
-        with tagged_output(gang.rank, gang.log):
+        with tagged_output(gang.rank, gang.log), measured(machine.gpus, lambda values: gang.note({USAGE_NOTE: values})):
             value = cloudpickle.loads(assignment.program)()
     except Exception as error:
         if any(word in str(error) for word in _PEER_WORDS):
