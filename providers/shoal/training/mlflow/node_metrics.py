@@ -36,6 +36,7 @@ class Collectors:
                 break
             except Exception:  # as in MLflow: the package or the GPUs of this maker are missing
                 continue
+        self.measure()  # psutil measures the CPU since its previous call, so its first value is 0
 
     def measure(self) -> dict[str, float]:
         """Return the node's metrics now, by MLflow's names."""
