@@ -78,9 +78,10 @@ def session_home() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def own_tracking() -> Iterator[None]:
-    """MLflow exports the tracking URI that a test sets in this process: the next test's jobs must not follow it."""
+    """MLflow exports what a test sets in this process (URI, experiment): the next test's jobs must not follow it."""
     yield
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,10 +16,14 @@ import pytest
 from shoal import RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
+from shoal.distributors.pytorch import get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
-from shoal.jobs import list_jobs
+from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
+from shoal.jobs.mlflow.tracking import default_uri
 from shoal.state.home import home
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.pytorch.request import FunctionRequest
 
 
 @pytest.fixture
@@ -119,18 +126,55 @@ def test_a_job_that_fails_says_why_here(outside, pool, frame):
     assert list_jobs(pool.name)[0].state == "failed"
 
 
+@pytest.mark.parametrize(
+    ("variables", "run_config", "function", "fit"),
+    [
+        ({}, RunConfig(), True, False),
+        ({"MLFLOW_EXPERIMENT_NAME": "mine"}, RunConfig(), True, True),
+        ({"MLFLOW_TRACKING_URI": "http://t:1"}, RunConfig(tracking=None), False, False),
+        ({}, RunConfig(tracking={"experiment": "mine"}), True, True),
+    ],
+    ids=["by default", "where MLflow is used", "turned off", "turned on"],
+)
+def test_which_jobs_record_a_run(monkeypatch, variables, run_config, function, fit):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    rows = {"dataset": {"paths": ["/data"]}, "input_cols": ("a",), "label_col": "y", "run_config": run_config}
+    called = FunctionJobSpec(**as_job._on_pool(FunctionRequest(run_config=run_config), "p"), train_func="a:b")
+    fitted = JobSpec(**as_job._on_pool(TrainRequest(**rows), "p"))
+
+    assert (called.tracking is not None, fitted.tracking is not None) == (function, fit)
+    assert called.run_config.pool_name == fitted.run_config.pool_name == "p"
+    if called.tracking == fitted.tracking is not None:
+        assert fitted.completed("p", variables).tracking.experiment == "mine"
+
+
 @pytest.mark.ray
-def test_a_remote_call_grows_the_pool_and_gives_it_back(outside, real_pool):
+def test_a_remote_call_grows_the_pool_is_tracked_and_gives_it_back(
+    outside, real_pool, session_home, mlflow_database, capsys
+):
+    """Without a tracking URI, all ranks log to one run in the default database, which need not be there."""
+    import mlflow
+
     real_pool.scale(1)
+    if not Path(default_uri().removeprefix("sqlite:///")).exists():
+        shutil.copy(mlflow_database, session_home / "mlflow")  # MLflow's migrations take seconds
 
     @distributed(num_workers=2, remote=True, run_config=RunConfig(pool_name=real_pool.name))
     def where():
+        import mlflow
         import ray
 
+        mlflow.log_metric(f"rank-{get_context().get_rank()}", 1.0)
         return ray.get_runtime_context().get_node_id()
 
     first, second = where.distributed()
     assert first != second
+    run_id = list_jobs(real_pool.name, limit=1)[0].result.mlflow_run_id
+    assert f"MLflow run: {run_id} (to view it" in capsys.readouterr().out
+    metrics = mlflow.MlflowClient(default_uri()).get_run(run_id).data.metrics
+    assert (metrics["rank-0"], metrics["rank-1"]) == (1.0, 1.0)
     assert real_pool.describe().leases == ()
     assert len(real_pool.get_nodes()) == 1
 

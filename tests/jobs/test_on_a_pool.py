@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -303,7 +304,10 @@ def test_a_function_runs_as_a_job_is_tracked_and_its_secrets_reach_nothing_else(
     assert [metric.value for metric in client.get_metric_history(done.mlflow_run_id, "loss")] == [1.0, 1 / 2, 1 / 3]
     run = client.get_run(done.mlflow_run_id)
     wait_until(lambda: client.get_run(done.mlflow_run_id).info.status == "FINISHED", "the end of the run")
-    assert run.data.metrics == {"loss": 1 / 3, "rank-1/loss": 1 / 3, "own-0": 4.0, "own-1": 4.0}
+    system, logged = system_metrics(run)
+    assert logged == {"loss": 1 / 3, "rank-1/loss": 1 / 3, "own-0": 4.0, "own-1": 4.0}
+    assert system.keys() == {f"worker-{rank}/{name}" for rank in range(2) for name in done.peak_usage_per_worker[0]}
+    assert done.peak_usage_per_worker[1]["memory_usage_megabytes"] >= system["worker-1/memory_usage_megabytes"] > 10
     assert run.data.params["function"] == "log_and_return"
 
     job = attempts.load(Store(), Key("function", 1))
@@ -318,6 +322,83 @@ def test_a_function_runs_as_a_job_is_tracked_and_its_secrets_reach_nothing_else(
     assert len(seen) > 10
     assert not [text for text in seen for part in secret if part in text]
     assert not list((session_home / "credentials").glob("function*"))
+
+
+def system_metrics(run: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the run's system metrics, without the prefix, and all others."""
+    metrics = dict(run.data.metrics)
+    system = {name: metrics.pop(name) for name in list(metrics) if name.startswith("system/")}
+    return {name.removeprefix("system/"): value for name, value in system.items()}, metrics
+
+
+def choose_experiment(path: str) -> tuple[str, str]:
+    """All ranks call `set_experiment`, as with one process; rank 1 is killed once, after it."""
+    import mlflow
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    context = get_context()
+    mlflow.set_experiment(path)
+    mlflow.log_metric(f"own-{context.get_rank()}", 1.0)
+    context.get_metrics_reporter().log_metrics({"loss": 0.5})
+    torch.distributed.barrier()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if context.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.barrier()
+    jobs_run = mlflow.active_run().info.run_id
+    while sum("disk_usage_percentage" in name for name in mlflow.get_run(jobs_run).data.metrics) < 2:
+        time.sleep(0.2)  # until both nodes are measured
+    mlflow.end_run()
+    with mlflow.start_run() as own:
+        return jobs_run, own.info.run_id
+
+
+def test_a_function_chooses_the_experiment_of_the_jobs_run(
+    pool: ComputePool, tracking: Tracking, session_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+    from mlflow.entities import ViewType
+
+    assert tracking.uri is not None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
+    config = RunConfig(
+        pool_name=pool.name,
+        job_id="chosen",
+        artifact_location=str(tmp_path),
+        max_restarts=1,
+        tracking=Tracking(tags={"team": "x"}, system_metrics=True),
+    )
+    function = PyTorchDistributor(choose_experiment, PyTorchScalingConfig(num_nodes=2), config)
+    mlflow.set_tracking_uri(tracking.uri)
+    with mlflow.start_run() as parent:
+        response = function.run("/Users/me/digits")
+
+    (run_id, own), (same, another) = response.get_results()
+    result = jobs.attach("chosen").status().result
+    assert result is not None
+    assert (run_id, same, result.restarts) == (result.mlflow_run_id, result.mlflow_run_id, 1)
+    assert len({run_id, own, another}) == 3
+    client = mlflow.MlflowClient(tracking.uri)
+    wait_until(lambda: client.get_run(run_id).info.status == "FINISHED", "the end of the run")
+    run, experiment = client.get_run(run_id), client.get_experiment_by_name("/Users/me/digits")
+    assert run.info.experiment_id == client.get_run(own).info.experiment_id == experiment.experiment_id
+    assert experiment.artifact_location.startswith(f"file://{session_home}/mlflow/artifacts/")
+    assert (run.info.run_name, run.data.tags["shoal.job_id"]) == ("chosen-1", "chosen")
+    assert (run.data.tags["team"], run.data.tags["mlflow.parentRunId"]) == ("x", parent.info.run_id)
+    assert client.get_run(run.data.tags["shoal.first_run"]).info.experiment_id == parent.info.experiment_id
+    assert run.data.params["function"] == "choose_experiment"
+    system, logged = system_metrics(run)
+    assert logged == {"own-0": 1.0, "own-1": 1.0, "loss": 0.5, "rank-1/loss": 0.5}
+    measured = {name.partition("/")[0] for name in system if name.endswith("/disk_usage_percentage")}
+    assert len(measured) == 2
+    assert measured <= {node["name"] for node in pool.get_nodes()}
+    first = client.get_run(run.data.tags["shoal.first_run"])
+    wait_until(lambda: client.get_run(first.info.run_id).info.lifecycle_stage == "deleted", "the first run's end")
+    found = client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL)
+    assert {run.info.run_id for run in found} == {run_id, own, another}
+    links = [line for line in jobs.attach("chosen").logs() if line.startswith("MLflow run: ")]
+    assert [run_id in line for line in links] == [False, True]
 
 
 def test_a_jobs_log_ends_with_the_first_ranks_traceback_and_the_cause(pool: ComputePool, tmp_path: Path) -> None:

@@ -88,6 +88,19 @@ def test_options_at_their_defaults_are_not_stored():
     assert "group_col" not in FunctionJobSpec.parse(function).document()["register"]
 
 
+@pytest.mark.parametrize("tracking", [Tracking(experiment="e"), {"experiment": "e"}, None])
+def test_tracking_in_the_run_config_is_the_specs(tracking):
+    """Callers of estimators and distributors write it there; a stored spec has it in one place."""
+    inside = JobSpec(**TRAIN, run_config=RunConfig(tracking=tracking, seed=3))
+    beside = JobSpec(**TRAIN, run_config=RunConfig(seed=3), tracking=tracking)
+
+    assert inside == beside == JobSpec.parse(TRAIN | {"run_config": {"tracking": tracking, "seed": 3}})
+    assert inside.document() == beside.document()
+    assert "tracking" not in inside.document()["run_config"]
+    with pytest.raises(InvalidArgumentError, match="tracking is given twice, in the spec and in run_config"):
+        JobSpec(**TRAIN, run_config=RunConfig(tracking=tracking), tracking=tracking)
+
+
 def test_an_estimators_request_and_back():
     spec = JobSpec.parse(TRAIN | {"categorical_cols": ["b"], "eval_set": {"eval": {"paths": ["/data/valid"]}}})
 
@@ -167,6 +180,29 @@ class TestCompleted:
         assert spec.completed("p", {}).tracking.uri == f"sqlite:///{tmp_path}/runs.db"
         absolute = JobSpec(**TRAIN, tracking=Tracking(uri="sqlite:////runs.db"))
         assert absolute.completed("p", {}).tracking.uri == "sqlite:////runs.db"
+
+    @pytest.mark.parametrize(
+        ("tracking", "name", "number"),
+        [
+            ({}, "mine", None),
+            ({"experiment": "shoal"}, "mine", None),
+            ({"uri": "http://tracking:5000"}, "mine", None),
+            ({"uri": "http://another:5000"}, "shoal", None),
+            ({"experiment": "named"}, "named", None),
+            ({"experiment_id": "7"}, "shoal", "7"),
+        ],
+    )
+    def test_the_submitters_experiment_is_taken_where_none_is_named(self, tracking, name, number):
+        surroundings = {"MLFLOW_TRACKING_URI": "http://tracking:5000", "MLFLOW_EXPERIMENT_NAME": "mine"}
+        completed = JobSpec.parse(TRAIN | {"tracking": tracking}).completed("p", surroundings).tracking
+        assert (completed.experiment, completed.experiment_id) == (name, number)
+
+        by_id = JobSpec.parse(TRAIN).completed("p", {"MLFLOW_EXPERIMENT_ID": "5", "MLFLOW_EXPERIMENT_NAME": "mine"})
+        assert (by_id.tracking.experiment, by_id.tracking.experiment_id) == ("shoal", "5")
+
+    def test_an_experiment_is_named_once(self):
+        with pytest.raises(InvalidArgumentError, match='experiment="a" and experiment_id="5" name an'):
+            Tracking(experiment="a", experiment_id="5")
 
     def test_the_pool_is_written_down(self):
         assert JobSpec.parse(TRAIN).completed("retrain", {}).run_config.pool_name == "retrain"

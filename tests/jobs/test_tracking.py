@@ -15,7 +15,6 @@ from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, scoring
-from shoal.jobs.mlflow import tracking as tracking_module
 from shoal.jobs.mlflow.decision import Evaluation
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.ledger import Ledger
@@ -23,6 +22,7 @@ from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.tracking import Run, metric_name
 from shoal.state import Store
 from shoal.state.schema import JobState
+from shoal.training.mlflow.experiments import folder_of
 from tests.support.job_store import POOL
 
 NAN = float("nan")
@@ -112,14 +112,14 @@ class TestRun:
         artifacts = fresh_home / "mlflow" / "artifacts"
         experiment = run.client.get_experiment_by_name(name)
         folder = experiment.artifact_location.removeprefix("file://")
-        assert Path(folder) == artifacts / tracking_module.folder_of(name)
+        assert Path(folder) == artifacts / folder_of(name)
         assert Path(folder).parent == artifacts
         [note] = fresh_home.rglob("note.txt")
         assert note.resolve().is_relative_to(folder)
 
     def test_folders_of_experiments(self):
-        assert tracking_module.folder_of("Nightly run 1.2") == "Nightly run 1.2"
-        folders = [tracking_module.folder_of(name) for name in ("a/b", "a_b", "a#b", "a%2Fb")]
+        assert folder_of("Nightly run 1.2") == "Nightly run 1.2"
+        folders = [folder_of(name) for name in ("a/b", "a_b", "a#b", "a%2Fb")]
         assert len(set(folders)) == 4
 
     def test_a_failed_run_is_marked(self, run):

@@ -20,6 +20,7 @@ from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
+from shoal.training.mlflow.tracking import Caller, Tracking
 from shoal.training.progress import ProgressDisplay
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult
 
@@ -117,15 +118,15 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
     """Return the spec fields of a job that runs a training or function (`request`) on the given pool.
 
-    The job records an MLflow run only if the environment variable MLFLOW_TRACKING_URI is set.
+    Unless the caller has said otherwise in `RunConfig.tracking`, a training records an MLflow run only if the caller
+    uses MLflow. A function always has a run, because its own MLflow calls need one: without it, each rank would create
+    a database in its current folder.
     """
-    from shoal.jobs.specs.base import Tracking
-
-    return {
-        **dict(request),
-        "run_config": request.run_config.model_copy(update={"pool_name": pool_name}),
-        "tracking": Tracking() if os.environ.get("MLFLOW_TRACKING_URI") else None,
-    }
+    config = request.run_config
+    fields = {**dict(request), "run_config": config.model_copy(update={"pool_name": pool_name})}
+    if "tracking" not in config.model_fields_set and isinstance(request, TrainRequest):
+        fields["tracking"] = Tracking() if Caller.of(os.environ).tracks else None
+    return fields
 
 
 @contextmanager

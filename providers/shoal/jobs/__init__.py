@@ -22,13 +22,13 @@ from shoal.jobs.mlflow.models import (
 )
 from shoal.jobs.mlflow.retention import DeletedVersion, ModelPruning, prune_models
 from shoal.jobs.results import ChampionResult, JobResult, RecentVersion
-from shoal.jobs.specs.base import Tracking
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, FunctionRegister, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.submission import attach, cancel, list_jobs, submit
 from shoal.jobs.task_spec import skipping_if_unchanged, spec_of
+from shoal.training.mlflow.tracking import Tracking
 
 __all__ = [
     "AnyJobSpec",

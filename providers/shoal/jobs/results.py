@@ -137,6 +137,12 @@ class JobResult(PlainResult):
     peak_memory_per_worker: tuple[int, ...] = Field(
         description="Highest resident memory of each worker in bytes, in the order of the ranks."
     )
+    peak_usage_per_worker: tuple[dict[str, float], ...] = Field(
+        default=(),
+        description="Highest CPU, memory and GPU usage of each worker of a training function, in the order of the "
+        "ranks, by the names of the metrics `system/worker-N/...` in the MLflow run. Empty: the job ran no training "
+        "function.",
+    )
     mlflow_run_id: str | None = Field(
         description="Id of the MLflow run that the job recorded. None: the job recorded nothing in MLflow."
     )

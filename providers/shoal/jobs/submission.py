@@ -18,13 +18,16 @@ from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.lost_attempts import address, pool_endpoint
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
+from shoal.pool.journal import rows
 from shoal.pool.selection import which_pool
-from shoal.pool.spec import is_pool_name
+from shoal.pool.spec import PoolSpec, is_pool_name
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
+from shoal.training.locations import SQLITE
 
 MOST_LISTED = 1_000_000
 """Upper bound of `limit` in `list_jobs`; SQLite refuses integers of more than 63 bits."""
@@ -68,7 +71,7 @@ def submit(
     store = Store()
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
-    spec = spec.completed(pool, os.environ)
+    spec = _completed(spec, pool, store)
     spec = spec.model_copy(update={"fingerprint": fingerprint(spec)})
     document, uris = credentials.hide(spec.document())
     named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
@@ -102,6 +105,27 @@ def submit(
             staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
         # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
+
+
+def _completed(spec: AnyJobSpec, pool: str, store: Store) -> AnyJobSpec:
+    """Return a copy of the spec with the pool's name, and with what its MLflow run takes over from this process.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+        InvalidArgumentError: The MLflow of this process writes to a local file, which the pool's nodes cannot reach.
+    """
+    completed = spec.completed(pool, os.environ)
+    given, tracking = spec.tracking, completed.tracking
+    # A URI in the spec may be a file in a folder that the nodes share, so only a URI of this process is checked.
+    if given and given.uri is None and tracking and tracking.uri and tracking.uri.startswith(SQLITE):
+        with store.reading() as session:
+            backend = PoolSpec.model_validate(rows.load(session, pool, lock=False).pool.spec).backend
+        if not BACKENDS[backend]().bound_to_host:
+            raise InvalidArgumentError(
+                f'MLflow writes to the file {tracking.uri} on this machine, which the nodes of pool "{pool}" cannot '
+                "reach: set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing"
+            )
+    return completed
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _FILE = "file://"
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
+"""Start of the URL of an SQLite file."""
 
 
 def resolved(location: str) -> str:
@@ -55,9 +56,9 @@ def absolute_database(url: str) -> str:
     Args:
         url: SQLAlchemy URL or MLflow tracking URI. If it has no relative path of an SQLite file, it is returned as is.
     """
-    if not url.startswith(_SQLITE) or url.startswith(f"{_SQLITE}/"):
+    if not url.startswith(SQLITE) or url.startswith(f"{SQLITE}/"):
         return url
-    return _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())
+    return SQLITE + str(Path(url.removeprefix(SQLITE)).absolute())
 
 
 def local_path(location: str) -> str:

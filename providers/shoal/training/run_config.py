@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from shoal.settings import Settings
 from shoal.training.locations import resolved
+from shoal.training.mlflow.tracking import Tracking
 
 
 class RunConfig(Settings):
@@ -85,6 +86,14 @@ class RunConfig(Settings):
         le=1000,
         description="Priority among the jobs that wait for free resources on the pool. Jobs with a higher number "
         "start first.",
+    )
+
+    tracking: Tracking | None = Field(
+        default_factory=Tracking,
+        exclude=True,
+        description="Options for the MLflow run of the job. None: the job records nothing in MLflow. A training in a "
+        "Ray cluster that the process is connected to is not a job, and has no run of its own. The document of a job's "
+        "spec has these options beside `run_config`.",
     )
 
     @model_serializer(mode="wrap")

@@ -26,13 +26,13 @@ from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from shoal.training.capacity import Node
 from shoal.training.claims import MARKER, Claim
 from shoal.training.gang.placement import GangShape
+from shoal.training.mlflow.models import adopt_model
 from shoal.training.progress import Progress
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context
 from shoal.training.pytorch.environment import Machine, environments
-from shoal.training.pytorch.mlflow import adopt_model
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program, Script
 from shoal.training.pytorch.progress import Metrics

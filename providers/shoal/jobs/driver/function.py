@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
+from collections import Counter
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import promotion, scoring, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
+from shoal.training.host.usage import USAGE_NOTE
+from shoal.training.mlflow.job_run import MOVED_NOTE
 from shoal.training.pytorch.program import Program
 
 if TYPE_CHECKING:
@@ -26,9 +31,12 @@ _SEND_EVERY_SECONDS = 1.0
 """Seconds between two calls to MLflow. Metrics are collected meanwhile, because a call takes at least 10 ms, which is
 the time of many training steps."""
 
+_SYSTEM = "system/"
+"""Prefix of the metrics that MLflow's web interface shows as system metrics."""
+
 
 class _Sender:
-    """Buffer for the metrics of all ranks, which are sent to MLflow in batches.
+    """Buffer for the metrics and the usage of all ranks, which are sent to MLflow in batches.
 
     The object is a context manager. At the end of its block, it sends the metrics that are left.
 
@@ -39,7 +47,10 @@ class _Sender:
     def __init__(self, run: Run | None) -> None:
         self._run = run
         self._waiting: list[tuple[str, float, int, float]] = []
+        self._usage: list[tuple[str, float, int, float]] = []
         self._sent = time.monotonic()
+        self._peaks: dict[int, dict[str, float]] = {}
+        self._steps: Counter[int] = Counter()
 
     def __enter__(self) -> _Sender:
         return self
@@ -50,23 +61,64 @@ class _Sender:
             self._send()
 
     def log(self, rank: int, values: dict[str, float], step: int) -> None:
-        """Add metrics to the buffer, and send the buffer if the last call to MLflow was at least a second ago.
+        """Add metrics that user code has logged, and send the buffer if the last call to MLflow was a second ago.
 
         Args:
             rank: Rank that has measured the metrics. For ranks above 0, the names get the prefix ``rank-N/``.
             values: Values of the metrics by name.
             step: Training step that the metrics belong to.
         """
-        front = f"rank-{rank}/" if rank else ""
-        self._waiting += [(front + name, value, step, time.time()) for name, value in values.items()]
+        self._waiting += _metrics(f"rank-{rank}/" if rank else "", values, step)
+        self._send_at_times()
+
+    def log_usage(self, rank: int, values: dict[str, float]) -> None:
+        """Add the CPU, memory and GPU usage of a worker, as ``system/worker-N/...``, and keep the highest values."""
+        peaks = self._peaks.setdefault(rank, {})
+        for name, value in values.items():
+            peaks[name] = max(value, peaks.get(name, value))
+        self._usage += _metrics(f"{_SYSTEM}worker-{rank}/", values, self._steps[rank])
+        self._steps[rank] += 1
+        self._send_at_times()
+
+    def peaks(self, num_workers: int) -> tuple[dict[str, float], ...]:
+        """Return the highest usage of each worker, by rank."""
+        return tuple(self._peaks.get(rank, {}) for rank in range(num_workers))
+
+    def _send_at_times(self) -> None:
         if time.monotonic() - self._sent >= _SEND_EVERY_SECONDS:
             self._send()
 
     def _send(self) -> None:
         if self._run and self._waiting:
             self._run.log_metrics(self._waiting)
-        self._waiting = []
+        if self._run and self._usage:
+            # User code has not asked for these metrics, so a training does not fail if MLflow's server is away.
+            with contextlib.suppress(Exception):
+                self._run.log_metrics(self._usage)
+        self._waiting, self._usage = [], []
         self._sent = time.monotonic()
+
+
+def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str, float, int, float]]:
+    """Return name, value, step and time of metrics that were measured now; `front` is put in front of each name."""
+    return [(front + name, value, step, time.time()) for name, value in values.items()]
+
+
+class _NodeLog:
+    """Log of the nodes' system metrics in MLflow, as ``system/<node>/...``, which a thread of its own writes.
+
+    Args:
+        run: MLflow run of the attempt.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._steps: Counter[str] = Counter()
+
+    def log(self, node: str, values: dict[str, float]) -> None:
+        """Log the present metrics of a node."""
+        self._run.log_metrics(_metrics(f"{_SYSTEM}{node}/", values, self._steps[node]))
+        self._steps[node] += 1
 
 
 def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
@@ -101,6 +153,8 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
             env=place.environment,
             on_metrics=sender.log,
             on_progress=place.on_progress,
+            on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: sender.log_usage},
+            on_node=_NodeLog(tracked).log if tracked and spec.tracking and spec.tracking.system_metrics else None,
             may_publish=place.is_current,
         )
     place.on_trained()
@@ -123,10 +177,23 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         seconds=time.monotonic() - place.begun,
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
+        peak_usage_per_worker=sender.peaks(answer.num_workers),
         mlflow_run_id=tracked.run_id if tracked else None,
         **(outcome.result() if outcome else {}),
     )
     return result, digest
+
+
+def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
+    """Go on with another MLflow run, because rank 0 has called ``set_experiment``; a failure is only printed."""
+    if place.run is None or place.run.run_id == run_id:
+        return
+    try:
+        place.run.move_to(run_id)
+        attempts.note_run(place.store, place.key, run_id)
+        print(f"MLflow run: {place.run.link}", flush=True)
+    except Exception as error:
+        print(f"the job could not go on with MLflow run {run_id}: {error}", flush=True)
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:

@@ -41,6 +41,7 @@ from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training.host.imports import import_lean
+from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)")
 
@@ -266,6 +267,8 @@ class Driver:
                 "MLFLOW_EXPERIMENT_ID": run.experiment_id,
                 "MLFLOW_RUN_ID": run.run_id,
             }
+            if artifacts := tracking.artifacts_of(run.uri):
+                environment[ARTIFACTS] = artifacts
         return environment
 
     def _on_sigterm(self, *_: object) -> NoReturn:

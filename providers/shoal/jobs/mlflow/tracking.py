@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import logging
@@ -15,12 +14,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.jobs.specs.base import Tracking
 from shoal.redaction import redact_all, redact_value
 from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
 from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
+from shoal.training.mlflow.experiments import experiment_id
+from shoal.training.mlflow.job_run import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.mlflow.tracking import Tracking
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,11 +40,6 @@ thousand columns, are cut off."""
 
 _SIGNATURE_ROWS = 100
 """Number of rows from which the model's signature is inferred. That is enough to find the types of the columns."""
-
-_FOLDER_LENGTH = 80
-_FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
-"""Pattern of the experiment names that are used unchanged as folder names. Other characters are not safe, because the
-folder's name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
 
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
@@ -92,9 +88,11 @@ def _opening() -> AbstractContextManager[object]:
     return file_lock(subfolder("mlflow") / "first.lock")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """An MLflow run that has been started, with methods to record data in it.
+    """The MLflow run of a job, with methods to record data in it.
+
+    The job can move to another run (`move_to`), because user code may choose another experiment.
 
     Attributes:
         client: MLflow client.
@@ -102,6 +100,7 @@ class Run:
         experiment_id: Id of the run's experiment.
         run_id: Id of the run.
         link: URL of the run's page, or for a local database the command that starts MLflow's web interface.
+        left: Ids of the runs that the job has moved away from.
     """
 
     client: MlflowClient = field(repr=False)  # `repr` leaves out client and URI, which may contain credentials
@@ -109,13 +108,14 @@ class Run:
     experiment_id: str
     run_id: str
     link: str
+    left: list[str] = field(default_factory=list)
 
     @classmethod
     def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
         """Start an MLflow run, and create its experiment if that does not exist.
 
         Args:
-            tracking: Tracking settings of the job.
+            tracking: Tracking settings of the job. Their experiment id and parent run, if any, must exist.
             name: Name of the run if `tracking` has none.
             tags: Tags in addition to those of `tracking`.
         """
@@ -125,11 +125,13 @@ class Run:
 
         mlflow.set_tracking_uri(uri)
         with _opening():
-            experiment = _experiment(client, uri, tracking.experiment)
+            experiment = tracking.experiment_id or experiment_id(client, tracking.experiment, artifacts_of(uri))
         run = mlflow.start_run(
             experiment_id=experiment,
+            parent_run_id=tracking.parent_run_id,
             run_name=redact_value(tracking.run_name or name),
             tags={**redact_all(tracking.tags), **tags},
+            log_system_metrics=False,  # those of the head say nothing about the workers
         )
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
@@ -196,8 +198,9 @@ class Run:
 
     def logged_model(self) -> str | None:
         """Return the URI of the newest model that the user's code has logged to this run; None if there is none."""
-        outputs = self.client.get_run(self.run_id).outputs
-        models = [self.client.get_logged_model(each.model_id) for each in (outputs.model_outputs if outputs else ())]
+        runs = [self.client.get_run(run_id) for run_id in (*self.left, self.run_id)]
+        outputs = [output for run in runs if run.outputs for output in run.outputs.model_outputs]
+        models = [self.client.get_logged_model(output.model_id) for output in outputs]
         newest = max(models, key=lambda model: model.creation_timestamp, default=None)
         return newest and str(newest.model_uri)
 
@@ -234,21 +237,74 @@ class Run:
         info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
         return str(info.model_uri)
 
+    def move_to(self, run_id: str) -> None:
+        """Go on with another run, which a worker has created for this job in the experiment that user code has chosen.
+
+        The parameters are copied now. Workers may still log to the run that is left, so `finish` copies its metrics and
+        deletes it.
+        """
+        import mlflow
+
+        if run_id == self.run_id:
+            return
+        info = self.client.get_run(run_id).info
+        self._copy_params(self.run_id, run_id)
+        mlflow.end_run()
+        mlflow.start_run(run_id=run_id, log_system_metrics=False)
+        self.left.append(self.run_id)
+        self.run_id, self.experiment_id = run_id, str(info.experiment_id)
+        self.link = _link(self.uri, self.experiment_id, run_id)
+
     def end_other(self, run_id: str, status: str) -> None:
-        """End another run on the same MLflow server, if that run is still running.
+        """End the run of another attempt on the same MLflow server, if that run is still running.
 
         Args:
-            run_id: Id of the other run.
+            run_id: Id of the other attempt's run: the first one, or the one that the attempt has moved to.
             status: Status that the other run gets: FINISHED, FAILED or KILLED.
         """
-        if self.client.get_run(run_id).info.status == "RUNNING":
-            self.client.set_terminated(run_id, status)
+        first = self.client.get_run(run_id).data.tags.get(FIRST_RUN_TAG, run_id)
+        last = self.client.get_run(first).data.tags.get(JOB_RUN_TAG, first)
+        if self.client.get_run(last).info.status == "RUNNING":
+            self.client.set_terminated(last, status)
+        if last != first:
+            self._merge(first, last)
 
     def finish(self, status: str) -> None:
-        """End this MLflow run with the status FINISHED, FAILED or KILLED."""
+        """End this MLflow run with the status FINISHED, FAILED or KILLED, and delete the runs that the job has left."""
         import mlflow
 
         mlflow.end_run(status)
+        for run_id in self.left:
+            self._merge(run_id, self.run_id)
+
+    def _merge(self, left: str, into: str) -> None:
+        """Copy the parameters and metrics of a run that a job has left, and delete the run.
+
+        The run is kept if it has artifacts or models, because these belong to a run for ever. Only a rank that has not
+        called ``set_experiment`` can have logged them there.
+        """
+        run = self.client.get_run(left)
+        if run.info.lifecycle_stage == "deleted":
+            return
+        self._copy_params(left, into)
+        for name in run.data.metrics:
+            for part in _parts(self.client.get_metric_history(left, name), _METRICS_PER_CALL):
+                self.client.log_batch(into, metrics=part)
+        if self.client.list_artifacts(left) or (run.outputs and run.outputs.model_outputs):
+            self.client.set_terminated(left)
+            print(f"MLflow run {left} is kept beside {into}, because artifacts were logged to it", flush=True)
+        else:
+            self.client.delete_run(left)
+
+    def _copy_params(self, source: str, target: str) -> None:
+        from mlflow.entities import Param
+
+        known = self.client.get_run(target).data.params
+        missing = [
+            (name, value) for name, value in self.client.get_run(source).data.params.items() if name not in known
+        ]
+        for part in _parts([Param(*each) for each in missing], _PARAMS_PER_CALL):
+            self.client.log_batch(target, params=part)
 
 
 def metric_name(evaluated: str, metric: str) -> str:
@@ -264,26 +320,14 @@ def legal_name(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
-def folder_of(experiment: str) -> str:
-    """Return the name of the folder for an experiment's artifacts: the experiment's name, made safe as a folder name.
+def artifacts_of(uri: str) -> str | None:
+    """Return the URI of the folder for artifacts of new experiments; None if MLflow's server decides where they are.
 
-    For any other name, illegal characters are replaced and a digest is appended, so that the folder stays inside its
-    parent and no two experiments share a folder.
+    Args:
+        uri: Tracking URI.
     """
-    if _FOLDER.fullmatch(experiment):
-        return experiment
-    legal = re.sub(r"[^A-Za-z0-9_-]+", "_", experiment)[:_FOLDER_LENGTH]
-    return f"{legal}-{hashlib.sha256(experiment.encode(errors='surrogatepass')).hexdigest()[:12]}"
-
-
-def _experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """Return the id of the experiment with the given name; create the experiment if it does not exist."""
     local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
-    artifacts = f"file://{subfolder('mlflow', 'artifacts') / folder_of(name)}" if local else None
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    return str(client.create_experiment(name, artifact_location=artifacts))
+    return f"file://{subfolder('mlflow', 'artifacts')}" if local else None
 
 
 def _link(uri: str, experiment: str, run_id: str) -> str:

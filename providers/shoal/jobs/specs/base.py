@@ -13,7 +13,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.settings import Settings
-from shoal.training.locations import absolute_database
+from shoal.training.mlflow.tracking import Caller, Tracking
 from shoal.training.run_config import RunConfig
 
 _DEEPEST = 100
@@ -43,27 +43,6 @@ def check_json(fields: Any) -> None:
             raise InvalidArgumentError("the spec has an integer of more than 4000 digits: write the number as text")
         items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         left += [(item, depth + 1) for item in items]
-
-
-class Tracking(Settings):
-    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the spec."""
-
-    uri: str | None = Field(
-        default=None,
-        description="URI of MLflow's tracking server or database. None: the submitter's MLFLOW_TRACKING_URI, or else a "
-        "database in $SHOAL_HOME.",
-    )
-    experiment: str = Field(
-        default="shoal",
-        min_length=1,
-        description="Name of the MLflow experiment, which is created if it does not exist.",
-    )
-    run_name: str | None = Field(
-        default=None, description="Name of the MLflow run. None: the job's id and the number of the attempt."
-    )
-    tags: dict[str, str] = Field(
-        default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
-    )
 
 
 class AnySpec(Settings, ABC):
@@ -99,6 +78,20 @@ class AnySpec(Settings, ABC):
         check_json(fields)
         return super().parse(fields)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tracking_of_run_config(cls, fields: Any) -> Any:
+        """Move `tracking` from `run_config`, where it is for callers of distributors, to its place in the spec."""
+        config = fields.get("run_config") if isinstance(fields, Mapping) else None
+        if isinstance(config, RunConfig):
+            config = {name: getattr(config, name) for name in config.model_fields_set}
+        if not isinstance(config, Mapping) or "tracking" not in config:
+            return fields
+        if "tracking" in fields:
+            raise ValueError("tracking is given twice, in the spec and in run_config: give it only once")
+        others = {name: value for name, value in config.items() if name != "tracking"}
+        return {**fields, "run_config": others, "tracking": config["tracking"]}
+
     @model_validator(mode="after")
     def _legal_id(self) -> Self:
         if self.run_config.job_id is not None:
@@ -115,18 +108,16 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec with the pool's name, and with the submitter's tracking URI if the spec has none.
+        """Return a copy of the spec with the pool's name, and with what it takes over from the submitter's MLflow.
 
         Args:
             pool: Name of the pool that the job is submitted to.
-            environment: Environment variables of the submitter, for its MLFLOW_TRACKING_URI.
+            environment: Environment variables of the submitter, such as MLFLOW_TRACKING_URI.
         """
         spec = self.on_pool(pool)
         if spec.tracking is None:
             return spec
-        uri = spec.tracking.uri or environment.get("MLFLOW_TRACKING_URI") or None
-        tracking = spec.tracking.model_copy(update={"uri": uri and absolute_database(uri)})
-        return spec.model_copy(update={"tracking": tracking})
+        return spec.model_copy(update={"tracking": spec.tracking.completed(Caller.of(environment))})
 
     def on_pool(self, name: str) -> Self:
         """Return a copy of the spec whose job runs on the pool of the given name."""

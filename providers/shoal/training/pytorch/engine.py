@@ -21,6 +21,7 @@ from shoal.training.claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
+from shoal.training.mlflow.node_metrics import NodeMetrics
 from shoal.training.progress import OnProgress
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
@@ -40,6 +41,8 @@ def run(
     env: Mapping[str, str] | None = None,
     on_metrics: OnMetrics | None = None,
     on_progress: OnProgress | None = None,
+    on_note: Mapping[str, Callable[[int, Any], None]] | None = None,
+    on_node: Callable[[str, dict[str, float]], None] | None = None,
     may_publish: Callable[[], bool] = lambda: True,
 ) -> FunctionResult:
     """Call a function in every worker, wait for all workers and publish the model folder.
@@ -54,6 +57,9 @@ def run(
             process and are not stored.
         on_metrics: Function to call with the metrics that workers log during the run.
         on_progress: Function to call with the step and the last metrics of rank 0 whenever it logs metrics.
+        on_note: Functions to call with the rank and the value of further notes from workers, by the key of the note.
+        on_node: Function to call with the names and system metrics of the workers' nodes, every 10 s and from another
+            thread. None: nodes are not measured. The nodes must have MLflow.
         may_publish: Function that returns whether this run may still publish its model; called right before
             publishing.
 
@@ -80,7 +86,9 @@ def run(
     key = secrets.token_bytes(32)
     checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
     metrics = Metrics(on_metrics, on_progress)
-    attempts = _Run(request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, began)
+    attempts = _Run(
+        request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, on_note or {}, on_node, began
+    )
     return attempts.result()
 
 
@@ -102,6 +110,8 @@ class _Run:
         destination: Destination,
         env: dict[str, str],
         metrics: Metrics,
+        on_note: Mapping[str, Callable[[int, Any], None]],
+        on_node: Callable[[str, dict[str, float]], None] | None,
         began: float,
     ) -> None:
         self._request = request
@@ -117,6 +127,8 @@ class _Run:
         self._key = key
         self._destination = destination
         self._metrics = metrics
+        self._on_note = on_note
+        self._on_node = on_node
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:
@@ -142,6 +154,9 @@ class _Run:
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
             machines = gang.run(worker.meet, nothing, timeout=self._restarts.timeout)
+            if on_node := self._on_node:
+                nodes = {machine.node: info.node for info, machine in zip(gang.workers, machines, strict=True)}
+                gang.sidecar("node metrics", lambda _: NodeMetrics(nodes, on_node))
             threads = max(1, each.num_cpus)
             places = environments(
                 machines,
@@ -183,11 +198,15 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a message from a worker: it contains either metrics or the signatures (seals) of new checkpoints."""
+        """Handle a worker's message: metrics, the signatures (seals) of new checkpoints, or a note for `on_note`."""
         if "checkpoints" in note:
             self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
-        else:
+        elif "metrics" in note:
             self._metrics.note(rank, note)
+        else:
+            for key, value in note.items():
+                if act := self._on_note.get(key):
+                    act(rank, value)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
         """Let the ranks upload their model files (each file only once), and publish the folder with these files.

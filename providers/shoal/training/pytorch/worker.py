@@ -23,12 +23,14 @@ from shoal.data.spec import DatasetSpec
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
+from shoal.training.host.usage import USAGE_NOTE, measured
+from shoal.training.mlflow.job_run import let_user_choose_experiment
+from shoal.training.mlflow.models import adopt_model
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine
-from shoal.training.pytorch.mlflow import adopt_model
 from shoal.training.pytorch.program import SCRIPT_FOLDER
 
 if TYPE_CHECKING:
@@ -152,6 +154,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     set_gang_context(replace(gang, position=replace(gang.position, seed=assignment.seed)))
     _remove_folders_of_dead_workers()
     _folder = Path(tempfile.mkdtemp(prefix=f"{_MODEL}{os.getpid()}-"))
+    let_user_choose_experiment(gang)
     memory.reset_peak()
     set_context(
         Context(
@@ -168,7 +171,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         )
     )
     try:
-        with tagged_output(gang.rank, gang.log):
+        with tagged_output(gang.rank, gang.log), measured(machine.gpus, lambda values: gang.note({USAGE_NOTE: values})):
             value = cloudpickle.loads(assignment.program)()
     except Exception as error:
         if any(word in str(error) for word in _PEER_WORDS):

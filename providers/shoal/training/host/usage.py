@@ -1,0 +1,154 @@
+"""Measure the CPU, memory and GPU usage of a worker's process, while user code runs in it.
+
+MLflow's own system metrics measure the whole host, which says little about a worker that shares the host with others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psutil
+
+EVERY_SECONDS = 10.0
+"""Seconds between two measurements: the default of MLflow's system metrics."""
+
+USAGE_NOTE = "usage"
+"""Key of the notes with which workers send their usage to the driver."""
+
+_MEGABYTE = 1e6
+"""Bytes in a megabyte, as in the names of MLflow's system metrics."""
+
+
+@contextlib.contextmanager
+def measured(gpus: Sequence[str], report: Callable[[dict[str, float]], None]) -> Iterator[None]:
+    """Measure this process and its child processes every 10 s, and once more at the end of the ``with`` block.
+
+    Args:
+        gpus: GPUs of this worker: indexes, or UUIDs as in CUDA_VISIBLE_DEVICES.
+        report: Function to call with the values by name; called from another thread, too.
+    """
+    meter = Meter(gpus)
+    ended = threading.Event()
+
+    def measure() -> None:
+        while not ended.wait(EVERY_SECONDS):
+            report(meter.measure())
+
+    thread = threading.Thread(target=measure, name="shoal-usage", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        report(meter.measure())
+        meter.close()
+
+
+class Meter:
+    """Meter for the CPU, memory and GPU usage of this process.
+
+    Args:
+        gpus: GPUs of this worker: indexes, or UUIDs.
+    """
+
+    def __init__(self, gpus: Sequence[str] = ()) -> None:
+        self._process = psutil.Process()
+        self._gpus = _Gpus(gpus)
+        self._at, self._cpu_seconds = time.monotonic(), self._cpu_time(self._family())
+
+    def measure(self) -> dict[str, float]:
+        """Return the usage now; CPU usage is the mean since the last call.
+
+        Returns:
+            ``cpu_utilization_percentage`` (100 is one CPU) and ``memory_usage_megabytes`` (resident memory) of this
+            process and its child processes; for each GPU, from 0, ``gpu_0_utilization_percentage`` of the whole GPU
+            and ``gpu_0_memory_usage_megabytes`` of these processes. Values that cannot be measured are left out.
+        """
+        family = self._family()
+        now, cpu_seconds = time.monotonic(), self._cpu_time(family)
+        # A child that has just ended may not be counted yet, so the difference may be slightly negative.
+        used = max(0.0, cpu_seconds - self._cpu_seconds) / max(now - self._at, 1e-3)
+        self._at, self._cpu_seconds = now, cpu_seconds
+        memory = 0
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                memory += process.memory_info().rss
+        return {
+            "cpu_utilization_percentage": round(100 * used, 1),
+            "memory_usage_megabytes": round(memory / _MEGABYTE, 1),
+            **self._gpus.measure({process.pid for process in family}),
+        }
+
+    def close(self) -> None:
+        """Release NVML."""
+        self._gpus.close()
+
+    def _family(self) -> list[psutil.Process]:
+        """Return this process and its child processes, such as those of a PyTorch DataLoader."""
+        return [self._process, *self._process.children(recursive=True)]
+
+    def _cpu_time(self, family: Sequence[psutil.Process]) -> float:
+        """Return the CPU seconds of the processes, and of child processes of this one that have ended."""
+        ended = self._process.cpu_times()
+        seconds = ended.children_user + ended.children_system
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system
+        return float(seconds)
+
+
+class _Gpus:
+    """GPUs of a worker, as NVML sees them; without NVML (the package nvidia-ml-py), nothing is measured."""
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        if not gpus:
+            return
+        try:
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            self._nvml = nvml
+            self._handles = [_handle(nvml, gpu) for gpu in gpus]
+        except Exception:  # the package, the driver or a GPU is missing: a training must not fail because of that
+            self._handles = []
+
+    def measure(self, pids: set[int]) -> dict[str, float]:
+        """Return the values of each GPU by name.
+
+        Args:
+            pids: Processes whose memory counts.
+        """
+        values: dict[str, float] = {}
+        for number, handle in enumerate(self._handles):
+            with contextlib.suppress(self._nvml.NVMLError):
+                rates = self._nvml.nvmlDeviceGetUtilizationRates(handle)
+                values[f"gpu_{number}_utilization_percentage"] = float(rates.gpu)
+            with contextlib.suppress(self._nvml.NVMLError):
+                own = [each for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid in pids]
+                # In a container with process ids of its own, NVML's ids do not match any process.
+                if own:
+                    used = sum(each.usedGpuMemory or 0 for each in own)
+                    values[f"gpu_{number}_memory_usage_megabytes"] = round(used / _MEGABYTE, 1)
+        return values
+
+    def close(self) -> None:
+        """Release NVML."""
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+
+def _handle(nvml: Any, gpu: str) -> Any:
+    """Return NVML's handle of a GPU.
+
+    NVML does not follow CUDA_VISIBLE_DEVICES, so an index is that of the host.
+    """
+    return nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(gpu)

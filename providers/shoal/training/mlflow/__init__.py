@@ -1,0 +1,1 @@
+"""MLflow in the workers: calls of user code are recorded in the job's MLflow run."""

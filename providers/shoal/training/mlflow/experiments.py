@@ -1,0 +1,50 @@
+"""Find or create MLflow experiments; in a local database, give each experiment a folder for its artifacts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_FOLDER_LENGTH = 80
+_FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
+"""Pattern of the experiment names that are used unchanged as folder names. Other characters are not safe, because the
+folder's name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
+
+
+def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    """Return the id of the experiment with the given name; create the experiment if it does not exist.
+
+    Args:
+        client: MLflow client.
+        name: Name of the experiment.
+        artifacts: URI of the folder that gets a folder for the artifacts of a new experiment. None: MLflow's server
+            decides where they are. Without a server, MLflow would use the current directory of the process.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if (found := client.get_experiment_by_name(name)) is not None:
+        return str(found.experiment_id)
+    try:
+        location = artifacts and f"{artifacts}/{folder_of(name)}"
+        return str(client.create_experiment(name, artifact_location=location))
+    except MlflowException:
+        # Another process may have created the experiment in the meantime.
+        if (found := client.get_experiment_by_name(name)) is None:
+            raise
+        return str(found.experiment_id)
+
+
+def folder_of(experiment: str) -> str:
+    """Return the name of the folder for an experiment's artifacts: the experiment's name, made safe as a folder name.
+
+    For any other name, illegal characters are replaced and a digest is appended, so that the folder stays inside its
+    parent and no two experiments share a folder.
+    """
+    if _FOLDER.fullmatch(experiment):
+        return experiment
+    legal = re.sub(r"[^A-Za-z0-9_-]+", "_", experiment)[:_FOLDER_LENGTH]
+    return f"{legal}-{hashlib.sha256(experiment.encode(errors='surrogatepass')).hexdigest()[:12]}"

@@ -1,0 +1,123 @@
+"""Let user code in the workers choose the experiment of the job's MLflow run, with ``mlflow.set_experiment``.
+
+An MLflow run cannot change its experiment. The workers start with the run that the driver has begun, in the environment
+variable MLFLOW_RUN_ID, and MLflow refuses to use that run after ``set_experiment`` of another experiment. So
+``set_experiment`` is replaced: rank 0 creates another run for the job in the chosen experiment, and notes its id in a
+tag of the first run, where the other ranks find it. The driver moves to the new run, and removes the first one when the
+job ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from shoal.training.context import GangContext
+from shoal.training.mlflow.experiments import experiment_id
+from shoal.training.mlflow.import_hook import after_import
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment
+    from mlflow.entities import Run as MlflowRun
+
+ARTIFACTS = "SHOAL_MLFLOW_ARTIFACTS"
+"""Environment variable with the URI of the folder for artifacts of new experiments; not set if MLflow's server decides
+where artifacts are."""
+
+JOB_RUN_TAG = "shoal.job_run"
+"""Tag of the run that a job has begun with. Its value is the id of the run that the job uses now. It is only set if
+rank 0 has called ``set_experiment``."""
+
+FIRST_RUN_TAG = "shoal.first_run"
+"""Tag of a run that a job has moved to. Its value is the id of the run that the job has begun with."""
+
+MOVED_NOTE = "mlflow_run"
+"""Key of the note with which rank 0 tells the driver the id of the job's new run."""
+
+_RUN_ID = "MLFLOW_RUN_ID"
+
+_WAIT_SECONDS = 30.0
+"""Seconds for which the other ranks wait for rank 0's ``set_experiment``. Ranks that run the same code call it within
+a second. After that, a rank uses the run of the job as it is."""
+
+_POLL_SECONDS = 0.25
+
+
+def let_user_choose_experiment(gang: GangContext) -> None:
+    """Replace ``mlflow.set_experiment`` as soon as user code imports MLflow, if the job has an MLflow run.
+
+    Args:
+        gang: Rank of this worker, and its connection to the driver.
+    """
+    if os.environ.get(_RUN_ID):
+        job = _JobRun(gang, os.environ[_RUN_ID], os.environ.get("MLFLOW_TRACKING_URI"))
+        after_import("mlflow", job.replace_set_experiment)
+
+
+class _JobRun:
+    """The MLflow run of the job, as this worker knows it."""
+
+    def __init__(self, gang: GangContext, first: str, uri: str | None) -> None:
+        self._gang = gang
+        self._first = first
+        self._uri = uri
+
+    def replace_set_experiment(self, mlflow: ModuleType) -> None:
+        """Replace ``set_experiment`` in the module `mlflow`."""
+        original = mlflow.set_experiment
+
+        @functools.wraps(original)
+        def set_experiment(experiment_name: str | None = None, *args: Any, **options: Any) -> Experiment:
+            # MLflow removes the variable when a run is started. A later run of the same process is not the job's.
+            if not os.environ.get(_RUN_ID):
+                return original(experiment_name, *args, **options)
+            # A server that user code has chosen does not have the job's run, so runs there are the user's own.
+            if mlflow.get_tracking_uri() != self._uri:
+                del os.environ[_RUN_ID]
+                return original(experiment_name, *args, **options)
+            client = mlflow.MlflowClient()
+            if self._gang.rank:
+                run = self._wait_for_rank_0(client)
+                os.environ[_RUN_ID] = run.info.run_id
+                return original(experiment_id=run.info.experiment_id)
+            if experiment_name is not None and os.environ.get(ARTIFACTS):
+                experiment_id(client, experiment_name, os.environ[ARTIFACTS])
+            experiment = original(experiment_name, *args, **options)
+            os.environ[_RUN_ID] = self._move(client, experiment.experiment_id)
+            return experiment
+
+        mlflow.set_experiment = mlflow.tracking.fluent.set_experiment = set_experiment  # type: ignore[attr-defined]
+
+    def _move(self, client: MlflowClient, experiment: str) -> str:
+        """Return the id of the job's run in an experiment; create the run if the job's present run is in another one.
+
+        A worker that has replaced a lost one finds the run that the lost worker has created.
+        """
+        first = client.get_run(self._first)
+        run = client.get_run(first.data.tags.get(JOB_RUN_TAG, self._first))
+        if run.info.experiment_id != experiment:
+            tags = {name: value for name, value in first.data.tags.items() if name != JOB_RUN_TAG}
+            tags[FIRST_RUN_TAG] = self._first
+            run = client.create_run(experiment, tags=tags, run_name=first.info.run_name)
+        run_id = str(run.info.run_id)
+        client.set_tag(self._first, JOB_RUN_TAG, run_id)
+        self._gang.note({MOVED_NOTE: run_id})
+        return run_id
+
+    def _wait_for_rank_0(self, client: MlflowClient) -> MlflowRun:
+        """Return the run that rank 0 has chosen; the job's first run if rank 0 does not choose one in time."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while (chosen := client.get_run(self._first).data.tags.get(JOB_RUN_TAG)) is None:
+            if time.monotonic() > deadline:
+                self._gang.log(
+                    f"rank {self._gang.rank} called mlflow.set_experiment, but rank 0 did not within "
+                    f"{_WAIT_SECONDS:.0f} s: only rank 0's call counts, so the experiment of the job's run is unchanged"
+                )
+                chosen = self._first
+                break
+            time.sleep(_POLL_SECONDS)
+        return client.get_run(chosen)

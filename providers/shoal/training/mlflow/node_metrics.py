@@ -1,0 +1,99 @@
+"""Measure whole nodes with MLflow's own collectors of system metrics, in one process per node.
+
+MLflow would measure a node once per rank that starts a run, and only where user code starts one. The processes here are
+apart from the workers, which do not import MLflow for this.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.training.context import say
+from shoal.training.host.usage import EVERY_SECONDS
+
+_END_SECONDS = 5.0
+"""Seconds to wait for the thread at the end. Calls to killed actors fail at once, so the limit is hardly reached."""
+
+
+class Collectors:
+    """Ray actor that measures its node with MLflow's collectors: CPU, memory, disk, network and GPUs."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+        from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+        from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+        from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
+
+        self._monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+        for gpu_monitor in (GPUMonitor, ROCMMonitor):
+            try:
+                self._monitors.append(gpu_monitor())
+                break
+            except Exception:  # as in MLflow: the package or the GPUs of this maker are missing
+                continue
+        self.measure()  # psutil measures the CPU since its previous call, so its first value is 0
+
+    def measure(self) -> dict[str, float]:
+        """Return the node's metrics now, by MLflow's names."""
+        values: dict[str, float] = {}
+        for monitor in self._monitors:
+            monitor.collect_metrics()
+            values |= monitor.aggregate_metrics()
+            monitor.clear_metrics()
+        return values
+
+
+class NodeMetrics:
+    """Thread that collects the metrics of some nodes every 10 s; a sidecar of the workers' gang.
+
+    Args:
+        nodes: Names of the nodes by Ray's node id.
+        report: Function to call with a node's name and metrics, in this object's thread.
+    """
+
+    def __init__(self, nodes: Mapping[str, str], report: Callable[[str, dict[str, float]], None]) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        actor_class = ray.remote(num_cpus=0)(Collectors)
+        self._actors: dict[str, Any] = {
+            name: actor_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+            for node, name in nodes.items()
+        }
+        self._report = report
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._collect, name="shoal-node-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the processes on the nodes and the thread."""
+        import ray
+
+        self._ended.set()
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._thread.join(_END_SECONDS)
+
+    def _collect(self) -> None:
+        import ray
+
+        waiting: dict[Any, str] = {}
+        actors = dict(self._actors)
+        while not self._ended.is_set() and actors:
+            asked = set(waiting.values())
+            waiting |= {actor.measure.remote(): name for name, actor in actors.items() if name not in asked}
+            ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=EVERY_SECONDS)
+            for reference in ready:
+                name = waiting.pop(reference)
+                try:
+                    self._report(name, ray.get(reference))
+                except Exception as error:
+                    del actors[name]
+                    if not self._ended.is_set():
+                        say(f"the system metrics of node {name} end here: {str(error).splitlines()[0]}")
+            self._ended.wait(EVERY_SECONDS)

@@ -1,0 +1,139 @@
+"""Options for the MLflow run of a job, and what the run takes over from the MLflow session of the caller."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from shoal.settings import Settings
+from shoal.training.locations import absolute_database
+
+DEFAULT_EXPERIMENT = "shoal"
+
+_LATER = ("experiment_id", "parent_run_id", "system_metrics")
+"""Options that jobs of earlier versions do not have."""
+
+
+class Tracking(Settings):
+    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the spec.
+
+    Example:
+        >>> from shoal import RunConfig
+        >>> from shoal.jobs import Tracking
+        >>> RunConfig(tracking=Tracking(experiment="delays", tags={"team": "flights"}))
+    """
+
+    uri: str | None = Field(
+        default=None,
+        description="URI of MLflow's tracking server or database. None: that of the caller's MLflow, if the caller has "
+        "set a URI, an experiment or an active run; or else a database in $SHOAL_HOME.",
+    )
+    experiment: str = Field(
+        default=DEFAULT_EXPERIMENT,
+        min_length=1,
+        description="Name of the MLflow experiment, which is created if it does not exist. With the default, the "
+        "caller's experiment is used, if the caller has set one in MLflow.",
+    )
+    experiment_id: str | None = Field(
+        default=None, min_length=1, description="Id of the MLflow experiment, which must exist, instead of its name."
+    )
+    parent_run_id: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Id of the MLflow run under which the job's run is nested. None: the caller's active run, if any.",
+    )
+    run_name: str | None = Field(
+        default=None, description="Name of the MLflow run. None: the job's id and the number of the attempt."
+    )
+    tags: dict[str, str] = Field(
+        default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
+    )
+
+    system_metrics: bool = Field(
+        default=False,
+        description="Whether to log the CPU, memory, disk, network and GPU usage of the nodes of a training function "
+        "to the run, with MLflow's own collectors. False: only if the caller has enabled MLflow's system metrics. The "
+        "usage of the workers is always logged.",
+    )
+
+    @model_validator(mode="after")
+    def _one_experiment(self) -> Self:
+        if self.experiment_id is not None and self.experiment != DEFAULT_EXPERIMENT:
+            raise ValueError(
+                f'experiment="{self.experiment}" and experiment_id="{self.experiment_id}" name an experiment twice: '
+                "give only one of them"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the options without those that are not set and that earlier versions lack, to keep fingerprints."""
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if value or name not in _LATER}
+
+    def completed(self, caller: Caller) -> Tracking:
+        """Return a copy with the caller's tracking URI, experiment and active run in place of options that are not set.
+
+        An experiment and a run belong to one server. So they are not taken over if `uri` names another server.
+        """
+        # The path of an SQLite file is made absolute, because the driver does not run in the caller's folder.
+        uri = self.uri or caller.uri
+        changes: dict[str, Any] = {
+            "uri": uri and absolute_database(uri),
+            "system_metrics": self.system_metrics or caller.system_metrics,
+        }
+        if self.uri is None or self.uri == caller.uri:
+            if self.experiment_id is None and self.experiment == DEFAULT_EXPERIMENT:
+                changes["experiment_id"] = caller.experiment_id
+                changes["experiment"] = caller.experiment or DEFAULT_EXPERIMENT
+            changes["parent_run_id"] = self.parent_run_id or caller.run_id
+        return self.model_copy(update=changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The MLflow session of the process that submits a job.
+
+    Attributes:
+        uri: Tracking URI that the caller has set. None: it has set neither a URI nor an experiment nor a run.
+        experiment: Name of the caller's experiment; None if there is none, or if its id is known.
+        experiment_id: Id of the caller's experiment.
+        run_id: Id of the caller's active run.
+        system_metrics: Whether the caller has MLflow log system metrics (``mlflow.enable_system_metrics_logging``).
+    """
+
+    uri: str | None = None
+    experiment: str | None = None
+    experiment_id: str | None = None
+    run_id: str | None = None
+    system_metrics: bool = False
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Caller:
+        """Read the MLflow session of this process. MLflow is not imported: without it, only variables count.
+
+        ``mlflow.set_tracking_uri`` and ``mlflow.set_experiment`` set variables, too.
+
+        Args:
+            environment: Environment variables of this process.
+        """
+        mlflow = sys.modules.get("mlflow")
+        active_run = getattr(mlflow, "active_run", None)  # missing while another thread imports MLflow
+        run = active_run() if active_run else None
+        experiment_id = run.info.experiment_id if run else environment.get("MLFLOW_EXPERIMENT_ID") or None
+        experiment = None if experiment_id else environment.get("MLFLOW_EXPERIMENT_NAME") or None
+        uri = environment.get("MLFLOW_TRACKING_URI") or None
+        if uri is None and mlflow is not None and active_run and (experiment_id or experiment):
+            # Without a URI, MLflow uses an SQLite file in the current folder.
+            uri = mlflow.get_tracking_uri()
+        system_metrics = environment.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() in ("true", "1")
+        return cls(uri, experiment, experiment_id, run.info.run_id if run else None, system_metrics)
+
+    @property
+    def tracks(self) -> bool:
+        """Whether the caller uses MLflow: it has set a URI or an experiment, or has an active run."""
+        return any((self.uri, self.experiment, self.experiment_id, self.run_id))

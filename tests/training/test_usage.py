@@ -1,0 +1,107 @@
+"""The usage of a worker's process: CPU and memory by psutil, GPUs by a fake of NVML."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.jobs.driver.function import _Sender
+from shoal.training.host.usage import Meter, measured
+from shoal.training.mlflow.node_metrics import Collectors
+
+
+def test_a_short_block_is_measured_once_and_its_error_goes_on() -> None:
+    reported: list[dict[str, float]] = []
+    with pytest.raises(ZeroDivisionError), measured((), reported.append):
+        print(sum(number * number for number in range(200_000)) / 0)
+    [values] = reported
+    assert values.keys() == {"cpu_utilization_percentage", "memory_usage_megabytes"}
+    assert values["cpu_utilization_percentage"] > 0
+    assert values["memory_usage_megabytes"] > 10
+
+
+class FakeNvml(SimpleNamespace):
+    """NVML with two GPUs; the second one does not tell its utilization."""
+
+    class NVMLError(Exception):
+        """A value is not supported, or a GPU is not there."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if uuid != "GPU-b":
+            raise self.NVMLError
+        return 1
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        if handle == 1:
+            raise self.NVMLError
+        return SimpleNamespace(gpu=70, memory=10)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        return [
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=300_000_000),
+            SimpleNamespace(pid=-1, usedGpuMemory=5_000_000),
+        ]
+
+
+def test_the_workers_gpus_are_numbered_from_0_and_only_its_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    reported: list[dict[str, float]] = []
+    with measured(("0", "GPU-b"), reported.append):
+        assert nvml.open == 1
+    assert nvml.open == 0
+    [values] = reported
+    assert {name: value for name, value in values.items() if name.startswith("gpu")} == {
+        "gpu_0_utilization_percentage": 70.0,
+        "gpu_0_memory_usage_megabytes": 300.0,
+        "gpu_1_memory_usage_megabytes": 300.0,
+    }
+    assert "gpu_0_utilization_percentage" not in Meter(("GPU-of-another-host",)).measure()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "gpu_0_utilization_percentage" not in Meter(("0",)).measure()
+
+
+class _Server:
+    """Stands for the run: MLflow's server is away, except for what user code has logged."""
+
+    def __init__(self) -> None:
+        self.logged: list[Any] = []
+
+    def log_metrics(self, metrics: list[tuple[str, float, int, float]]) -> None:
+        self.logged += metrics
+        if any(name.startswith("system/") for name, *_ in metrics):
+            raise ConnectionError
+
+
+def test_peaks_are_the_highest_values_of_each_worker_and_no_training_fails_because_of_them() -> None:
+    server = _Server()
+    with _Sender(server) as sender:  # type: ignore[arg-type]
+        sender.log(1, {"loss": 0.5}, 7)
+        for memory in (1.0, 3.0, 2.0):
+            sender.log_usage(1, {"memory": memory})
+    assert sender.peaks(2) == ({}, {"memory": 3.0})
+    metrics = [(name, value, step) for name, value, step, _ in server.logged]
+    usage = [("system/worker-1/memory", value, step) for step, value in enumerate((1.0, 3.0, 2.0))]
+    assert metrics == [("rank-1/loss", 0.5, 7), *usage]
+
+
+def test_a_node_is_measured_with_mlflows_names() -> None:
+    values = Collectors().measure()
+    assert values.keys() >= {"cpu_utilization_percentage", "system_memory_usage_megabytes", "disk_usage_percentage"}
+    assert values["system_memory_usage_megabytes"] > 10
