@@ -119,6 +119,8 @@ class AnySpec(Settings, ABC):
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
         """Return a copy of the spec with the pool's name, and with the submitter's tracking URI if the spec has none.
 
+        Relative paths of datasets are made absolute, because the job runs in another folder than the submitter.
+
         Args:
             pool: Name of the pool that the job is submitted to.
             environment: Environment variables of the submitter, for its MLFLOW_TRACKING_URI.
@@ -131,7 +133,7 @@ class AnySpec(Settings, ABC):
                 # working directory.
                 uri = _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute())
             changes["tracking"] = self.tracking.model_copy(update={"uri": uri})
-        return self.model_copy(update=changes)
+        return self.model_copy(update=changes).with_datasets(DatasetSpec.located)
 
     def document(self) -> dict[str, Any]:
         """Return the spec as plain data for JSON; credentials in the spec are not removed."""
