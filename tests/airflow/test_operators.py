@@ -442,6 +442,7 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
         ({"spec": {"dataset_map": {"a": {"paths": ["x-{{ ds }}"]}}}}, "dataset_map.a.paths of task train is the rel"),
         ({"spec": {"register": {"holdout": {"paths": ["h"]}}}}, "register.holdout.paths of task train is the relative"),
         ({"spec": {"run_config": {"artifact_location": "out"}}}, "run_config.artifact_location of task train"),
+        ({"spec": {"run_config": {"code": ["./mypkg"]}}}, 'run_config.code of task train is the relative path "./my'),
         ({"train_func": "train.py"}, 'train_func of task train is the relative path "train.py"'),
     ],
 )

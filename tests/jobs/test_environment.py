@@ -185,7 +185,7 @@ class TestSubmission:
     @pytest.mark.parametrize(
         ("theirs", "library", "says"),
         [
-            ({"python": "3.9"}, False, r'pool "retrain" runs Python 3.9, but this process runs Python 3\.'),
+            ({"python": "3.9.1"}, False, r'pool "retrain" runs Python 3\.9\.1, but this process runs Python 3\.'),
             ({"shoal": "99.1"}, False, 'pool "retrain" runs shoal 99.1, but this process runs shoal'),
             ({"xgboost": "1.0"}, True, 'pool "retrain" runs XGBoost 1.0, but this process runs XGBoost'),
             ({"xgboost": "1.0"}, False, None),
@@ -217,7 +217,7 @@ def test_workers_run_in_the_callers_folder_on_an_embedded_pool_only(store, head,
 
 
 def test_a_head_records_its_versions():
-    row = {"api": "http://x", **versions.to_record()}
+    row = {"api": "http://x", **versions.to_record(versions.mine())}
     assert versions.recorded(row) == versions.mine()
     assert versions.recorded({"api": "http://x"}) == {}
 

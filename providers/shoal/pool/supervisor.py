@@ -118,7 +118,7 @@ class Supervisor:
         try:
             member = self._bring_up(node, spec, gcs)
             self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
-            endpoint = {**member.endpoint, **versions.to_record()}
+            endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
             self._report_until_written(state=NodeState.READY, endpoint=endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from os import PathLike, fspath
-from os.path import abspath, expanduser
 from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
@@ -117,7 +116,7 @@ class RunConfig(Settings):
     code: tuple[str, ...] = Field(
         default=(),
         description="Folders of Python packages, and .py files, that the workers can import, such as ./mypkg. A "
-        "relative path starts at the caller's working directory.",
+        "relative path starts at the working directory of the process that submits the job.",
     )
 
     @model_serializer(mode="wrap")
@@ -169,11 +168,6 @@ class RunConfig(Settings):
                     "the index belong into uv's configuration on the nodes"
                 )
         return packages
-
-    @field_validator("code")
-    @classmethod
-    def _absolute_code(cls, code: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(path if "://" in path else abspath(expanduser(path)) for path in code)
 
     @field_validator("artifact_location")
     @classmethod

@@ -23,7 +23,7 @@ def stored(paths: Sequence[str], artifact_location: str | None) -> tuple[str, ..
     The archive's name is the digest of its content, by which the same job is recognised when it is submitted again.
 
     Args:
-        paths: Absolute paths of packages and modules, or the result of an earlier call, which is returned unchanged.
+        paths: Paths of packages and modules, or the result of an earlier call, which is returned unchanged.
         artifact_location: Directory or URI for the archive; None: a folder under `$SHOAL_HOME`.
 
     Raises:
@@ -55,7 +55,7 @@ def _packed(paths: Sequence[str]) -> bytes:
     content = io.BytesIO()
     names: set[str] = set()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in map(Path, sorted(set(paths))):
+        for path in sorted({Path(path).expanduser().absolute() for path in paths}):
             name = _module(path)
             if name in names:
                 raise InvalidArgumentError(f'run_config.code has two modules called "{name}": rename one of them')

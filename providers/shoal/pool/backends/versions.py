@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,20 +17,20 @@ _TITLES = {"python": "Python", "shoal": "shoal", "xgboost": "XGBoost", "lightgbm
 
 
 def mine() -> dict[str, str]:
-    """Return the versions of this process: Python and shoal (major and minor), libraries, and the folder of Python."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "shoal": _minor(metadata.version("shoal"))}
+    """Return the versions of this process: of Python, shoal and libraries, and the folder of its environment."""
+    found = {"python": platform.python_version(), "shoal": metadata.version("shoal")}
     for library, names in _DISTRIBUTIONS.items():
         for name in names:
             try:
-                found[library] = _minor(metadata.version(name))
+                found[library] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
     return {**found, "prefix": sys.prefix}
 
 
-def to_record() -> dict[str, str]:
-    """Return the versions of this process as entries for the row of a pool's head."""
-    return {_FRONT + name: version for name, version in mine().items()}
+def to_record(found: Mapping[str, str]) -> dict[str, str]:
+    """Return versions as entries for the row of a pool's head."""
+    return {_FRONT + name: version for name, version in found.items()}
 
 
 def recorded(head: Mapping[str, str]) -> dict[str, str]:
@@ -53,12 +54,11 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
     if theirs.get("prefix") == ours["prefix"]:
         return
     for name in ("python", "shoal", *([library] if library else [])):
-        if name in theirs and name in ours and theirs[name] != ours[name]:
+        if name in theirs and name in ours and _minor(theirs[name]) != _minor(ours[name]):
             what = _TITLES[name]
             raise InvalidArgumentError(
                 f'pool "{pool}" runs {what} {theirs[name]}, but this process runs {what} {ours[name]}: use an '
-                f"environment with {what} {theirs[name]}, or start the pool again from this one (`shoal pool down "
-                f"{pool}`, then `shoal pool up {pool}`)"
+                f"environment with {what} {_minor(theirs[name])}, or start the pool's nodes with {_minor(ours[name])}"
             )
 
 

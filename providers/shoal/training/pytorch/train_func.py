@@ -40,7 +40,7 @@ def imported(name: str) -> Callable[..., Any]:
     return found
 
 
-def call_imported(name: str, *args: Any, **kwargs: Any) -> Any:
+def call_imported(name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Import a function by its name ``pkg.module:name``, call it, and return its value."""
     return imported(name)(*args, **kwargs)
 
