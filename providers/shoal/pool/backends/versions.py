@@ -12,17 +12,17 @@ from shoal.errors import InvalidArgumentError
 _FRONT = "version:"
 """First part of the keys under which a head's row contains the versions."""
 
-_DISTRIBUTIONS = {"xgboost": ("xgboost", "xgboost-cpu"), "lightgbm": ("lightgbm",)}
+_DISTRIBUTIONS = {"shoal": ("shoal",), "xgboost": ("xgboost", "xgboost-cpu"), "lightgbm": ("lightgbm",)}
 _TITLES = {"python": "Python", "shoal": "shoal", "xgboost": "XGBoost", "lightgbm": "LightGBM"}
 
 
 def mine() -> dict[str, str]:
     """Return the versions of this process: of Python, shoal and libraries, and the folder of its environment."""
-    found = {"python": platform.python_version(), "shoal": metadata.version("shoal")}
-    for library, names in _DISTRIBUTIONS.items():
+    found = {"python": platform.python_version()}
+    for title, names in _DISTRIBUTIONS.items():
         for name in names:
             try:
-                found[library] = metadata.version(name)
+                found[title] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
     return {**found, "prefix": sys.prefix}
@@ -58,7 +58,8 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
             what = _TITLES[name]
             raise InvalidArgumentError(
                 f'pool "{pool}" runs {what} {theirs[name]}, but this process runs {what} {ours[name]}: use an '
-                f"environment with {what} {_minor(theirs[name])}, or start the pool's nodes with {_minor(ours[name])}"
+                f"environment with {what} {_minor(theirs[name])}, or start the pool again with {what} "
+                f"{_minor(ours[name])}"
             )
 
 
