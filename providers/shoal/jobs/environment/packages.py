@@ -65,5 +65,6 @@ def _uv() -> list[str]:
 def _run(command: Sequence[str], variables: Mapping[str, str], packages: Sequence[str]) -> str:
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
     if done.returncode:
-        raise JobError(f"run_config.packages ({', '.join(packages)}) cannot be installed: {done.stderr.strip()}")
+        reason = " ".join(done.stderr.split())
+        raise JobError(f"run_config.packages ({', '.join(packages)}) cannot be installed: {reason}")
     return done.stderr
