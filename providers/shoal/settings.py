@@ -62,7 +62,7 @@ def without_defaults(options: Settings, document: Mapping[str, Any], newer: Coll
     return {
         name: value
         for name, value in document.items()
-        if name not in newer or getattr(options, name) != fields[name].default
+        if name not in newer or getattr(options, name) != fields[name].get_default(call_default_factory=True)
     }
 
 
@@ -97,10 +97,10 @@ def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
         return f'unknown option "{field}"{_hint(str(where[-1]), _names(model, where[:-1]))}'
     if kind == "literal_error" and isinstance(given, str):
         return f'unknown {field} "{redact_all(given)}": it can be {problem["ctx"]["expected"]}'
-    if isinstance(given, str) and is_secret_name(str(where[-1])):
-        return f"{field}={HIDDEN}: {message}"
     if isinstance(given, str) and kind == "tuple_type":
         message = 'must be a list such as ["a", "b"], not a text'
+    if isinstance(given, str) and is_secret_name(str(where[-1])):
+        return f"{field}={HIDDEN}: {message}"
     return f"{field}={redact(shown(redact_all(given)))}: {message}"
 
 

@@ -12,7 +12,7 @@ from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import InvalidArgumentError
 
-SPEC = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
+SPEC = {"dataset": {"paths": ["/data/x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 
 
 def train(task_id="train", pool_name="p", **kwargs) -> DistributedTrainOperator:

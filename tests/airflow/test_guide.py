@@ -16,7 +16,7 @@ README = GUIDE.parents[1] / "README.md"
 
 def dag_of_the_guide(name: str, function: str):
     (code,) = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    scope: dict = {}
+    scope: dict = {"__file__": "/home/reader/dags/delays.py"}
     exec(code.replace(f"\n{function}()", f"\nfound = {function}()"), scope)
     return scope["found"]
 
@@ -26,6 +26,7 @@ def test_the_guides_dag_has_its_setup_and_teardown():
     assert dag.get_task("lease_pool").downstream_task_ids == {"train", "clean_up_pool"}
     assert dag.get_task("clean_up_pool").is_teardown
     assert dag.get_task("train").upstream_task_ids == {"lease_pool"}
+    assert dag.get_task("train").spec["dataset"]["paths"] == ["/home/reader/flights/2013-01.parquet"]
 
 
 def test_the_guides_mapped_trainings_run_in_the_lease_and_what_uses_them_runs_after_it():

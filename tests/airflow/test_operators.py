@@ -433,6 +433,12 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
         ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script accepts only command line arguments"),
         ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts framework="pytorch" in the spec'),
         ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "without a train_func"),
+        ({"spec": {"dataset": {"paths": ["flights/"]}}}, 'dataset.paths of task train is the relative path "flights/"'),
+        ({"spec": {"dataset_map": {"a": {"paths": ["x-{{ ds }}"]}}}}, "dataset_map.a.paths of task train is the rel"),
+        ({"spec": {"register": {"holdout": {"paths": ["h"]}}}}, "register.holdout.paths of task train is the relative"),
+        ({"spec": {"run_config": {"artifact_location": "out"}}}, "run_config.artifact_location of task train"),
+        ({"spec": {"run_config": {"code": ["./mypkg"]}}}, 'run_config.code of task train is the relative path "./my'),
+        ({"train_func": "train.py"}, 'train_func of task train is the relative path "train.py"'),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_dag(given, says):
@@ -440,10 +446,21 @@ def test_what_cannot_be_is_refused_with_the_dag(given, says):
         DistributedTrainOperator(task_id="train", pool_name=POOL, **given)
 
 
+def test_a_path_that_a_template_gives_is_checked_in_the_task(on_fake_head, context):
+    columns = {"label_col": "y", "input_cols": ["x"], "hyper_params": {"paths": ["left/alone"]}}
+    operator = train({"dataset": {"paths": ["{{ params.folder }}/x", "/data/x", "s3://b/x"]}, **columns})
+    operator.spec = {**operator.spec, "dataset": {"paths": ["flights/x"]}}
+    with pytest.raises(InvalidArgumentError, match='relative path "flights/x", but the working folder of an Airflow'):
+        operator.execute(context)
+    with pytest.raises(InvalidArgumentError, match="output_path of task predict is the relative path"):
+        BatchPredictOperator(task_id="predict", model="models:/m@champion", dataset={"paths": ["/x"]}, output_path="p")
+    assert on_fake_head.submissions == 0
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"train_func": "nowhere.py"}, "nowhere.py.* cannot be read"),
+        ({"train_func": "/nowhere.py"}, "nowhere.py.* cannot be read"),
         ({"train_func": print, "spec": {"hyper_parms": {}}}, "hyper_parms"),
         ({"train_func": len}, "len: missing a required argument"),
     ],

@@ -150,7 +150,7 @@ def spec(tmp_path: Path, mlflow_uri: str) -> JobSpec:
 @pytest.fixture
 def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signal handlers and variables are the test process's own: put back what a driver changes."""
-    monkeypatch.setattr(driver, "connect", lambda gcs: None)
+    monkeypatch.setattr(driver, "connect", lambda gcs, runtime_env: None)
     monkeypatch.setattr("shoal.training.boosting.engine.train", plain_xgboost)
     monkeypatch.setattr(sys, "argv", ["driver", KEY.job_id, str(KEY.attempt)])
     before = signal.getsignal(signal.SIGTERM)

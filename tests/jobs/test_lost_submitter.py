@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -156,7 +157,7 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
 
     job = attempts.load(headed, Key(handle.job_id, 1))
 
-    assert job.submitter == ProcessId.mine().to_json() | {"python": sys.executable}
+    assert job.submitter == ProcessId.mine().to_json() | {"python": sys.executable, "folder": os.getcwd()}
     assert job.submitter["host"]
 
 

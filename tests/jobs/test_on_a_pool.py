@@ -31,6 +31,7 @@ from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
+from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
 from shoal.training.claims import MARKER
@@ -38,6 +39,7 @@ from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.waiting import wait_until
+from tests.support.wheels import write_wheel
 
 pytestmark = pytest.mark.ray
 
@@ -409,6 +411,49 @@ def test_a_jobs_log_ends_with_the_first_ranks_traceback_and_the_cause(pool: Comp
     assert "ZeroDivisionError: on purpose" in log[-1]
     assert any("in fail_in_rank_1" in line for line in log[-12:])
     assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
+
+
+def look_around() -> dict[str, Any]:
+    import mypkg.deep
+    import tidbit
+
+    Path(f"of-{get_context().get_rank()}").write_text("a download")
+    print("the pin is", os.environ["MY_PIN"])
+    own = {"folder": str(Path.cwd()), "answer": tidbit.ANSWER, "where": mypkg.deep.WHERE, "plain": os.environ["PLAIN"]}
+    return {**own, "reversed": os.environ["MY_PIN"][::-1]}
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_a_function_brings_its_environment_and_runs_in_a_folder_of_its_job(
+    pool: ComputePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin = secrets.token_hex(8)
+    monkeypatch.setenv("MY_PIN", pin)
+    write_wheel(tmp_path, "tidbit", "1.0", "ANSWER = 42", requires=["psutil"])
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "__init__.py").touch()
+    (tmp_path / "mypkg" / "deep.py").write_text("WHERE = __file__")
+    config = RunConfig(
+        pool_name=pool.name,
+        job_id="brings",
+        env={"PLAIN": "1", "UV_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"},
+        secret_env=["MY_PIN"],
+        packages=["tidbit==1.0"],
+        code=[tmp_path / "mypkg"],
+        artifact_location=str(tmp_path / "out"),
+    )
+
+    response = PyTorchDistributor(look_around, PyTorchScalingConfig(num_nodes=2), config).run()
+
+    first, second = response.get_results()
+    assert (first["answer"], first["plain"], first["reversed"]) == (42, "1", pin[::-1])
+    assert "/shoal_code/mypkg/" in first["where"]
+    assert first["folder"] == second["folder"] == str(home() / "work" / "brings-1")
+    assert not Path(first["folder"]).exists()
+    log = "\n".join(jobs.attach("brings").logs())
+    assert "installed tidbit==1.0" in log and "the pin is ***" in log
+    with Store().reading() as session:
+        assert pin not in str([job.spec for job in session.scalars(select(Job))])
 
 
 def test_many_models_from_one_table_of_which_two_fail_alone(pool: ComputePool, tracking: Tracking, tmp_path: Path):

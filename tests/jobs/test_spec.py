@@ -173,6 +173,16 @@ class TestCompleted:
         assert named.completed("p", surroundings).tracking.uri == "http://mine:5000"
         assert JobSpec.parse(TRAIN).completed("p", {}).tracking.uri is None
 
+    def test_relative_paths_of_datasets_start_in_the_submitters_folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        paths = ["flights/*.parquet", "/data/train", "~/x", "s3://bucket/x"]
+        spec = JobSpec.parse(TRAIN | {"dataset": {"paths": paths}, "params": {"paths": ["left/alone"]}})
+
+        completed = spec.completed("p", {})
+
+        assert completed.dataset.paths == (f"{tmp_path}/flights/*.parquet", *paths[1:])
+        assert completed.params == {"paths": ["left/alone"]}
+
     def test_a_relative_database_is_the_submitters(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         spec = JobSpec(**TRAIN, tracking=Tracking(uri="sqlite:///runs.db"))

@@ -41,6 +41,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
+from shoal.state.home import subfolder
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.progress import Progress
@@ -634,6 +635,16 @@ class TestWait:
         with pytest.raises(JobTimeoutError):
             handle.wait(timeout=30.0, on_log=None)
         assert list(head.jobs) == [key(handle).submission_id]
+
+    def test_a_working_folder_is_swept_only_after_its_attempt(self, store, submit, spec):
+        handle = submit(spec)
+        mine, unknown = (subfolder("work", name) for name in (key(handle).submission_id, "of-another-store-1"))
+
+        assert discard_leftovers(store) == []
+        attempts.end(store, key(handle), JobState.FAILED, 1.0, error="lost")
+
+        assert discard_leftovers(store) == [f"job {handle.job_id}, attempt 1: removed its working folder"]
+        assert (mine.exists(), unknown.exists()) == (False, True)
 
     def test_staged_data_of_an_old_job_are_swept(self, store, submit, spec):
         """A thousand newer jobs have ended since it was killed."""

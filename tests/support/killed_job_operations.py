@@ -68,7 +68,7 @@ def drive(scene: Scene) -> None:
     from shoal.training.boosting import engine
     from tests.jobs.test_driver import plain_xgboost
 
-    driver.connect = lambda gcs: None
+    driver.connect = lambda gcs, runtime_env: None
     engine.train = plain_xgboost
     key = attempts.Key(JOB_ID, attempts.latest(Store(), JOB_ID).attempt)
     sys.argv = ["driver", key.job_id, str(key.attempt)]

@@ -19,6 +19,7 @@ from shoal.airflow._base import PoolOperator
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.hooks import ENGINE, database_url, run_of
 from shoal.airflow.outcomes import record_failure, record_success
+from shoal.airflow.paths import check_paths
 from shoal.airflow.results import CAUSE
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
@@ -176,7 +177,8 @@ class DistributedTrainOperator(_JobOperator):
     (see `shoal.airflow.assets`).
 
     :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of
-        the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. (templated)
+        the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. Paths in it
+        must be absolute or URIs. (templated)
     :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
     :param train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code),
         its name as ``pkg.module:name``, or the path of a script.
@@ -216,6 +218,7 @@ class DistributedTrainOperator(_JobOperator):
             raise InvalidArgumentError(f"task {self.task_id} has neither a spec nor a train_func: pass one of them")
         known = None if isinstance(spec, XComArg) else spec
         check_train_func(train_func, op_args, op_kwargs, framework=framework, fields=known)
+        check_paths(self.task_id, known, train_func)
         self.spec = spec
         self.framework = framework
         self.train_func = train_func
@@ -242,6 +245,7 @@ class DistributedTrainOperator(_JobOperator):
 
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
         try:
+            check_paths(self.task_id, given)
             spec = spec_of(
                 given,
                 framework=self.framework,
@@ -296,14 +300,18 @@ class BatchPredictOperator(_JobOperator):
         self.dataset = dataset
         self.output_path = output_path
         self.spec: Mapping[str, Any] = spec or {}
+        check_paths(self.task_id, self._fields())
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
         from shoal.jobs import PredictJobSpec
 
-        fields = {**self.spec, "model": self.model, "dataset": self.dataset, "output_path": self.output_path}
-        return self.run_job(PredictJobSpec.parse(fields), context).to_dict()
+        check_paths(self.task_id, self._fields())
+        return self.run_job(PredictJobSpec.parse(self._fields()), context).to_dict()
+
+    def _fields(self) -> dict[str, Any]:
+        return {**self.spec, "model": self.model, "dataset": self.dataset, "output_path": self.output_path}
 
 
 class CleanupPoolOperator(PoolOperator):

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
 
-_NO_PATHS = {"params", "hyper_params", "args", "kwargs"}
-"""Fields of a spec that contain the user's own values. Other fields may contain a list `paths`, whose relative paths
-are made absolute. In these fields, a list of this name is not changed."""
-
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
 
 
@@ -235,10 +231,7 @@ def _read(source: str) -> dict[str, Any]:
 
 
 def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:
-    """Build the job spec from the fields of the JSON file and the options of the command.
-
-    The relative paths of datasets are made absolute, because the job runs in another working directory.
-    """
+    """Build the job spec from the fields of the JSON file and the options of the command."""
     from shoal.jobs import parse_spec
 
     run_config: dict[str, Any] = {}
@@ -251,22 +244,7 @@ def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None,
     given = fields.get("run_config") or {}
     if isinstance(given, dict):
         fields = {**fields, "run_config": {**given, **run_config}}
-    return parse_spec({name: value if name in _NO_PATHS else _absolute(value) for name, value in fields.items()})
-
-
-def _absolute(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_absolute(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: [_absolute_path(path) for path in item] if name == "paths" and isinstance(item, list) else _absolute(item)
-        for name, item in value.items()
-    }
-
-
-def _absolute_path(path: Any) -> Any:
-    return str(Path(path).absolute()) if isinstance(path, str) and path and "://" not in path else path
+    return parse_spec(fields)
 
 
 def _log(line: str) -> None:

@@ -1,6 +1,7 @@
 """Define the pydantic models that describe a dataset in a job's JSON spec."""
 
 import json
+import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -105,6 +106,11 @@ class DatasetSpec(Settings):
         """Return the source of the rows: the paths of the files, or the name of the database connection."""
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
+    def located(self) -> Self:
+        """Return a copy in which relative paths are absolute, seen from the working folder of this process."""
+        paths = tuple(os.path.abspath(path) if is_relative(path) else path for path in self.paths)
+        return self.model_copy(update={"paths": paths})
+
     def query_key(self) -> str | None:
         """Return the SQL query as JSON text, so that two queries can be compared; None if the dataset has no query."""
         return None if self.sql is None else json.dumps([self.connection, self.sql, self.params], sort_keys=True)
@@ -112,6 +118,11 @@ class DatasetSpec(Settings):
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(self, write(self), _NEWER)
+
+
+def is_relative(path: str) -> bool:
+    """Return whether a path depends on the working folder; a URI, and a path in a home folder (``~``), do not."""
+    return "://" not in path and not path.startswith(("/", "~"))
 
 
 _NEWER = ("filters", "sql", "connection", "params", "time_col")

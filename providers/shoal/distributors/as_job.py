@@ -53,7 +53,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     with _pool_for(request.run_config.pool_name) as pool_name:
         along = code_store.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
         spec = JobSpec(**_on_pool(request, pool_name), user_code=along)
-        handle = submit(spec)
+        handle = submit(spec, returns_model=True)
         return load_training(_result(handle), request.run_config.artifact_location)
 
 

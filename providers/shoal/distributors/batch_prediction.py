@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.dispatch import is_connected
+from shoal.distributors.dispatch import is_connected, worker_environment
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training.claims import Claim
 from shoal.training.run_config import RunConfig
@@ -80,7 +80,8 @@ def predict(
         from shoal.jobs.prediction.engine import run
 
         claim = Claim(spec.run_config.job_id or f"predict-{secrets.token_hex(6)}", f"python:{os.getuid()}")
-        return run(spec, claim=claim, env={"MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()})
+        env = worker_environment(spec.run_config) | {"MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
+        return run(spec, claim=claim, env=env)
     from shoal.distributors.as_job import predict_as_job
 
     return predict_as_job(spec)

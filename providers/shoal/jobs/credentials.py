@@ -26,9 +26,13 @@ from shoal.training.locations import absolute_database
 _ENVIRONMENT = re.compile(
     r"MLFLOW_TRACKING_(USERNAME|PASSWORD|TOKEN|INSECURE_TLS|SERVER_CERT_PATH)"
     r"|MLFLOW_S3_ENDPOINT_URL|AWS_[A-Z0-9_]+|GOOGLE_APPLICATION_CREDENTIALS|AZURE_[A-Z0-9_]+"
+    r"|DATABRICKS_(HOST|TOKEN|USERNAME|PASSWORD|CLIENT_ID|CLIENT_SECRET|ACCOUNT_ID|AUTH_TYPE|INSECURE)"
+    r"|DATABRICKS_(CONFIG_FILE|CONFIG_PROFILE|AZURE_RESOURCE_ID|WAREHOUSE_ID)"
+    r"|SNOWFLAKE_(ACCOUNT|HOST|USER|PASSWORD|TOKEN|AUTHENTICATOR|PRIVATE_KEY\w*|ROLE|WAREHOUSE|DATABASE|SCHEMA)"
 )
 """Names of the environment variables that are passed from the submitter to the driver. They are only settings for
-storage and for tracking servers."""
+storage, for databases and for tracking servers. Others that begin with DATABRICKS_ are left out, because they describe
+the machine (DATABRICKS_RUNTIME_VERSION), and libraries would take the node for that machine."""
 
 _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
 """Pattern that matches the names of variables whose values are secret. A variable such as AWS_REGION does not match, so
@@ -56,10 +60,12 @@ class Secrets:
     Attributes:
         environment: Environment variables for the driver, by name.
         uris: Original values that were removed from the spec, by JSON pointer (their place in the spec).
+        named: Names of the variables that the spec declares as secrets (`secret_env`).
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     uris: Mapping[str, str] = field(default_factory=dict)  # values removed from the spec, by their JSON pointers
+    named: frozenset[str] = frozenset()
 
     def redact(self, text: str) -> str:
         """Return a copy of a text without this job's credentials and other text that looks like a credential."""
@@ -71,7 +77,7 @@ class Secrets:
 
     @cached_property
     def _words(self) -> frozenset[str]:
-        named = {value for name, value in self.environment.items() if _SECRET_NAME.search(name)}
+        named = {value for name, value in self.environment.items() if name in self.named or _SECRET_NAME.search(name)}
         # If shoal recognises no credential in a value, the value was removed from the spec because of its key, such as
         # "password". The whole value is then a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
@@ -90,6 +96,21 @@ class Secrets:
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return those of the submitter's environment variables that the driver gets: settings for storage and MLflow."""
     return {name: value for name, value in environment.items() if value and _ENVIRONMENT.fullmatch(name)}
+
+
+def secrets_of(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the variables that a spec names in `secret_env`.
+
+    Raises:
+        InvalidArgumentError: A variable is not set.
+    """
+    values = {name: environment.get(name, "") for name in names}
+    if missing := [name for name, value in values.items() if not value]:
+        raise InvalidArgumentError(
+            f"run_config.secret_env names {', '.join(missing)}, but this process has no such environment variable: set "
+            "it here, or remove the name from secret_env"
+        )
+    return values
 
 
 def connections(
@@ -221,7 +242,8 @@ def hand_over(submission_id: str, secrets: Secrets) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{submission_id}.")
     try:
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"environment": dict(secrets.environment), "uris": dict(secrets.uris)}, file)
+            content = {"environment": dict(secrets.environment), "uris": dict(secrets.uris)}
+            json.dump({**content, "named": sorted(secrets.named)}, file)
         with suppress(FileExistsError):
             os.link(temporary, path)
     finally:
@@ -239,7 +261,7 @@ def take(submission_id: str) -> Secrets:
     except FileNotFoundError:
         return Secrets()
     discard(submission_id)
-    return Secrets(content["environment"], content["uris"])
+    return Secrets(content["environment"], content["uris"], frozenset(content.get("named", ())))
 
 
 def discard(submission_id: str) -> None:

@@ -25,7 +25,7 @@ from shoal.errors import (
 from shoal.jobs import credentials
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.files import artifacts, staging
+from shoal.jobs.files import artifacts, staging, working_folder
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.admission import Admission, Place
@@ -696,10 +696,11 @@ class JobHandle:
         with act(JobStep.TIDY):
             try:
                 credentials.discard(self._key.submission_id)
+                working_folder.discard(self._key.submission_id)
                 spec = parse_spec(job.spec)
                 staging.discard(spec.staged())
-                folder = artifacts.folder(self._key, spec.run_config.artifact_location)
-                artifacts.discard_unfinished(folder, artifacts.claim_of(self._store, self._key))
+                results = artifacts.folder(self._key, spec.run_config.artifact_location)
+                artifacts.discard_unfinished(results, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:
                 log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
 

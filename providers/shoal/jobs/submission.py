@@ -11,6 +11,7 @@ from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import credentials, ids
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.environment import code
 from shoal.jobs.files import staging
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobHandle, JobStatus
@@ -18,7 +19,7 @@ from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.lost_attempts import address, pool_endpoint
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends import BACKENDS, versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import rows
@@ -41,6 +42,7 @@ def submit(
     connection_url: Callable[[str], str | None] | None = None,
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
+    returns_model: bool = False,
 ) -> JobHandle:
     """Submit a job to a pool, or attach to the same job if it was submitted before.
 
@@ -59,24 +61,30 @@ def submit(
             ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
+        returns_model: Whether this process loads the trained model, and so needs the same version of its library.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
-        InvalidArgumentError: A job of this id is pending or running with another spec, or a database connection is not
-            known.
+        InvalidArgumentError: A job of this id is pending or running with another spec; a database connection, a secret
+            variable or a path in `code` is not known; or the pool runs another version of Python or shoal.
         JobError: The pool's head does not answer, or refused the job.
     """
     holder = storable(holder or python_holder())
     store = Store()
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
-    spec = _completed(spec, pool, store)
+    library = spec.framework if returns_model else None
+    versions.check(pool, endpoint_of(pool).versions, library)
+    config = spec.run_config
+    hidden = credentials.secrets_of(config.secret_env, os.environ)
+    config = config.model_copy(update={"code": code.stored(config.code, config.artifact_location)})
+    spec = _completed(spec.model_copy(update={"run_config": config}), pool, store)
     spec = spec.model_copy(update={"fingerprint": fingerprint(spec)})
     document, uris = credentials.hide(spec.document())
     named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
     databases = credentials.connections(named, os.environ, connection_url)
-    secrets = Secrets({**credentials.from_environment(os.environ), **databases}, uris)
+    secrets = Secrets({**credentials.from_environment(os.environ), **databases, **hidden}, uris, frozenset(hidden))
     job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)
     while True:
         endpoint = endpoint_of(pool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import PoolDownError
@@ -19,11 +19,13 @@ class Endpoint:
         api: URL of Ray's Job API.
         gcs: ``host:port`` to which drivers connect.
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
+        versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
     """
 
     api: str
     gcs: str
     token_path: Path | None
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def token(self) -> str:
         """Read the bearer token. Return an empty string if the head needs none.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.errors import StoreError
+from shoal.pool.backends import versions
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.journal.steps import JournalStep, transaction
@@ -117,7 +118,8 @@ class Supervisor:
         try:
             member = self._bring_up(node, spec, gcs)
             self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
-            self._report_until_written(state=NodeState.READY, endpoint=member.endpoint)
+            endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
+            self._report_until_written(state=NodeState.READY, endpoint=endpoint)
             log.info("%s is ready", node.name)
             self._watch(member)
         except _Ended as reason:

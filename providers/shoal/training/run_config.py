@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from os import PathLike, fspath
 from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from shoal.settings import Settings
+from shoal.redaction import is_secret_name
+from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
 from shoal.training.mlflow.tracking import Tracking
+
+_NEWER = ("priority", "env", "secret_env", "packages", "code")
+"""Options that did not exist in earlier versions, which have already stored specs without these options."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_THE_NODES = re.compile(r"(RAY|SHOAL)_.*|PWD|PYTHONPATH|PYTHONHOME|PATH|LD_LIBRARY_PATH")
+"""Variables that shoal or Ray sets, or that have no effect in a process that runs already."""
+_REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
 
 class RunConfig(Settings):
@@ -96,18 +107,87 @@ class RunConfig(Settings):
         "spec has these options beside `run_config`.",
     )
 
-    @model_serializer(mode="wrap")
-    def _without_default_priority(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict that lacks `priority` if it is the default, to keep earlier jobs' fingerprints.
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description="Environment variables of the workers, such as TOKENIZERS_PARALLELISM. They are stored with the "
+        "job: name secrets in `secret_env` instead.",
+    )
+    secret_env: tuple[str, ...] = Field(
+        default=(),
+        description="Names of environment variables of the process that submits the job, such as HF_TOKEN. The driver "
+        "and the workers get their values, which are not stored.",
+    )
+    packages: tuple[str, ...] = Field(
+        default=(),
+        description="Python packages that the workers need in addition to those of the nodes, such as einops==0.8. uv "
+        "installs them on the pool, once for all jobs with the same packages.",
+    )
+    code: tuple[str, ...] = Field(
+        default=(),
+        description="Folders of Python packages, and .py files, that the workers can import, such as ./mypkg. A "
+        "relative path starts at the working directory of the process that submits the job.",
+    )
 
-        Jobs without a priority then have the same stored document and fingerprint as before the option existed.
+    @model_serializer(mode="wrap")
+    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the options as a dict that lacks the unset options which earlier versions of shoal did not have.
+
+        Jobs without these options then have the same stored document and fingerprint as before the options existed.
         """
-        fields: dict[str, Any] = serialize(self)
-        if not self.priority:
-            fields.pop("priority", None)
-        return fields
+        return without_defaults(self, serialize(self), _NEWER)
+
+    @field_validator("env")
+    @classmethod
+    def _legal_variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            _check_variable(name)
+            if is_secret_name(name):
+                raise ValueError(
+                    f'the name "{name}" says that the value is a secret, which would be stored with the job: set the '
+                    f'variable in this process, and give secret_env=["{name}"]'
+                )
+            if "\0" in value:
+                raise ValueError(f"the value of {name} contains a NUL character: remove it")
+        return env
+
+    @field_validator("code", mode="before")
+    @classmethod
+    def _paths(cls, code: Any) -> Any:
+        if isinstance(code, PathLike):
+            return fspath(code)
+        if not isinstance(code, list | tuple):
+            return code
+        return tuple(fspath(path) if isinstance(path, PathLike) else path for path in code)
+
+    @field_validator("secret_env")
+    @classmethod
+    def _legal_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            _check_variable(name)
+        return names
+
+    @field_validator("packages")
+    @classmethod
+    def _requirements(cls, packages: tuple[str, ...]) -> tuple[str, ...]:
+        for package in packages:
+            if not _REQUIREMENT.match(package):
+                raise ValueError(
+                    f'"{package}" is not a package: write a name, or a requirement such as "einops==0.8". Settings of '
+                    "the index belong into uv's configuration on the nodes"
+                )
+        return packages
 
     @field_validator("artifact_location")
     @classmethod
     def _absolute(cls, location: str | None) -> str | None:
         return resolved(location) if location else location
+
+
+def _check_variable(name: str) -> None:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f'"{name}" is not the name of an environment variable: use letters, digits and "_"')
+    if _OF_THE_NODES.fullmatch(name):
+        raise ValueError(
+            f"{name} cannot be set for a job: shoal or the node sets it, or it has no effect in a running process. For "
+            "modules that the workers import, use code or packages"
+        )

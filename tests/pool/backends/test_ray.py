@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import socket
 import sys
@@ -76,6 +77,7 @@ def test_any_host_can_act_on_it(attached, monkeypatch):
 
 def test_its_endpoint_takes_jobs(attached):
     endpoint = attached.endpoint()
+    assert endpoint.versions == {"python": platform.python_version()}
     client = JobClient(endpoint.api, endpoint.token())
     client.submit(["echo", "taken"], "mine-1", {})
     wait_until(lambda: client.status("mine-1").ended, "the job", seconds=60)

@@ -55,6 +55,20 @@ def test_ranks_follow_the_nodes_and_results_the_ranks(driver: TwoNodes) -> None:
     assert gang.host == "127.0.0.1"
 
 
+def test_workers_enter_the_jobs_folder_and_share_a_temporary_one_where_it_does_not_exist(
+    driver: TwoNodes, tmp_path: Path
+) -> None:
+    with shared_gang(TWO, env={"PWD": str(tmp_path)}) as gang:
+        assert gang.run(os.getcwd, [(), ()]) == [str(tmp_path)] * 2
+    with shared_gang(TWO, env={"PWD": str(tmp_path / "on" / "another" / "host")}) as gang:
+        folders = gang.run(os.getcwd, [(), ()])
+        assert all(Path(folder).name.startswith("shoal-work-") for folder in folders)
+        assert all(Path(folder).stat().st_mode & 0o777 == 0o700 for folder in folders)
+    end_gangs()
+    assert tmp_path.is_dir()
+    assert not any(Path(folder).exists() for folder in folders)
+
+
 def test_lifelines_stay_on_loopback_where_the_gang_is_on_the_drivers_node() -> None:
     assert gangs._listen_on("10.0.0.1", "a", ["a", "a"]) == "127.0.0.1"
     assert gangs._listen_on("10.0.0.1", "a", ["a", "b"]) == "10.0.0.1"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections import Counter
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from shoal.errors import InvalidArgumentError, JobError
+from shoal.errors import JobError
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
@@ -23,6 +22,7 @@ from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
 from shoal.training.host.usage import USAGE_NOTE
 from shoal.training.mlflow.job_run import MOVED_NOTE
 from shoal.training.pytorch.program import Program
+from shoal.training.pytorch.train_func import call_imported, imported
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow.tracking import Run
@@ -244,11 +244,7 @@ def _program(spec: FunctionJobSpec) -> bytes:
     if spec.program is not None:
         return code_store.read(spec.program)
     assert spec.train_func is not None
-    module, _, name = spec.train_func.partition(":")
-    try:
-        function = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
-    except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(f"train_func {spec.train_func} cannot be imported: {error}") from error
-    return Program.of(function, spec.args, spec.kwargs).dumps()
+    if spec.run_config.packages or spec.run_config.code:
+        # Modules that come with the job can be imported in the workers only.
+        return Program.of(call_imported, (spec.train_func, *spec.args), spec.kwargs).dumps()
+    return Program.of(imported(spec.train_func), spec.args, spec.kwargs).dumps()

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shoal.errors import MissingExtraError, ShoalError
 from shoal.jobs import cleanup, credentials
@@ -24,7 +24,8 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.heartbeat import Reason, Watchdog
-from shoal.jobs.files import queries, staging
+from shoal.jobs.environment import modules
+from shoal.jobs.files import queries, staging, working_folder
 from shoal.jobs.files.logs import log_path, teed
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key
@@ -106,8 +107,9 @@ class Driver:
         # the end of the attempt from being stored. The process ends by itself soon after that.
         self._watchdog.stop()
         stored = self._store_end(end)
-        with _logged("staged data could not be removed"), act(JobStep.TIDY):
+        with _logged("staged data and the working folder could not be removed"), act(JobStep.TIDY):
             staging.discard({*self._spec.staged(), *queries.locations(self._spec, self._key).values()})
+            working_folder.discard(self._key.submission_id)
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
@@ -132,9 +134,10 @@ class Driver:
 
     def _attempt(self) -> _End:
         try:
-            connect(self._job.endpoint["gcs"])
-            # The SIGTERM handler is installed after `connect`, because `ray.init` installs its own SIGTERM handler,
-            # which would replace this one.
+            gcs = self._job.endpoint["gcs"]
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
+            # The SIGTERM handler is installed again after `connect`, because `ray.init` replaces it by its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()
             result, results_digest = self._work(self._run)
@@ -259,8 +262,9 @@ class Driver:
         }
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
-        """Return the workers' environment variables: the job's credentials, and those that name its MLflow run."""
-        environment = self._secrets.variables()
+        """Return the workers' variables: the spec's, the job's credentials, its working folder, and its MLflow run."""
+        environment = {**self._spec.run_config.env, **self._secrets.variables()}
+        environment["PWD"] = working_folder.of_attempt(self._store, self._job, self._key.submission_id)
         if run:
             environment |= {
                 "MLFLOW_TRACKING_URI": run.uri,
@@ -277,7 +281,7 @@ class Driver:
         raise _Ended
 
 
-def connect(gcs: str) -> None:
+def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
     """Connect this process to the Ray cluster of its pool.
 
     The variable RAY_ADDRESS that Ray sets for a job is not used, because with two clusters on one host Ray sometimes
@@ -285,11 +289,12 @@ def connect(gcs: str) -> None:
 
     Args:
         gcs: Address of the GCS (Ray's control service) on the head that the job was submitted to, as ``host:port``.
+        runtime_env: Ray's runtime environment for the workers; empty if they need none.
     """
     os.environ["RAY_ADDRESS"] = gcs
     import ray
 
-    ray.init(address=gcs, logging_level=logging.WARNING)
+    ray.init(address=gcs, logging_level=logging.WARNING, runtime_env=runtime_env or None)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Remove files of ended attempts that killed processes did not remove themselves: credentials and staged data."""
+"""Remove files of ended attempts that killed processes did not remove: credentials, working folders, staged data."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, defer
 
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
-from shoal.jobs.files import staging
+from shoal.jobs.files import staging, working_folder
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
@@ -27,7 +27,7 @@ _PAGE = 100
 
 
 def discard_leftovers(store: Store) -> list[str]:
-    """Remove credentials and staged data of ended attempts from this host's `$SHOAL_HOME`.
+    """Remove credentials, working folders and staged data of ended attempts from this host's `$SHOAL_HOME`.
 
     Files that belong to no attempt in this store are kept, because several stores may share one `$SHOAL_HOME`, and the
     files may belong to an attempt in another store.
@@ -35,17 +35,34 @@ def discard_leftovers(store: Store) -> list[str]:
     Returns:
         The actions that were taken, one sentence each.
     """
-    return [*_credentials(store), *_staged_data(store)]
+    return [*_credentials(store), *_working_folders(store), *_staged_data(store)]
 
 
 def _credentials(store: Store) -> Iterator[str]:
-    for submission_id in credentials.left():
+    for submission_id in _ended(store, credentials.left()):
+        credentials.discard_all(submission_id)
+        yield f"{_attempt(submission_id)}: removed credentials that no driver had read"
+
+
+def _working_folders(store: Store) -> Iterator[str]:
+    for submission_id in _ended(store, working_folder.left()):
+        working_folder.discard(submission_id)
+        yield f"{_attempt(submission_id)}: removed its working folder"
+
+
+def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[str]:
+    """Yield those submissions whose attempts have ended; a submission that this store does not know is left out."""
+    for submission_id in submission_ids:
         job_id, _, attempt = submission_id.rpartition("-")
         with store.reading() as session:
             job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
         if job is not None and job.state in JOB_ENDED:
-            credentials.discard_all(submission_id)
-            yield f"job {job_id}, attempt {attempt}: removed credentials that no driver had read"
+            yield submission_id
+
+
+def _attempt(submission_id: str) -> str:
+    job_id, _, attempt = submission_id.rpartition("-")
+    return f"job {job_id}, attempt {attempt}"
 
 
 def _staged_data(store: Store) -> Iterator[str]:
@@ -92,8 +109,8 @@ def discard_staged(store: Store, job: Job) -> None:
 def _staged_here() -> set[str]:
     from shoal.data.staging.staged_data import default_location
 
-    folder = Path(default_location())
-    return {str(path) for path in folder.iterdir()} if folder.exists() else set()
+    location = Path(default_location())
+    return {str(path) for path in location.iterdir()} if location.exists() else set()
 
 
 def _needed(session: Session) -> set[str]:

@@ -7,6 +7,7 @@ the first recorded end is never replaced by another one.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
             orphan_after=order.orphan_after,
             last_polled_at=now,
             last_polled_clock=stamps.stamp(now),
-            submitter=ProcessId.mine().to_json() | {"python": sys.executable},
+            submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
             priority=order.priority,
             gang=order.gang,
             created_at=now,
@@ -297,3 +298,11 @@ def get(session: Session, key: Key, *, lock: bool = True) -> Job:
     if job is None:
         raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: see `shoal jobs list`')
     return job
+
+
+def _folder() -> str | None:
+    """Return the working folder of this process; None if the folder was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None

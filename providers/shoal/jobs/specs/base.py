@@ -110,11 +110,13 @@ class AnySpec(Settings, ABC):
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
         """Return a copy of the spec with the pool's name, and with what it takes over from the submitter's MLflow.
 
+        Relative paths of datasets are made absolute, because the job runs in another folder than the submitter.
+
         Args:
             pool: Name of the pool that the job is submitted to.
             environment: Environment variables of the submitter, such as MLFLOW_TRACKING_URI.
         """
-        spec = self.on_pool(pool)
+        spec = self.on_pool(pool).with_datasets(DatasetSpec.located)
         if spec.tracking is None:
             return spec
         return spec.model_copy(update={"tracking": spec.tracking.completed(Caller.of(environment))})

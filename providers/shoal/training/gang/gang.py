@@ -25,7 +25,8 @@ from shoal.training.context import say
 from shoal.training.gang import placement
 from shoal.training.gang.lifeline import EventKind, Switchboard
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
-from shoal.training.gang.worker import Failure, PeerError, Place, Success, Worker, WorkerInfo
+from shoal.training.gang.worker import Failure, Joined, PeerError, Place, Success, Worker, WorkerInfo
+from shoal.training.host import working_folder
 
 # Seconds to wait for further errors after the first failure, so that the real cause is found. When a worker raised or
 # was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once, so
@@ -41,6 +42,8 @@ _END_SECONDS = 4.0
 # Seconds to wait until all actors have started. Actors on a running node start in 1 to 5 s. The limit is much longer,
 # because actors start more slowly on a machine where many processes import modules at once.
 _START_SECONDS = 120.0
+# Seconds to wait until the temporary working folders on other hosts are removed, for which Ray starts a process there.
+_REMOVE_SECONDS = 10.0
 
 
 class Sidecar(Protocol):
@@ -110,6 +113,7 @@ class Gang:
         self._group: Any = None
         self._actors: list[Any] = []
         self._sidecars: dict[str, Sidecar] = {}
+        self._own_folders: dict[str, str] = {}
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
         self.host = _driver_address()
@@ -124,7 +128,7 @@ class Gang:
         Args:
             shape: Number and size of the workers.
             timeout: Seconds to wait for CPUs and GPUs that are in use.
-            env: Environment variables for the workers; may contain credentials.
+            env: Environment variables for the workers; may contain credentials. PWD is the workers' working folder.
 
         Returns:
             A gang whose workers are all running and connected.
@@ -223,6 +227,8 @@ class Gang:
             self._hang_up(self._switchboard)
         for sidecar in self._sidecars.values():
             sidecar.close()
+        with contextlib.suppress(Exception):
+            working_folder.remove_from_nodes(self._own_folders, _REMOVE_SECONDS)
 
     def _hang_up(self, board: Switchboard) -> None:
         if not board.wait_all_gone(_KILL_SECONDS):
@@ -259,7 +265,10 @@ class Gang:
         deadline = time.monotonic() + _START_SECONDS
         for rank, (seat, ref) in enumerate(zip(seats, joins, strict=True)):
             try:
-                infos.append(WorkerInfo(rank, seat.node, ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))))
+                joined: Joined = ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
+                infos.append(WorkerInfo(rank, seat.node, joined.pid))
+                if joined.own_folder:
+                    self._own_folders[seat.node_id] = joined.own_folder
             except ray.exceptions.GetTimeoutError:
                 raise WorkerLostError(
                     f"rank {rank} (node {seat.node}) did not start within {_START_SECONDS:.0f} s"

@@ -12,7 +12,7 @@ from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.lifeline import Lifeline
-from shoal.training.host import memory
+from shoal.training.host import memory, working_folder
 from shoal.training.host.imports import import_lean
 
 
@@ -60,6 +60,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """Answer of a worker that has joined its gang.
+
+    Args:
+        pid: Id of the worker's process.
+        own_folder: Temporary working folder that the worker has created on its node; None if it uses the job's folder.
+    """
+
+    pid: int
+    own_folder: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Success:
     """Result of a successful function call in a worker: the function's return value."""
 
@@ -95,22 +108,23 @@ class Worker:
         """Make this process return freed memory to the operating system; must be called before Arrow is loaded."""
         memory.trim_memory()
 
-    def join(self, place: Place, env: Mapping[str, str]) -> int:
+    def join(self, place: Place, env: Mapping[str, str]) -> Joined:
         """Connect this worker to the driver, and store the rank and the connection for the functions that run later.
 
         Args:
             place: Position of this worker in the gang, and the driver's address.
             env: Environment variables to set. They are passed as an argument, because Ray sends arguments from process
-                to process and does not store them.
+                to process and does not store them. If PWD is among them, it becomes the working folder.
 
         Returns:
-            The process id of this worker.
+            The process id of this worker, and the working folder if the worker has created one.
         """
         os.environ.update(env)
+        own_folder = working_folder.enter(env["PWD"], place.token) if "PWD" in env else None
         self._lifeline = line = Lifeline(place.host, place.port, place.token, place.rank)
         position = GangPosition(place.rank, place.world_size)
         set_gang_context(GangContext(position, place.local_world_size, line.log, line.note))
-        return os.getpid()
+        return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules before they are used, without optional packages such as scikit-learn, which import slowly."""

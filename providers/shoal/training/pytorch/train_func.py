@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -20,6 +21,28 @@ _OF_THE_FUNCTION = ("train_func", "args", "kwargs", "program")
 def is_name(train_func: Any) -> bool:
     """Return whether `train_func` is the name of a function in the form ``pkg.module:name``, and not a path."""
     return isinstance(train_func, str) and _NAME.fullmatch(train_func) is not None
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """Import a function by its name ``pkg.module:name``.
+
+    Raises:
+        InvalidArgumentError: The function cannot be imported.
+    """
+    module, _, path = name.partition(":")
+    try:
+        function: Any = importlib.import_module(module)
+        for part in path.split("."):
+            function = getattr(function, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError(f"train_func {name} cannot be imported: {error}") from error
+    found: Callable[..., Any] = function
+    return found
+
+
+def call_imported(name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Import a function by its name ``pkg.module:name``, call it, and return its value."""
+    return imported(name)(*args, **kwargs)
 
 
 def check_train_func(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import StoreError
+from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
@@ -33,7 +34,7 @@ from shoal.state.temp_folder import (
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
     "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-    "CUDA_VISIBLE_DEVICES", "SHOAL_STATE_URL",
+    "CUDA_VISIBLE_DEVICES", "SHOAL_STATE_URL", "UV_CONFIG_FILE",
 )  # fmt: skip
 """The only environment variables that a node inherits from the process that starts it, so that the secrets of an
 Airflow or Prefect task do not get into the pool."""
@@ -125,7 +126,7 @@ class LocalBackend:
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in its row, and add the path of the pool's token file."""
-        return Endpoint(head["api"], head["gcs"], token_path(spec.name))
+        return Endpoint(head["api"], head["gcs"], token_path(spec.name), versions.recorded(head))
 
     def log(self, node: NodeRef) -> str:
         """Return the path of the supervisor's log on this host."""

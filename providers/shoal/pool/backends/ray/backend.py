@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
+from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen
 from shoal.pool.backends.ray.client import Cluster, ClusterNode, ConnectionRefusedByClusterError
 from shoal.pool.endpoint import Endpoint
@@ -53,8 +54,9 @@ class RayBackend:
         wait for a node."""
         if not nodes:
             return Seen()
+        cluster = Cluster(spec)
         try:
-            there = Cluster(spec).nodes()
+            there = cluster.nodes()
         except PoolUnreachableError as error:
             return Seen(silence=str(error))
         alive = {node.id for node in there}
@@ -65,7 +67,7 @@ class RayBackend:
                 ref: f"Ray node {node[:12]} has left the cluster" for ref, node in bound.items() if node not in alive
             },
             arrived={
-                ref.id: _arrival(spec, node, there)
+                ref.id: _arrival(spec, node, there, cluster.python() if node.is_head else None)
                 for ref, node in _matched([ref for ref in nodes if ref.id not in bound], free)
             },
         )
@@ -105,7 +107,8 @@ class RayBackend:
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in its row, and add the path of the token file from the pool's
         spec."""
-        return Endpoint(head["api"], head["gcs"], Path(spec.token_file).expanduser() if spec.token_file else None)
+        token_path = Path(spec.token_file).expanduser() if spec.token_file else None
+        return Endpoint(head["api"], head["gcs"], token_path, versions.recorded(head))
 
     def log(self, node: NodeRef) -> str:
         """Return an empty string, because the cluster's dashboard has the logs."""
@@ -154,7 +157,7 @@ def _matched(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tu
     return pairs
 
 
-def _arrival(spec: PoolSpec, node: ClusterNode, there: Sequence[ClusterNode]) -> Arrival:
+def _arrival(spec: PoolSpec, node: ClusterNode, there: Sequence[ClusterNode], python: str | None) -> Arrival:
     head = next((other for other in there if other.is_head), node)
     return Arrival(
         {
@@ -162,6 +165,7 @@ def _arrival(spec: PoolSpec, node: ClusterNode, there: Sequence[ClusterNode]) ->
             "gcs": spec.gcs or f"{head.ip}:{_GCS_PORT}",
             "ray_node_id": node.id,
             "memory_bytes": str(node.memory_bytes),
+            **(versions.to_record({"python": python}) if python else {}),
         },
         node.cpus,
         node.gpus,

@@ -92,6 +92,12 @@ class Cluster:
         )
         return sorted(found, key=lambda node: (not node.is_head, node.name, node.id))
 
+    def python(self) -> str | None:
+        """Return the full version of the cluster's Python, such as 3.11.7, or None if the head does not report it."""
+        with suppress(PoolUnreachableError):
+            return self._head.get("/api/v0/cluster_metadata", lambda answer: str(answer["data"]["pythonVersion"]))
+        return None
+
     def autoscaling(self) -> bool | None:
         """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not answer this
         question (autoscaler v2, or no monitor process).

@@ -1,0 +1,91 @@
+"""Send folders and files with the user's Python code to the pool, as one zip archive."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError
+from shoal.jobs.files import code_store
+from shoal.training.pytorch.program import MAX_BYTES
+
+_STORED = re.compile(r".*/_code/[0-9a-f]{64}")
+_DATE = (1980, 1, 1, 0, 0, 0)
+"""Time of all files in the archive, the earliest that a zip can have. So the same code gives the same archive."""
+
+
+def stored(paths: Sequence[str], artifact_location: str | None) -> tuple[str, ...]:
+    """Pack folders and files into an archive that the driver can read, and return its path as the new `paths`.
+
+    The archive's name is the digest of its content, by which the same job is recognised when it is submitted again.
+
+    Args:
+        paths: Paths of packages and modules, or the result of an earlier call, which is returned unchanged.
+        artifact_location: Directory or URI for the archive; None: a folder under `$SHOAL_HOME`.
+
+    Raises:
+        InvalidArgumentError: A path does not exist, cannot be imported under its name, or the code is too large.
+    """
+    if not paths or all(_STORED.fullmatch(path) for path in paths):
+        return tuple(paths)
+    archive = _packed(paths)
+    if len(archive) > MAX_BYTES:
+        raise InvalidArgumentError(
+            f"run_config.code is {len(archive) / 2**20:.0f} MiB large, but the limit is {MAX_BYTES / 2**20:.0f} MiB: "
+            "name only folders with code, and pass data as datasets"
+        )
+    return (code_store.store(archive, artifact_location),)
+
+
+def unpack(paths: Sequence[str], folder: Path) -> None:
+    """Unpack archives of :func:`stored` into a folder, from which the code can be imported.
+
+    Raises:
+        JobError: An archive cannot be read, or was changed.
+    """
+    for path in paths:
+        with zipfile.ZipFile(io.BytesIO(code_store.read(path))) as archive:
+            archive.extractall(folder)
+
+
+def _packed(paths: Sequence[str]) -> bytes:
+    content = io.BytesIO()
+    names: set[str] = set()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted({Path(path).expanduser().absolute() for path in paths}):
+            name = _module(path)
+            if name in names:
+                raise InvalidArgumentError(f'run_config.code has two modules called "{name}": rename one of them')
+            names.add(name)
+            for file in _files(path):
+                inside = zipfile.ZipInfo(str(file.relative_to(path.parent)), _DATE)
+                inside.external_attr = 0o644 << 16
+                archive.writestr(inside, file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return content.getvalue()
+
+
+def _module(path: Path) -> str:
+    """Return the name under which a folder or file can be imported."""
+    if not path.exists():
+        raise InvalidArgumentError(f'run_config.code: "{path}" does not exist')
+    name = path.name if path.is_dir() else path.name.removesuffix(".py")
+    if not name.isidentifier() or (path.is_file() and path.suffix != ".py"):
+        raise InvalidArgumentError(
+            f'run_config.code: "{path}" cannot be imported: name the folder of a package, such as ./mypkg, or a .py '
+            "file, whose names consist of letters, digits and _"
+        )
+    return name
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the files of a package; hidden files, such as those of version control, and bytecode are left out."""
+    if path.is_file():
+        yield path
+        return
+    for file in sorted(path.rglob("*")):
+        parts = file.relative_to(path).parts
+        if file.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
+            yield file

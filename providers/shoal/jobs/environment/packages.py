@@ -1,0 +1,70 @@
+"""Install Python packages for the workers with uv, into a folder beside the packages that the nodes have already."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.errors import JobError
+
+_CHANGE = re.compile(r"^ [+~] (?P<requirement>(?P<name>[A-Za-z0-9._-]+).*)$", re.MULTILINE)
+"""Pattern of the lines in which uv says that it would install a package."""
+
+_OF_THE_NODES = frozenset({"ray", "shoal"})
+"""Packages that must be the same in the workers and in the driver."""
+
+
+def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Install packages into a folder, with those of their dependencies that this Python lacks.
+
+    uv takes its settings (indexes and their credentials) from its configuration on this node, and from `variables`.
+
+    Args:
+        packages: Requirements, such as ``einops==0.8``.
+        folder: Folder for the packages.
+        variables: Environment variables in addition to those of this process.
+
+    Returns:
+        The installed packages with their versions; none if this Python has them all.
+
+    Raises:
+        JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
+    """
+    pip = [*_uv(), "pip", "install", "--python", sys.executable, "--color", "never", "--no-progress"]
+    # The first call finds out which packages are missing. The second one must not look for dependencies itself: with
+    # --target, uv ignores the packages that are installed, and would for example download PyTorch again.
+    would = _run([*pip, "--dry-run", "--break-system-packages", *packages], variables, packages)
+    missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
+    if replaced := sorted(_OF_THE_NODES & missing.keys()):
+        raise JobError(
+            f"run_config.packages would replace {', '.join(missing[name] for name in replaced)} of the nodes, which "
+            "must be the same in all processes of a pool: leave out packages that need other versions"
+        )
+    if missing:
+        _run([*pip, "--no-deps", "--target", str(folder), *missing.values()], variables, packages)
+    return tuple(missing.values())
+
+
+def _uv() -> list[str]:
+    if importlib.util.find_spec("uv") is not None:
+        return [sys.executable, "-m", "uv"]
+    if found := shutil.which("uv"):
+        return [found]
+    raise JobError(
+        f"run_config.packages needs uv on the pool's nodes, and {sys.executable} has none: run `pip install uv` there, "
+        "or put uv on their PATH"
+    )
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str], packages: Sequence[str]) -> str:
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    if done.returncode:
+        reason = " ".join(done.stderr.split())
+        raise JobError(f"run_config.packages ({', '.join(packages)}) cannot be installed: {reason}")
+    return done.stderr

@@ -1,0 +1,39 @@
+"""Create and remove the working folder of an attempt: the folder in which its workers run."""
+
+from __future__ import annotations
+
+from shoal.state import Store
+from shoal.state.home import subfolder
+from shoal.state.private import remove_folder
+from shoal.state.schema import Job, Pool
+
+_FOLDER = "work"
+
+
+def of_attempt(store: Store, job: Job, submission_id: str) -> str:
+    """Return the folder in which an attempt's workers run.
+
+    On an embedded pool, it is the folder of the process that submitted the job, where people expect their relative
+    files. On any other pool, it is a folder of the attempt in `$SHOAL_HOME`, which is created here.
+
+    Args:
+        store: Store that has the rows.
+        job: The attempt's row.
+        submission_id: Id of the attempt's submission.
+    """
+    with store.reading() as session:
+        pool = session.get(Pool, job.pool)
+    callers = (job.submitter or {}).get("folder")
+    if pool is not None and pool.owner and callers:
+        return str(callers)
+    return str(subfolder(_FOLDER, submission_id))
+
+
+def discard(submission_id: str) -> None:
+    """Remove the working folder of an attempt that has ended, if it has one."""
+    remove_folder(subfolder(_FOLDER) / submission_id)
+
+
+def left() -> set[str]:
+    """Return the ids of the submissions that still have a working folder on this host."""
+    return {path.name for path in subfolder(_FOLDER).iterdir()}

@@ -1,0 +1,67 @@
+"""Versions of the software on a pool's nodes, by which a caller that does not fit the pool is refused."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+
+from shoal.errors import InvalidArgumentError
+
+_FRONT = "version:"
+"""First part of the keys under which a head's row contains the versions."""
+
+_DISTRIBUTIONS = {"shoal": ("shoal",), "xgboost": ("xgboost", "xgboost-cpu"), "lightgbm": ("lightgbm",)}
+_TITLES = {"python": "Python", "shoal": "shoal", "xgboost": "XGBoost", "lightgbm": "LightGBM"}
+
+
+def mine() -> dict[str, str]:
+    """Return the versions of this process: of Python, shoal and libraries, and the folder of its environment."""
+    found = {"python": platform.python_version()}
+    for title, names in _DISTRIBUTIONS.items():
+        for name in names:
+            try:
+                found[title] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+    return {**found, "prefix": sys.prefix}
+
+
+def to_record(found: Mapping[str, str]) -> dict[str, str]:
+    """Return versions as entries for the row of a pool's head."""
+    return {_FRONT + name: version for name, version in found.items()}
+
+
+def recorded(head: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions that the row of a pool's head contains; none if an earlier version of shoal wrote the row."""
+    return {name.removeprefix(_FRONT): version for name, version in head.items() if name.startswith(_FRONT)}
+
+
+def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> None:
+    """Refuse a caller whose versions differ from those of the pool's nodes. Unknown versions are not checked.
+
+    Args:
+        pool: Name of the pool.
+        theirs: Versions of the pool.
+        library: Library whose model comes back to the caller; None if no model does.
+
+    Raises:
+        InvalidArgumentError: The minor version of Python, of shoal or of the library differs.
+    """
+    ours = mine()
+    # If the pool uses this very environment, its new processes run the present code, also after an upgrade.
+    if theirs.get("prefix") == ours["prefix"]:
+        return
+    for name in ("python", "shoal", *([library] if library else [])):
+        if name in theirs and name in ours and _minor(theirs[name]) != _minor(ours[name]):
+            what = _TITLES[name]
+            raise InvalidArgumentError(
+                f'pool "{pool}" runs {what} {theirs[name]}, but this process runs {what} {ours[name]}: use an '
+                f"environment with {what} {_minor(theirs[name])}, or start the pool again with {what} "
+                f"{_minor(ours[name])}"
+            )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

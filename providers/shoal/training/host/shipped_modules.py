@@ -1,0 +1,27 @@
+"""Make the packages and the code that a job brings with it importable in the workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+CODE = "shoal_code"
+"""Name of the folder with the job's own code."""
+
+PACKAGES = "shoal_packages"
+"""Name of the folder with the packages that were installed for the job."""
+
+HOOK = f"{__name__}.add_to_path"
+"""Name of :func:`add_to_path`, as Ray's option ``worker_process_setup_hook`` takes it."""
+
+
+def add_to_path() -> None:
+    """Put the job's folders in front of `sys.path`; Ray calls this function when a worker of the job starts.
+
+    Ray unpacks each folder into a folder of its own, and adds only the outer one to `sys.path`. Programs that the
+    worker starts find the modules by PYTHONPATH.
+    """
+    found = [str(Path(outer, name)) for name in (CODE, PACKAGES) for outer in sys.path if Path(outer, name).is_dir()]
+    sys.path[:0] = found
+    os.environ["PYTHONPATH"] = os.pathsep.join([*found, *filter(None, [os.environ.get("PYTHONPATH")])])

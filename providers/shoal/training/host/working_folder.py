@@ -1,0 +1,62 @@
+"""Enter the working folder of a job in a worker, and remove the temporary folders of nodes that lack this folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+_PREFIX = "shoal-work-"
+
+
+def enter(folder: str, gang: str) -> str | None:
+    """Make a folder the working folder of this process.
+
+    On a node of another host, the folder may not exist. Then all workers of the gang on this node share a temporary
+    folder instead.
+
+    Args:
+        folder: Absolute path of the folder.
+        gang: Secret text of the gang. The name of the temporary folder is derived from it, so that no other user can
+            know the name and create the folder first.
+
+    Returns:
+        The temporary folder, which has to be removed with :func:`remove_from_nodes`; None if `folder` is used.
+    """
+    try:
+        os.chdir(folder)
+        return None
+    except OSError:
+        own = Path(tempfile.gettempdir(), _PREFIX + sha256(gang.encode()).hexdigest()[:16])
+        own.mkdir(mode=0o700, exist_ok=True)
+        os.chdir(own)
+        os.environ["PWD"] = str(own)
+        return str(own)
+
+
+def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
+    """Remove the temporary folders of a gang whose workers have ended. Folders on a lost node are left behind.
+
+    Args:
+        folders: Path of the folder on each node, by Ray's id of the node.
+        timeout: Seconds to wait for the nodes.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remove = ray.remote(num_cpus=0)(_remove)
+    on_nodes = [
+        remove.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(folder)
+        for node, folder in folders.items()
+    ]
+    if on_nodes:
+        with suppress(ray.exceptions.RayError):
+            ray.wait(on_nodes, num_returns=len(on_nodes), timeout=timeout)
+
+
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,236 @@
+"""What a job brings with it: variables, packages and code, and the versions that it needs of a pool."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import JobSpec, credentials, submission
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.environment import code, modules, packages
+from shoal.jobs.files import working_folder
+from shoal.jobs.fingerprint import fingerprint
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.pool.backends import versions
+from shoal.state.home import home
+from shoal.state.process import ProcessId
+from shoal.state.schema import Pool
+from shoal.training.host import shipped_modules
+from shoal.training.run_config import RunConfig
+from tests.support.wheels import write_wheel
+
+needs_uv = pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "mypkg"
+    for name in ("__init__.py", "deep/model.py", "data.txt", ".git/config", "__pycache__/model.pyc"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_options_that_are_unset_are_not_stored():
+    stored = RunConfig().model_dump(mode="json")
+    assert not {"env", "secret_env", "packages", "code"} & stored.keys()
+    given = {"env": {"A": "1"}, "secret_env": ["HF_TOKEN"], "packages": ["einops==0.8"], "code": ["/x/mypkg"]}
+    assert RunConfig.parse(given).model_dump(mode="json").items() >= given.items()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"env": {"HF_TOKEN": "hf_123456"}},
+            r'secret, .* stored with the job: .* secret_env=\["HF_TOKEN"\]',
+        ),
+        ({"env": {"A B": "1"}}, '"A B" is not the name of an environment variable'),
+        ({"env": {"RAY_ADDRESS": "x"}}, "RAY_ADDRESS cannot be set for a job"),
+        ({"env": {"PYTHONPATH": "x"}}, "For modules that the workers import, use code or packages"),
+        ({"secret_env": "HF_TOKEN"}, r'must be a list such as \["a", "b"\]'),
+        ({"packages": ["--index-url=http://x"]}, "is not a package"),
+        ({"code": 3}, "code"),
+    ],
+)
+def test_wrong_options_are_refused(given: dict[str, Any], says: str):
+    with pytest.raises(InvalidArgumentError, match=says) as refused:
+        RunConfig.parse(given)
+    assert "hf_123456" not in str(refused.value)
+
+
+def test_settings_of_databricks_travel_but_not_those_of_its_machines():
+    there = {
+        "DATABRICKS_HOST": "https://x",
+        "DATABRICKS_TOKEN": "t",
+        "DATABRICKS_RUNTIME_VERSION": "16",
+        "HF_TOKEN": "t",
+    }
+    assert credentials.from_environment(there).keys() == {"DATABRICKS_HOST", "DATABRICKS_TOKEN"}
+
+
+class TestCode:
+    def test_an_archive_is_named_by_the_content_alone(self, fresh_home, package, tmp_path):
+        (found,) = code.stored([str(package)], None)
+        (package / ".git" / "config").write_text("changed")
+        assert code.stored([str(package)], None) == (found,) == code.stored([found], None)
+
+        code.unpack([found], tmp_path / "there")
+
+        files = {
+            str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()
+        }
+        assert files == {"mypkg/__init__.py", "mypkg/deep/model.py", "mypkg/data.txt"}
+        (package / "data.txt").write_text("changed")
+        assert code.stored([str(package)], None) != (found,)
+
+    def test_code_that_cannot_be_imported_is_refused(self, fresh_home, package, tmp_path):
+        (tmp_path / "my-file.py").touch()
+        (tmp_path / "mypkg.py").touch()
+        for paths, says in (
+            ([tmp_path / "nope"], "does not exist"),
+            ([tmp_path / "my-file.py"], "cannot be imported"),
+            ([package / "data.txt"], "cannot be imported"),
+            ([package, tmp_path / "mypkg.py"], 'two modules called "mypkg"'),
+        ):
+            with pytest.raises(InvalidArgumentError, match=says):
+                code.stored([str(path) for path in paths], None)
+
+
+@needs_uv
+@pytest.mark.processes
+class TestPackages:
+    @pytest.fixture(autouse=True)
+    def index(self, tmp_path, monkeypatch):
+        """Settings in uv's own file, as an administrator gives them to the nodes."""
+        write_wheel(tmp_path, "tidbit", "1.0", "ANSWER = 42", requires=["psutil"])
+        write_wheel(tmp_path, "greedy", "1.0", "", requires=["ray==1.0"])
+        write_wheel(tmp_path, "ray", "1.0", "")
+        settings = tmp_path / "uv.toml"
+        settings.write_text(f'no-index = true\nfind-links = ["{tmp_path}"]\n')
+        monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
+
+    def test_only_what_this_python_lacks_is_installed(self, tmp_path):
+        assert packages.install(["tidbit"], tmp_path / "there", {}) == ("tidbit==1.0",)
+        assert (tmp_path / "there" / "tidbit" / "__init__.py").exists()
+        assert not (tmp_path / "there" / "psutil").exists()
+        assert packages.install(["psutil"], tmp_path / "nothing", {}) == ()
+
+    def test_what_cannot_be_installed_is_said(self, tmp_path):
+        with pytest.raises(JobError, match=r"run_config.packages \(nonesuch\) cannot be installed: .*nonesuch was not"):
+            packages.install(["nonesuch"], tmp_path / "there", {})
+        with pytest.raises(JobError, match=r"would replace ray==1\.0 of the nodes"):
+            packages.install(["greedy"], tmp_path / "there", {})
+
+    def test_a_pool_installs_them_once_until_it_gets_another_head(self, fresh_home, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        config = RunConfig(packages=["tidbit"])
+        first, again, new = (modules.runtime_env(config, "p", gcs)["py_modules"] for gcs in ("a:1", "a:1", "b:2"))
+        assert first == again != new
+        assert capsys.readouterr().out.count("installed tidbit==1.0") == 2
+        assert [Path(folder).exists() for folder in (*first, *new)] == [False, True]
+
+
+def test_shipped_modules_come_before_those_of_the_node(tmp_path, monkeypatch):
+    for name in (shipped_modules.CODE, shipped_modules.PACKAGES):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "path", ["/node", str(tmp_path)])
+    monkeypatch.setenv("PYTHONPATH", "/other")
+    shipped_modules.add_to_path()
+    assert sys.path == [f"{tmp_path}/shoal_code", f"{tmp_path}/shoal_packages", "/node", str(tmp_path)]
+
+
+class TestSubmission:
+    def test_secrets_are_named_in_the_row_and_handed_over_in_the_file(self, store, head, spec, monkeypatch):
+        monkeypatch.setenv("MY_PIN", "seven-7-seven")
+        config = spec.run_config.model_copy(update={"secret_env": ("MY_PIN",), "env": {"PLAIN": "1"}})
+        handle = submission.submit(spec.model_copy(update={"run_config": config}), endpoint_of=lambda _: head.endpoint)
+        key = Key(handle.job_id, handle.attempt)
+
+        assert "seven-7-seven" not in str(attempts.load(store, key).spec)
+        taken = credentials.take(key.submission_id)
+        assert taken.environment["MY_PIN"] == "seven-7-seven"
+        assert taken.redact("the pin is seven-7-seven") == "the pin is ***"
+
+    def test_a_secret_that_is_not_set_is_refused(self, store, head, spec, monkeypatch):
+        monkeypatch.delenv("MY_PIN", raising=False)
+        config = spec.run_config.model_copy(update={"secret_env": ("MY_PIN",)})
+        with pytest.raises(InvalidArgumentError, match="secret_env names MY_PIN, but this process has no such"):
+            submission.submit(spec.model_copy(update={"run_config": config}), endpoint_of=lambda _: head.endpoint)
+        assert head.submissions == 0
+
+    def test_code_is_stored_and_another_code_is_another_job(self, store, head, spec, package):
+        def fingerprint_now() -> str:
+            config = spec.run_config.model_copy(update={"code": (str(package),)})
+            handle = submission.submit(
+                spec.model_copy(update={"run_config": config}), endpoint_of=lambda _: head.endpoint
+            )
+            row = attempts.load(store, Key(handle.job_id, handle.attempt))
+            with zipfile.ZipFile(*row.spec["run_config"]["code"]) as archive:
+                assert "mypkg/data.txt" in archive.namelist()
+            return str(row.spec["question"])
+
+        first, same = fingerprint_now(), fingerprint_now()
+        (package / "data.txt").write_text("changed")
+        assert first == same != fingerprint_now()
+
+    @pytest.mark.parametrize(
+        ("theirs", "library", "says"),
+        [
+            ({"python": "3.9.1"}, False, r'pool "retrain" runs Python 3\.9\.1, but this process runs Python 3\.'),
+            ({"shoal": "99.1"}, False, 'pool "retrain" runs shoal 99.1, but this process runs shoal'),
+            ({"xgboost": "1.0"}, True, 'pool "retrain" runs XGBoost 1.0, but this process runs XGBoost'),
+            ({"xgboost": "1.0"}, False, None),
+            ({"python": "3.9", "prefix": sys.prefix}, True, None),
+            ({}, True, None),
+        ],
+    )
+    def test_a_pool_of_other_versions_is_refused(self, store, head, spec, theirs, library, says):
+        where = dataclasses.replace(head.endpoint, versions=theirs)
+        if says is None:
+            submission.submit(spec, endpoint_of=lambda _: where, returns_model=library)
+            return
+        with pytest.raises(InvalidArgumentError, match=says):
+            submission.submit(spec, endpoint_of=lambda _: where, returns_model=library)
+        assert head.submissions == 0
+
+
+def test_workers_run_in_the_callers_folder_on_an_embedded_pool_only(store, head, spec, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    handle = submission.submit(spec, endpoint_of=lambda _: head.endpoint)
+    row = attempts.load(store, Key(handle.job_id, handle.attempt))
+
+    assert working_folder.of_attempt(store, row, "job-1") == str(home() / "work" / "job-1")
+    with store.transaction() as session:
+        session.get_one(Pool, row.pool).owner = ProcessId.mine().to_json()
+    assert working_folder.of_attempt(store, row, "job-1") == str(tmp_path)
+    working_folder.discard("job-1")
+    assert not (home() / "work" / "job-1").exists() and tmp_path.exists()
+
+
+def test_a_head_records_its_versions():
+    row = {"api": "http://x", **versions.to_record(versions.mine())}
+    assert versions.recorded(row) == versions.mine()
+    assert versions.recorded({"api": "http://x"}) == {}
+
+
+def test_the_named_secrets_of_an_earlier_version_are_none(fresh_home):
+    credentials.hand_over("job-1", Secrets({"MY_PIN": "1234567"}))
+    path = fresh_home / "credentials" / "job-1.json"
+    path.write_text(path.read_text().replace(', "named": []', ""))
+    assert credentials.take("job-1") == Secrets({"MY_PIN": "1234567"})
+
+
+def test_the_fingerprint_counts_the_new_options():
+    fields = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
+    plain = fingerprint(JobSpec.parse(fields))
+    assert fingerprint(JobSpec.parse({**fields, "run_config": {"packages": []}})) == plain
+    assert fingerprint(JobSpec.parse({**fields, "run_config": {"packages": ["einops"]}})) != plain
