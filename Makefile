@@ -31,7 +31,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding soak lint format bench clean lock
+.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-gpu soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -122,6 +122,9 @@ test-computing: install
 
 test-deciding: install
 	$(call lane,$(VENV),$(FAST),tests $(COMPUTING:%=--ignore=%) --ignore=tests/test_docs.py)
+
+test-gpu: install  ## Run the tests that need a GPU; skipped with the reason where there is none
+	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 ROUNDS ?= 50
 soak: install  ## Run the long tests, 2,000 odd arguments for each public function, and random SIGKILLs on real Ray; SEED=n repeats a run, ROUNDS=n (about 20 s each)

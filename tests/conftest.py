@@ -18,7 +18,12 @@ from tests.support import session_leftovers
 from tests.support.homes import STORES, new_home
 from tests.support.postgres import MISSING, Postgres, binaries
 
-pytest_plugins = ["tests.support.tiny_pools", "tests.support.prefect_server", "tests.support.two_node_cluster"]
+pytest_plugins = [
+    "tests.support.tiny_pools",
+    "tests.support.gpu_machine",
+    "tests.support.prefect_server",
+    "tests.support.two_node_cluster",
+]
 
 with suppress(ModuleNotFoundError):  # where the collection is tested against the newest Prefect
     from hypothesis import settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -13,10 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shoal import RunConfig
+from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
-from shoal.distributors.pytorch import get_context
+from shoal.distributors.embedded_pool import embedded_pool
+from shoal.distributors.pytorch import TorchDistributor, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
@@ -184,3 +186,27 @@ def test_a_remote_call_grows_the_pool_is_tracked_and_gives_it_back(
 
     with pytest.raises(InvalidArgumentError, match=r"a worker of 2 CPUs and 0 GPUs does not fit on a node of pool"):
         large.distributed()
+
+
+@pytest.mark.ray
+def test_an_embedded_pool_has_the_gpus_that_no_other_pool_has(outside, fresh_home, gpu_machine, monkeypatch, capsys):
+    """On a machine that NVML's fake makes up: no GPU has seen it."""
+    a, b, c, _ = gpu_machine(4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,1")
+
+    def gpus():
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(","), int(os.environ["LOCAL_RANK"])
+
+    with embedded_pool() as first:
+        assert ComputePool(first).get_nodes()[0]["gpus"] == 3
+        config = RunConfig(pool_name=first)
+        monkeypatch.setattr(as_job, "embedded_pool", lambda: nullcontext(first))
+        # One worker for each GPU, and each sees all of the node's, as with torchrun.
+        seen = distributed(num_cpus=0, run_config=config)(gpus).distributed()
+        assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]
+        halves = distributed(num_workers=2, num_cpus=0, run_config=config)(gpus).distributed()
+        assert [len(visible) for visible, _ in halves] == [2, 2]
+        TorchDistributor(4, run_config=config).run(gpus)
+        assert "Finished local training with 3 processes" in capsys.readouterr().out
+        with embedded_pool() as second:
+            assert ComputePool(second).get_nodes()[0]["gpus"] == 0

@@ -45,6 +45,20 @@ def test_a_result_is_handed_out_until_it_was_collected(store):
     assert asked(store, 4.0).attempt == 2
 
 
+def test_every_attempt_of_a_job_uses_the_device_of_the_first(store):
+    asked(store, gang={"workers": 1, "cpus": 1, "gpus": -1})
+    assert attempts.keep_gpu_choice(store, FIRST, True) is True
+    attempts.end(store, FIRST, JobState.FAILED, 1.0, error="why")
+
+    again = asked(store, 2.0, gang={"workers": 1, "cpus": 1, "gpus": -1})
+
+    assert attempts.keep_gpu_choice(store, Key("job", again.attempt), False) is True
+    assert attempts.load(store, Key("job", again.attempt)).gang == {"workers": 1, "cpus": 1, "gpus": 1}
+    attempts.end(store, Key("job", again.attempt), JobState.FAILED, 3.0, error="why")
+    another = asked(store, 4.0, spec={"question": "another"})
+    assert attempts.keep_gpu_choice(store, Key("job", another.attempt), False) is False
+
+
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
 def test_what_ended_badly_is_tried_anew(store, state):
     asked(store)

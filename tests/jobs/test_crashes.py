@@ -35,7 +35,25 @@ from tests.support.killed_job_operations import JOB_ID, MODEL, Scene, act, point
 
 pytestmark = pytest.mark.crash
 
-ASK, HAND_OVER, ADMIT, SEND, TOUCH, START, TAKE, BEAT, NOTE_RUN, FREE, PUBLISH, *_, END, STOP, TIDY, COLLECT = JobStep
+(
+    ASK,
+    HAND_OVER,
+    ADMIT,
+    SEND,
+    TOUCH,
+    START,
+    TAKE,
+    BEAT,
+    NOTE_RUN,
+    NOTE_GPU,
+    FREE,
+    PUBLISH,
+    *_,
+    END,
+    STOP,
+    TIDY,
+    COLLECT,
+) = JobStep
 PROMOTING = (JobStep.LOCK, JobStep.SETTLE, JobStep.INTEND, JobStep.PROMOTE, JobStep.CONFIRM, JobStep.UNLOCK)
 SETTLED = (PromotionState.CONFIRMED, PromotionState.WITHDRAWN)
 NOWHERE = "nowhere"
@@ -198,12 +216,12 @@ CASES = {
     ),
     "driving": Case(
         Stage.submitted,
-        (START, TAKE, FREE, PUBLISH, END, TIDY),
+        (START, TAKE, NOTE_GPU, FREE, PUBLISH, END, TIDY),
         ("before start", "written start", "after start", "after free", "after publish", "written end", "after end"),
     ),
     "promoting": Case(
         Stage.submitted_tracked,
-        (START, TAKE, NOTE_RUN, FREE, PUBLISH, *PROMOTING, END, TIDY),
+        (START, TAKE, NOTE_RUN, NOTE_GPU, FREE, PUBLISH, *PROMOTING, END, TIDY),
         ("after promote",),
         tried=(NOTE_RUN, *PROMOTING, END),
     ),

@@ -178,6 +178,15 @@ GPUS = (NodeSize(8, 2), NodeSize(8, 2))
             GPUS,
             (6, 3),
         ),
+        (
+            function(
+                scaling_config=PyTorchScalingConfig(
+                    num_workers_per_node=-1, resource_requirements_per_worker=WorkerResourceConfig(num_gpus=-1)
+                )
+            ),
+            GPUS[:1],
+            (2, 2),
+        ),
         (function(room_for=SpreadScalingConfig(num_workers=5)), CPUS, (5, 0)),
     ],
 )

@@ -92,6 +92,7 @@ def _become(argv: list[str], env: dict[str, str], log: str) -> None:
         os.environ.clear()
         os.environ.update(env)  # as copies: nothing points to the memory of the first ones any more
         _show_environment(env)
+        sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))  # as Python does when it starts
         sys.argv = [sys.argv[0], *argv]
         tiny_node.main()
     except BaseException:

@@ -66,10 +66,16 @@ def drive(scene: Scene) -> None:
     """Be the driver of the newest attempt, with everything real but the gang."""
     from shoal.jobs.driver import main as driver
     from shoal.training.boosting import engine
+    from shoal.training.boosting.request import TrainRequest, TrainResult
     from tests.jobs.test_driver import plain_xgboost
 
     driver.connect = lambda gcs, runtime_env: None
-    engine.train = plain_xgboost
+
+    def train(request: TrainRequest, *, keep_gpu_choice: Callable[[bool], bool], **_: object) -> TrainResult:
+        keep_gpu_choice(False)
+        return plain_xgboost(request)
+
+    engine.train = train
     key = attempts.Key(JOB_ID, attempts.latest(Store(), JOB_ID).attempt)
     sys.argv = ["driver", key.job_id, str(key.attempt)]
     driver.main()

@@ -19,10 +19,10 @@ from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.scaling import (
     AnyScaling,
-    PyTorchScalingConfig,
     SpreadScalingConfig,
     WorkerResourceConfig,
     fitting,
+    on_one_node,
     spread,
 )
 from shoal.training.run_config import RunConfig
@@ -41,11 +41,14 @@ class Site:
         claim: Number of workers, and the resources that each of them reserves.
         remote: Whether the function runs on a pool, which grows for the call, instead of on this node.
         run_config: Pool and limits of the run.
+        one_per_gpu: Whether the user gave no number of workers, so that a function that runs on this node without a
+            number of GPUs is called once for each GPU of the node.
     """
 
     claim: SpreadScalingConfig
     remote: bool
     run_config: RunConfig
+    one_per_gpu: bool = False
 
     def run(
         self, function: Callable[..., Any], args: Any, kwargs: Any, scaling: AnyScaling, *, once: bool = False
@@ -144,11 +147,9 @@ class DistributedFunction(_Decorated[P, T]):
             TrainingError: A rank raised an exception; the error describes the first one.
         """
         claim = self._site.claim
-        on_one_node = PyTorchScalingConfig(
-            num_workers_per_node=claim.num_workers,
-            resource_requirements_per_worker=claim.resource_requirements_per_worker,
-        )
-        return list(self._site.run(self._function, args, kwargs, claim if self._site.remote else on_one_node))
+        all_gpus = not claim.resource_requirements_per_worker.num_gpus
+        here = on_one_node(claim, all_gpus=all_gpus, per_gpu=all_gpus and self._site.one_per_gpu)
+        return list(self._site.run(self._function, args, kwargs, claim if self._site.remote else here))
 
 
 class LaunchedFunction(_Decorated[P, T]):
@@ -191,8 +192,8 @@ def distributed(
     """Decorate a function `f`: ``f.distributed(...)`` then calls it in several workers, ``f(...)`` in this process.
 
     Args:
-        gpus: Number of GPUs of all workers together.
-        num_workers: Number of workers; by default one worker per GPU, or one worker if `gpus` is 0.
+        gpus: Number of GPUs of all workers together. 0: all GPUs of this node, if it has any; none with `remote`.
+        num_workers: Number of workers; by default one worker per GPU, or one worker without GPUs.
         num_cpus: Number of CPUs that each worker reserves.
         gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
         remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in
@@ -213,7 +214,8 @@ def distributed(
     """
     if callable(gpus):
         raise InvalidArgumentError("@distributed needs parentheses: write @distributed()")
-    site = Site(spread(gpus, num_workers, num_cpus, gpu_type), remote, run_config or RunConfig())
+    claim = spread(gpus, num_workers, num_cpus, gpu_type)
+    site = Site(claim, remote, run_config or RunConfig(), one_per_gpu=num_workers is None)
     return lambda function: DistributedFunction(function, site)
 
 

@@ -77,6 +77,8 @@ class Gang:
         if not isinstance(config, PyTorchScalingConfig):
             return cls(config.num_workers, each.num_cpus, each.num_gpus)
         per_node = config.num_workers_per_node
+        if per_node == -1:
+            return cls(-1, each.num_cpus, each.num_gpus, per_gpu=True)
         workers = -per_node if config.num_nodes == -1 else config.num_nodes * per_node
         return cls(workers, each.num_cpus, each.num_gpus)
 

@@ -45,7 +45,15 @@ class PoolSpec(Settings):
         int, Field(ge=1, le=1000, description="Largest number of nodes of the pool, including the head node.")
     ] = 4
     cpus_per_node: Annotated[int, Field(ge=1, le=1024, description="Number of CPUs that each node offers.")] = 1
-    gpus_per_node: Annotated[int, Field(ge=0, le=64, description="Number of GPUs that each node offers.")] = 0
+    gpus_per_node: Annotated[
+        int,
+        Field(
+            ge=-1,
+            le=64,
+            description="Number of GPUs that each node offers. -1: all GPUs of this machine that no other node has "
+            "claimed when the node starts; only for local:// pools.",
+        ),
+    ] = 0
     object_store_mb: Annotated[
         int,
         Field(ge=80, description="Size in MB of each node's object store, the shared memory for Ray's objects."),
@@ -109,6 +117,8 @@ class PoolSpec(Settings):
         if self.backend != "ray" and given:
             raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
         if self.backend == "ray":
+            if self.gpus_per_node < 0:
+                raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
             if has_credentials(self.address or ""):
                 raise InvalidArgumentError(
                     f"address={redact_value(self.address or '')}: the URL must not contain credentials; put the token "

@@ -19,15 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from shoal.errors import StoreError
+from shoal.errors import CapacityError, StoreError
 from shoal.pool.backends import versions
-from shoal.pool.backends.local import processes
+from shoal.pool.backends.local import gpus, processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import (
     DRAIN_GRACE,
+    GPU_PATIENCE,
     KILL_PATIENCE,
     REVIVE_PERIOD,
     STARTS_AT_ONCE,
@@ -97,6 +98,7 @@ class Supervisor:
         self._load = load
         self._me = ProcessId.mine()
         self._folder = node_folder(node_id)
+        self._gpus: gpus.GpuClaim | None = None
         self._stopping = False
         self._store_seen = self._begun = time.monotonic()
 
@@ -119,7 +121,7 @@ class Supervisor:
             member = self._bring_up(node, spec, gcs)
             self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
             endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
-            self._report_until_written(state=NodeState.READY, endpoint=endpoint)
+            self._report_until_written(state=NodeState.READY, endpoint=endpoint, gpus=node.gpus)
             log.info("%s is ready", node.name)
             self._watch(member)
         except _Ended as reason:
@@ -160,6 +162,7 @@ class Supervisor:
         done before, without a turn.
         """
         start = self._load()
+        self._claim_gpus(node, spec.gpus_per_node)
         looked = -SUPERVISOR_PERIOD
         while True:
             # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU
@@ -173,6 +176,20 @@ class Supervisor:
                         self._checked_row()
                         return start(node, spec, gcs, self._folder)
             time.sleep(0.05)
+
+    def _claim_gpus(self, node: Node, wanted: int) -> None:
+        """Claim the node's GPUs, and hide all others from its processes. Wait for a node that is just ending."""
+        until = time.monotonic() + GPU_PATIENCE
+        while self._gpus is None:
+            try:
+                self._gpus = gpus.claim(wanted, node, self._folder)
+            except CapacityError:
+                if time.monotonic() > until:
+                    raise
+                self._checked_row()
+                self._pause()
+        self._gpus.show_only_these()
+        node.gpus = len(self._gpus.gpus)
 
     def _watch(self, member: Member) -> None:
         busy = draining = False
@@ -264,6 +281,8 @@ class Supervisor:
                 log.exception("the node could not be stopped cleanly; its processes are killed")
         if not processes.end_all(lambda: processes.of_node(self._id, [self._folder], self._me), patience=KILL_PATIENCE):
             remove_own_folder(self._folder)
+            if self._gpus:
+                self._gpus.release()
 
     def _on_sigterm(self, *_: object) -> None:
         self._stopping = True

@@ -77,6 +77,10 @@ KILL_PATIENCE = 10.0
 """Time that a process has to end after SIGKILL. A process that takes longer hangs in the kernel. It cannot be ended, so
 it is named in an error message."""
 
+GPU_PATIENCE = 2.0
+"""Time for which a starting node waits for GPUs that another node has claimed, before its start fails. A node that ends
+releases its GPUs within 0.3 to 2 s."""
+
 RECONCILE_PERIOD = 1.0
 """Interval at which the reconciler checks every pool. It has to be short because `describe_pool` and the sensors
 promise to show changes within seconds."""

@@ -294,6 +294,8 @@ class Job(Base):
     """Priority in the pool's queue. Jobs with a higher number start first. None in rows of versions without a queue."""
     gang: Mapped[dict[str, Any] | None]
     """Number and resources of the workers that the job needs (`shoal.jobs.queue.Gang`)."""
+    uses_gpu: Mapped[bool | None]
+    """Whether the training uses GPUs, as the job's first attempt has decided. None before, and if the spec decides."""
     queued_at: Mapped[float | None]
     """Time at which the attempt joined the queue. The job's credentials were stored before this time, so from then on
     any process may send the job to the head."""

@@ -17,7 +17,7 @@ from shoal.state.home import home
 from shoal.state.locks import file_lock
 from shoal.state.signals import uninterrupted
 
-SCHEMA_VERSION = "0007"
+SCHEMA_VERSION = "0008"
 """Newest revision in `migrations/versions`. If a store already has this version, Alembic is not imported, which saves
 0.3 s."""
 

@@ -144,16 +144,29 @@ def turn_lock(turn: int) -> Path:
     Args:
         turn: Number of the turn, from 0.
     """
-    folder = temp_folder() / f"shoal-turns-{os.geteuid()}"
+    return _lock_of_user("turns", f"start{turn}")
+
+
+def gpu_lock(gpu: str) -> Path:
+    """Return the path of the lock file by which a node claims a GPU. All home folders of a user on this host share it.
+
+    Args:
+        gpu: Id of the GPU.
+    """
+    return _lock_of_user("gpus", gpu)
+
+
+def _lock_of_user(kind: str, name: str) -> Path:
+    folder = temp_folder() / f"shoal-{kind}-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
-        return lock_file(f"start{turn}")
-    # The turn locks limit how many nodes start at the same time. If another user can enter or replace their folder,
-    # that user could hold these locks and delay nodes. So a lock file in the home folder is used instead.
+        return lock_file(name)
+    # If another user can enter or replace the folder, that user could hold the locks and delay nodes. So a lock file in
+    # the home folder is used instead.
     if why_not_private(folder):
-        return lock_file(f"start{turn}")
-    return folder / f"start{turn}.lock"
+        return lock_file(name)
+    return folder / f"{name}.lock"
 
 
 def _root_of_this_node() -> Path | None:

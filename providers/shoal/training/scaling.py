@@ -34,8 +34,9 @@ class ScalingConfig(Settings):
     )
     use_gpu: bool | None = Field(
         default=None,
-        description="Whether to train on GPUs. None: XGBoost trains on GPUs if every active node has one. LightGBM "
-        "does not, because its wheels on PyPI do not support CUDA.",
+        description="Whether to train on GPUs. None: XGBoost trains on GPUs if every active node has one and the "
+        "installed XGBoost has CUDA; all attempts of a job do the same. LightGBM does not, because its wheels on PyPI "
+        "have no CUDA.",
     )
 
     @field_validator("num_workers", "num_cpu_per_worker")

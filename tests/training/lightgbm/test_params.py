@@ -86,7 +86,9 @@ def test_what_workers_get() -> None:
     alone = made({"force_row_wise": True, "tree_learner": "serial"}, workers=1)
     assert alone["tree_learner"] == "serial"
     assert "force_col_wise" not in alone
-    assert made({}, gpus=1)["device_type"] == "cuda"
+    assert made({}, workers=1, gpus=1)["device_type"] == "cuda"
+    with pytest.raises(InvalidArgumentError, match="CUDA in one process only, but there are 2 workers"):
+        made({}, gpus=1)
     assert made({"device": "gpu"}, gpus=1)["device_type"] == "gpu"
     assert made({"categorical_feature": "name:b,0"})["categorical_feature"] == ["b", 0]
 
@@ -194,11 +196,9 @@ def test_columns_that_would_be_renamed() -> None:
 
 @pytest.mark.parametrize(
     ("params", "use_gpu", "device"),
-    [({}, None, "cpu"), ({}, True, None), ({}, False, None), ({"device": "gpu"}, None, "gpu")],
+    [({}, None, None), ({}, True, None), ({}, False, None), ({"device": "gpu"}, None, "gpu")],
 )
-def test_gpus_are_used_only_where_they_are_asked_for(
-    params: dict[str, Any], use_gpu: bool | None, device: str | None
-) -> None:
+def test_the_users_device(params: dict[str, Any], use_gpu: bool | None, device: str | None) -> None:
     asked = TrainRequest(
         framework="lightgbm",
         dataset={"paths": ("a.parquet",)},

@@ -62,6 +62,29 @@ def test_workers_are_laid_out_on_nodes_that_have_room() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "cpus", "gpus", "workers", "each"),
+    [
+        (of(1, -1, 1, -1), 8, 4, 4, 1),
+        (of(1, -1, 1, -1), 3, 4, 3, 1),  # each worker needs a CPU
+        (of(1, -1, 0, -1), 1, 4, 4, 1),
+        (of(1, -1, 1, -1), 8, 0, 1, 0),
+        (of(1, 2, 1, -1), 8, 4, 2, 2),
+        (of(1, 3, 1, -1), 8, 4, 3, 1),
+        (of(1, 2, 1, -1), 8, 1, 2, 0),
+        (of(1, -1, 1, 2), 8, 4, 2, 2),
+    ],
+)
+def test_workers_divide_all_gpus_of_a_node(
+    config: PyTorchScalingConfig, cpus: int, gpus: int, workers: int, each: int
+) -> None:
+    nodes = [Node(name="small", cpus=cpus, gpus=0), Node(name="large", cpus=cpus, gpus=gpus)]
+    layout = lay_out(config, nodes)
+    assert (layout.num_workers, layout.each.num_gpus) == (workers, each)
+    with pytest.raises(InvalidArgumentError, match="num_gpus=-1 needs a PyTorchScalingConfig"):
+        spread(1, 1, -1)
+
+
+@pytest.mark.parametrize(
     ("config", "says"),
     [
         (of(3), r"num_nodes=3 of 1 CPU for each worker is more than there is room for, 2 .* shoal.scale_cluster"),
@@ -99,7 +122,9 @@ def test_clamping_takes_what_there_is_but_something_there_must_be() -> None:
         lay_out(of(1, 1, 1, 1), ONE_CPU, clamp=True)
 
 
-@pytest.mark.parametrize("wrong", [{"num_nodes": 0}, {"num_workers_per_node": 0}, {"nodes": 2}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_nodes": 0}, {"num_workers_per_node": 0}, {"num_workers_per_node": -2}, {"nodes": 2}]
+)
 def test_a_wrong_config_is_refused_by_name(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         PyTorchScalingConfig(**wrong)

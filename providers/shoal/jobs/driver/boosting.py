@@ -69,7 +69,13 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     if run:
         run.log_params({**_params(spec), **user_code.names()})
         run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
-    trained = train(spec, user_code=user_code, env=place.environment, on_progress=place.on_progress)
+    trained = train(
+        spec,
+        user_code=user_code,
+        env=place.environment,
+        on_progress=place.on_progress,
+        keep_gpu_choice=place.keep_gpu_choice,
+    )
     place.on_trained()
     path = artifacts.save(folder, claim, trained)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)

@@ -46,6 +46,14 @@ class AttemptContext:
         """Return the attempt's claim, which is written into folders to show that they belong to this attempt."""
         return artifacts.claim_of(self.store, self.key)
 
+    def keep_gpu_choice(self, choice: bool) -> bool:
+        """Record whether the job uses GPUs, and return the choice of the job's first attempt.
+
+        Args:
+            choice: Choice of this attempt.
+        """
+        return patiently(self.store, lambda: attempts.keep_gpu_choice(self.store, self.key, choice))
+
     def is_current(self) -> bool:
         """Return whether this attempt is running and is the newest of its job.
 

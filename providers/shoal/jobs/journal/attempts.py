@@ -96,6 +96,7 @@ def ask(store: Store, order: Order, now: float) -> Job:
             submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
             priority=order.priority,
             gang=order.gang,
+            uses_gpu=job.uses_gpu if job and same else None,
             created_at=now,
         )
         session.add(attempt)
@@ -223,6 +224,24 @@ def note_run(store: Store, key: Key, run_id: str) -> None:
     """Record the id of an attempt's MLflow run in the attempt's row."""
     with transaction(store, JobStep.NOTE_RUN) as session:
         get(session, key).mlflow_run_id = run_id
+
+
+def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
+    """Record whether a job uses GPUs, unless an earlier attempt has, and return the recorded choice.
+
+    Models that were trained on GPUs and on CPUs differ, so all attempts of a job use the same device.
+
+    Args:
+        store: Store that has the attempt's row.
+        key: The attempt.
+        choice: Choice of this attempt.
+    """
+    with transaction(store, JobStep.NOTE_GPU) as session:
+        job = get(session, key)
+        job.uses_gpu = choice if job.uses_gpu is None else job.uses_gpu
+        if job.gang:
+            job.gang = job.gang | {"gpus": int(job.uses_gpu)}
+        return job.uses_gpu
 
 
 def end(

@@ -36,6 +36,8 @@ class JobStep(StrEnum):
     """Transaction: the driver records every few seconds that it is alive (its heartbeat), and its progress."""
     NOTE_RUN = "note-run"
     """Transaction: the driver records the MLflow run of the attempt."""
+    NOTE_GPU = "note-gpu"
+    """Transaction: the driver records whether the job uses GPUs, if its spec leaves this open."""
     FREE = "free"
     """Transaction: the driver records that the training is over and the attempt needs no room for workers any more."""
     PUBLISH = "publish"

@@ -120,7 +120,7 @@ class Backend(Protocol):
         """
 
     def prepare(self, spec: PoolSpec) -> None:
-        """Create the files that nodes need (a token) before the first node of a pool starts.
+        """Create the files that nodes need, such as a token, before the first node of a pool starts.
 
         Must be quick, because it is called inside a transaction.
         """

@@ -18,19 +18,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.categories import find_categories
-from shoal.errors import InvalidArgumentError, MissingExtraError, TrainingError
+from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError
 from shoal.training import cluster
 from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, shard_datasets
 from shoal.training.boosting.progress import latest
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.task import Boosted, Checkpoint, Prepared, Segment, Task
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.context import say
 from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import GangSize, resolve_size
+from shoal.training.scaling import GangSize, gpu_wish, resolve_size
 
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
@@ -51,6 +52,9 @@ of a round for each earlier round. More segments would therefore make the traini
 _FIRST_LINE_S = 10.0
 """Seconds until the first line about the progress is printed, so that a training of a few seconds prints none."""
 
+KeepChoice = Callable[[bool], bool]
+"""Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""
+
 OnAll = Callable[[str, Sequence[Any]], list[Any]]
 """Type of a function that calls a function of the workers' module on all ranks at once. The arguments are the name of
 the function to call and one argument per rank."""
@@ -70,6 +74,16 @@ class Library(Protocol):
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
 
+    def why_cpu(self) -> str | None:
+        """Return why the library trains on CPUs if the user set nothing and all nodes have GPUs; None: it uses GPUs."""
+
+    def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
+        """Return why the library cannot train on a GPU in this process, and what to do; None if it can.
+
+        Args:
+            params: Parameters of the workers, which name the device.
+        """
+
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
 
@@ -86,6 +100,7 @@ def train(
     user_code: UserCode | None = None,
     env: Mapping[str, str] | None = None,
     on_progress: OnProgress | None = None,
+    keep_gpu_choice: KeepChoice = bool,
 ) -> TrainResult:
     """Train a model on the Ray cluster that this process is connected to.
 
@@ -97,6 +112,9 @@ def train(
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
         on_progress: Function to call with the finished rounds, at most every 2 s and at the end of each segment.
+        keep_gpu_choice: Function to call if the request leaves open whether to use GPUs (``use_gpu=None``), with
+            whether the nodes and the library can. The training uses GPUs if the function returns True. By default it
+            does if they can.
 
     Returns:
         The model, its metrics and the training statistics.
@@ -104,7 +122,8 @@ def train(
     Raises:
         InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
         DataError: The training cannot use the datasets.
-        CapacityError: The active nodes are too small for the workers, or had no free room in time.
+        CapacityError: The active nodes are too small for the workers, or had no free room in time, or the library
+            cannot train on their GPUs.
         TrainingError: The library refuses a parameter, or the training failed; the message contains the first cause
             and its rank.
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
@@ -114,8 +133,33 @@ def train(
     library = _library(request.framework)
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    use_gpu = _uses_gpus(request, library, keep_gpu_choice)
+    request = request.model_copy(
+        update={"scaling_config": request.scaling_config.model_copy(update={"use_gpu": use_gpu})}
+    )
     training = _Training(request, library, user_code or UserCode(), dict(env or {}), on_progress, began)
     return training.run()
+
+
+def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> bool:
+    """Return whether the training uses GPUs. The choice is made once, so that restarts and attempts do not change it.
+
+    Raises:
+        InvalidArgumentError: The config and the device parameter contradict each other.
+    """
+    wish = gpu_wish(request.scaling_config, library.device(request))
+    if wish is not None:
+        return wish
+    nodes = cluster.active_nodes()
+    possible = bool(nodes) and all(node["gpus"] for node in nodes)
+    why_cpu = library.why_cpu() if possible else None
+    choice = possible and why_cpu is None
+    kept = keep_choice(choice)
+    if kept != choice:
+        say(f"training on {'GPUs' if kept else 'CPUs'}, as the job's earlier attempts did")
+    elif possible:
+        say(f"training on CPUs, although every node has a GPU: {why_cpu}" if why_cpu else "training on the nodes' GPUs")
+    return kept
 
 
 def _library(framework: str) -> Library:
@@ -218,6 +262,7 @@ class _Training:
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
         with shared_gang(shape, timeout=min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS)), env=self._env) as gang:
             gang.preload([self._library.worker])
+            self._check_gpus(gang)
             tasks = [
                 Task(
                     train=train,
@@ -268,6 +313,16 @@ class _Training:
             restarts=self._restarts.count,
             workers=stats,
         )
+
+    def _check_gpus(self, gang: Gang) -> None:
+        """Let every worker try its GPU. Without this check XGBoost would train on the CPU, with only a warning."""
+        if not self._size.gpus_per_worker:
+            return
+        check = self._library.gpu_problem
+        problems = gang.run(check, [(self._params,)] * len(gang.workers), timeout=self._restarts.timeout)
+        for worker, problem in zip(gang.workers, problems, strict=True):
+            if problem is not None:
+                raise CapacityError(f"the training cannot use the GPU of node {worker.node}: {problem}")
 
     def _boost(self, gang: Gang, workers: Sequence[_Worker]) -> Boosted:
         """Train the rounds after the last checkpoint, in segments (groups of rounds); return rank 0's last result."""

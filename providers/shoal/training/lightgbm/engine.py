@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
@@ -15,6 +15,7 @@ from shoal.training.lightgbm.params import (
     RANKING,
     check_params,
     device_of,
+    gpu_problem,
     has_metric,
     is_forest,
     merge_params,
@@ -37,12 +38,16 @@ class LightGBM:
     worker = "shoal.training.lightgbm.worker"
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device that the user set in `params`, else None if the user set `use_gpu`, else "cpu".
+        """Return the device, such as "cpu" or "cuda", that the user set in `params`, or None if the user set none."""
+        return device_of(self._merged(request))
 
-        LightGBM does not use the nodes' GPUs by default, because LightGBM's wheels on PyPI do not support CUDA.
-        """
-        device = device_of(self._merged(request))
-        return "cpu" if device is None and request.scaling_config.use_gpu is None else device
+    def why_cpu(self) -> str | None:
+        """Return why LightGBM trains on CPUs by default."""
+        return "LightGBM uses GPUs only with use_gpu=True, because its wheels on PyPI have no CUDA"
+
+    def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
+        """Return why LightGBM cannot train on a GPU in this process, and what to do; None if it can."""
+        return gpu_problem(params["device_type"])
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """Check the user's parameters; return the parameters of every worker and the seed of the training.

@@ -127,6 +127,12 @@ def worker_params(
             f'tree_learner="{learner}" cannot train on rows that are divided among workers: remove it, or set it to '
             '"data" or "voting"'
         )
+    device = given.get("device_type", "cuda") if gpus else "cpu"
+    if device == "cuda" and workers > 1:
+        raise InvalidArgumentError(
+            f"LightGBM trains with CUDA in one process only, but there are {workers} workers: set num_workers=1, or "
+            'params={"device": "gpu"} (OpenCL)'
+        )
     if given.get("linear_tree"):
         raise InvalidArgumentError(
             "shoal does not support linear_tree, because LightGBM trains linear trees only in one process and with all "
@@ -164,7 +170,7 @@ def worker_params(
         "num_threads": threads,
         "num_machines": workers,
         "tree_learner": "serial" if workers == 1 else learner,
-        "device_type": given.get("device_type", "cuda") if gpus else "cpu",
+        "device_type": device,
     }
 
 
@@ -258,6 +264,29 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
         if isinstance(exc, InvalidArgumentError):
             raise
         raise TrainingError(f"LightGBM refuses the parameters: {own_message(exc)}") from exc
+
+
+def gpu_problem(device: str) -> str | None:
+    """Return why LightGBM cannot train on a GPU in this process, and what to do; None if it can.
+
+    Args:
+        device: LightGBM's ``device_type``: "cuda", or "gpu" for OpenCL.
+    """
+    import lightgbm
+    import numpy as np
+
+    # LightGBM cannot be asked how it was built. It refuses a device when it makes a booster.
+    rows = lightgbm.Dataset(np.arange(100.0).reshape(-1, 1), np.arange(100.0), params={"verbosity": -1})
+    try:
+        lightgbm.Booster({"device_type": device, "verbosity": -1, "num_threads": 1}, rows)
+    except lightgbm.basic.LightGBMError as exc:
+        return (
+            f'LightGBM refuses device_type="{device}": {own_message(exc).splitlines()[0]} Its wheels on PyPI have no '
+            "CUDA: install the build of conda-forge for CUDA, or run `pip install --no-binary lightgbm "
+            "--config-settings=cmake.define.USE_CUDA=ON lightgbm` on each node, which needs the CUDA toolkit. The "
+            'wheels can train with OpenCL: set params={"device": "gpu"}. To train on CPUs, set use_gpu=False'
+        )
+    return None
 
 
 def own_message(exc: BaseException) -> str:

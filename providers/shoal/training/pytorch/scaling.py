@@ -29,7 +29,12 @@ class WorkerResourceConfig(Settings):
         description="Number of CPUs that the worker reserves, and of threads that PyTorch uses. With 0 the worker "
         "reserves no CPU and uses one thread.",
     )
-    num_gpus: int = Field(default=0, ge=0, description="Number of GPUs that the worker reserves.")
+    num_gpus: int = Field(
+        default=0,
+        ge=-1,
+        description="Number of GPUs that the worker reserves. -1: an equal share of its node's GPUs; only with "
+        "`PyTorchScalingConfig`.",
+    )
     gpu_type: str | None = Field(
         default=None,
         min_length=1,
@@ -57,7 +62,11 @@ class PyTorchScalingConfig(Settings):
     num_nodes: int = Field(
         default=1, description="Number of nodes that run workers. -1: all active nodes that have room for the workers."
     )
-    num_workers_per_node: int = Field(default=1, ge=1, description="Number of workers on each of these nodes.")
+    num_workers_per_node: int = Field(
+        default=1,
+        description="Number of workers on each of these nodes. -1: one for each GPU of the node, but not more than its "
+        "CPUs allow, or one if it has no GPU.",
+    )
     resource_requirements_per_worker: WorkerResourceConfig = Field(
         default_factory=WorkerResourceConfig, description="Resources that each worker reserves."
     )
@@ -67,6 +76,13 @@ class PyTorchScalingConfig(Settings):
     def _positive_or_all(cls, value: int) -> int:
         if value != -1 and value < 1:
             raise ValueError("must be a positive number, or -1 for all nodes that have room for the workers")
+        return value
+
+    @field_validator("num_workers_per_node")
+    @classmethod
+    def _positive_or_one_per_gpu(cls, value: int) -> int:
+        if value != -1 and value < 1:
+            raise ValueError("must be a positive number, or -1 for one worker on each GPU")
         return value
 
 
@@ -81,6 +97,12 @@ class SpreadScalingConfig(Settings):
     resource_requirements_per_worker: WorkerResourceConfig = Field(
         default_factory=WorkerResourceConfig, description="Resources that each worker reserves."
     )
+
+    @model_validator(mode="after")
+    def _known_gpus(self) -> Self:
+        if self.resource_requirements_per_worker.num_gpus < 0:
+            raise ValueError("num_gpus=-1 needs a PyTorchScalingConfig: give the number of GPUs of each worker")
+        return self
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
@@ -103,6 +125,21 @@ def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | No
         )
     each = WorkerResourceConfig(num_cpus=num_cpus, num_gpus=gpus // workers, gpu_type=gpu_type)
     return SpreadScalingConfig(num_workers=workers, resource_requirements_per_worker=each)
+
+
+def on_one_node(config: SpreadScalingConfig, *, all_gpus: bool, per_gpu: bool) -> PyTorchScalingConfig:
+    """Convert the result of :func:`spread` to a scaling config for workers on one node.
+
+    Args:
+        config: Number of workers and resources of each.
+        all_gpus: Whether the workers divide all GPUs of the node among them, instead of those in `config`.
+        per_gpu: Whether there is one worker on each GPU of the node, instead of the number in `config`.
+    """
+    each = config.resource_requirements_per_worker
+    return PyTorchScalingConfig(
+        num_workers_per_node=-1 if per_gpu else config.num_workers,
+        resource_requirements_per_worker=each.model_copy(update={"num_gpus": -1}) if all_gpus else each,
+    )
 
 
 AnyScaling = PyTorchScalingConfig | SpreadScalingConfig
@@ -134,6 +171,8 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
     Raises:
         CapacityError: There is no room for the workers on the active nodes.
     """
+    if isinstance(config, PyTorchScalingConfig):
+        config = _with_numbers(config, nodes)
     each = config.resource_requirements_per_worker
     fits = [fitting(node, each) for node in nodes]
 
@@ -147,6 +186,18 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
     usable = sum(fit >= per_node for fit in fits)
     wanted = usable if config.num_nodes == -1 else checked("num_nodes", config.num_nodes, usable)
     return Layout(wanted * per_node, per_node, each)
+
+
+def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorchScalingConfig:
+    """Replace each -1 for the workers of a node and for their GPUs by the number that fits the node with most GPUs."""
+    each, per_node = config.resource_requirements_per_worker, config.num_workers_per_node
+    of_type = [node for node in nodes if workers_on(node, 0, 0, each.gpu_type)]
+    best = max(of_type, key=lambda node: (node["gpus"], node["cpus"]), default=Node(name="", cpus=0, gpus=0))
+    if per_node == -1:
+        per_node = max(1, min(best["gpus"] // max(1, each.num_gpus), workers_on(best, each.num_cpus, 0)))
+    if each.num_gpus == -1:
+        each = each.model_copy(update={"num_gpus": best["gpus"] // per_node})
+    return config.model_copy(update={"num_workers_per_node": per_node, "resource_requirements_per_worker": each})
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:

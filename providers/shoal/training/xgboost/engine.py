@@ -5,7 +5,7 @@ The tracker is the process by which XGBoost's workers find each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
@@ -13,6 +13,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.task import Prepared, Task
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.scaling import GangSize
+from shoal.training.xgboost.gpu import WITHOUT_CUDA, gpu_problem, has_cuda
 from shoal.training.xgboost.params import check_params, device_of, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
 
@@ -40,6 +41,14 @@ class XGBoost:
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
         return device_of(self._merged(request))
+
+    def why_cpu(self) -> str | None:
+        """Return why XGBoost trains on CPUs by default, if the installed XGBoost has no CUDA."""
+        return None if has_cuda() else WITHOUT_CUDA
+
+    def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
+        """Return why XGBoost cannot train on a GPU in this process, and what to do; None if it can."""
+        return gpu_problem()
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """Check the user's parameters; return the parameters of every worker and the seed of the training.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ from shoal.errors import StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.ray_environment import ray_environment
@@ -34,7 +36,7 @@ from shoal.state.temp_folder import (
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
     "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-    "CUDA_VISIBLE_DEVICES", "SHOAL_STATE_URL", "UV_CONFIG_FILE",
+    "SHOAL_STATE_URL", "UV_CONFIG_FILE", *SELECTORS,
 )  # fmt: skip
 """The only environment variables that a node inherits from the process that starts it, so that the secrets of an
 Airflow or Prefect task do not get into the pool."""
@@ -58,29 +60,38 @@ class LocalBackend:
     start_timeout_per_node = _START_TIMEOUT_PER_NODE
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Check that the folder for the nodes' sockets can be used. Any size up to MAX_NODES is accepted.
+        """Check that the folder for the nodes' sockets can be used, and that this machine has the nodes' GPUs.
 
         Raises:
             StoreError: The temp folder cannot hold the nodes' sockets.
+            InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
         """
         runtime_root()
+        if spec.gpus_per_node > 0:
+            selectors = _selectors(spec.name)
+            check_number(spec.gpus_per_node, size, os.environ if selectors is None else selectors)
 
     def prepare(self, spec: PoolSpec) -> None:
         """Create a new bearer token for a pool that is being started. Tokens from earlier starts of the pool are then
-        no longer valid."""
+        no longer valid. Also record which GPUs this process may use, for the nodes that other processes start."""
         path = token_path(spec.name)
         try:
             path.unlink(missing_ok=True)
             path.touch(mode=0o600)
             path.write_text(secrets.token_hex(32))
+            selectors = {name: os.environ[name] for name in SELECTORS if name in os.environ}
+            partial = path.with_name("gpus.json.new")
+            partial.write_text(json.dumps(selectors))
+            partial.replace(_selectors_path(spec.name))
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
             ) from error
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Remove the pool's token. With `everything`, remove the pool's whole folder."""
+        """Remove the files that `prepare` has created. With `everything`, remove the pool's whole folder."""
         token_path(name).unlink(missing_ok=True)
+        _selectors_path(name).unlink(missing_ok=True)
         if everything:
             remove_folder(token_path(name).parent)
 
@@ -159,6 +170,22 @@ def token_path(pool: str) -> Path:
     return subfolder("pools", pool) / "token"
 
 
+def _selectors_path(pool: str) -> Path:
+    return subfolder("pools", pool) / "gpus.json"
+
+
+def _selectors(pool: str) -> dict[str, str] | None:
+    """Return the variables by which the process that started a pool has limited the GPUs that its nodes may use.
+
+    The result is None for a pool that is down, or that an older version has started.
+    """
+    try:
+        found: dict[str, str] = json.loads(_selectors_path(pool).read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
 def inherited_environment() -> dict[str, str]:
     """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, and
     SHOAL_HOME."""
@@ -172,8 +199,11 @@ def inherited_environment() -> dict[str, str]:
 
 def node_environment(node: NodeRef) -> dict[str, str]:
     """Return all environment variables for the processes of a node."""
+    environment, selectors = inherited_environment(), _selectors(node.pool)
+    if selectors is not None:
+        environment = {name: value for name, value in environment.items() if name not in SELECTORS} | selectors
     return {
-        **inherited_environment(),
+        **environment,
         NODE_TAG: node.id,
         ROOT_VARIABLE: str(runtime_root()),
         # Jobs are run with the Python interpreter of the pool, because the process that submits a job may use another

@@ -8,9 +8,11 @@ else: the supervisor. The variables of `pool.ray_environment` have to be set bef
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray._private.accelerators import NvidiaGPUAcceleratorManager, get_accelerator_manager_for_resource
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray.core.generated import autoscaler_pb2
@@ -19,6 +21,21 @@ from ray.exceptions import RayError
 from shoal.pool.tunables import HEAD_PATIENCE
 
 _RPC_TIMEOUT_S = 5.0
+
+
+def other_gpus() -> list[str]:
+    """Return the numbers of the GPUs of other makers than NVIDIA that this process may use, as Ray finds them."""
+    manager = get_accelerator_manager_for_resource("GPU")
+    if manager is NvidiaGPUAcceleratorManager or manager.get_visible_accelerator_ids_env_var() is None:
+        return []
+    visible = manager.get_current_process_visible_accelerator_ids()
+    everything = [str(number) for number in range(manager.get_current_node_num_accelerators())]
+    return everything if visible is None else [each for each in visible if each in everything]
+
+
+def show_other_gpus(numbers: Sequence[str]) -> None:
+    """Hide all other GPUs of other makers than NVIDIA from the processes that this process starts from now on."""
+    get_accelerator_manager_for_resource("GPU").set_current_process_visible_accelerator_ids(list(numbers))
 
 
 @dataclass(frozen=True)

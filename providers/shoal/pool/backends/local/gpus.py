@@ -1,0 +1,272 @@
+"""Find the GPUs of this machine, and divide them among the nodes of all local pools of a user by lock files.
+
+A node claims its GPUs before it starts: its supervisor holds the lock file of each of them until the node has ended.
+The lock files are in the host's temp folder, so that all of a user's home folders and stores share them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.pool.backends.local import processes
+from shoal.state.locks import file_lock, open_locked
+from shoal.state.process import ProcessId
+from shoal.state.schema import Node
+from shoal.state.temp_folder import gpu_lock
+
+log = logging.getLogger("shoal.gpus")
+
+ALL = -1
+"""Value of `PoolSpec.gpus_per_node` with which a node claims all GPUs that no other node has claimed."""
+
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+SELECTORS = (CUDA_DEVICES, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR")
+"""Environment variables by which users limit the GPUs that a process sees."""
+
+_ASK_RAY = "import json; from shoal.pool.backends.local import raylet; print(json.dumps(raylet.other_gpus()))"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine, or a part of one (an instance of NVIDIA's MIG).
+
+    Args:
+        id: UUID of an NVIDIA GPU; of other GPUs, the number by which Ray selects it.
+        is_nvidia: Whether it is a GPU of NVIDIA.
+        strangers: Ids of the processes of other users that use it. Empty for GPUs of other makers.
+    """
+
+    id: str
+    is_nvidia: bool = True
+    strangers: tuple[int, ...] = ()
+
+    @property
+    def lock(self) -> Path:
+        """Path of the file that the node's supervisor locks to claim the GPU."""
+        return gpu_lock(self.id if self.is_nvidia else f"other-{self.id}")
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[Gpu]:
+    """Find the GPUs that a process with the given environment variables may use.
+
+    NVIDIA's are found by NVML. If there are none, Ray is asked for those of other makers.
+    """
+    return _nvidia(environment.get(CUDA_DEVICES)) or [Gpu(each, is_nvidia=False) for each in _others(environment)]
+
+
+def check_number(per_node: int, nodes: int, environment: Mapping[str, str]) -> None:
+    """Check that this machine has enough GPUs for a number of nodes, and warn if other users' processes use them.
+
+    Raises:
+        InvalidArgumentError: There are fewer GPUs.
+    """
+    found, needed = visible_gpus(environment), per_node * nodes
+    if needed > len(found):
+        limit = f", with {CUDA_DEVICES}={environment[CUDA_DEVICES]}" if CUDA_DEVICES in environment else ""
+        raise InvalidArgumentError(
+            f"{nodes} node{'' if nodes == 1 else 's'} with gpus_per_node={per_node} need {_number(needed)}, but "
+            f"{_number(len(found))} of this machine can be used{limit}: request fewer nodes or GPUs"
+        )
+    used = [gpu for gpu in found if gpu.strangers]
+    if needed > len(found) - len(used):
+        users = "; ".join(f"{gpu.id} by process {', '.join(map(str, gpu.strangers))}" for gpu in used)
+        warnings.warn(f"the pool needs GPUs that other users' processes use: {users}", stacklevel=2)
+
+
+class GpuClaim:
+    """The GPUs that a node has claimed. The claim ends with :meth:`release`, or when this process ends.
+
+    Args:
+        gpus: The claimed GPUs.
+        locks: Open lock files of the GPUs.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], locks: ExitStack) -> None:
+        self.gpus = tuple(gpus)
+        self._locks = locks
+
+    def show_only_these(self) -> None:
+        """Hide all other GPUs from this process, and from the processes that it starts from now on."""
+        ids = [gpu.id for gpu in self.gpus]
+        if all(gpu.is_nvidia for gpu in self.gpus):
+            os.environ[CUDA_DEVICES] = ",".join(ids)
+        else:
+            from shoal.pool.backends.local import raylet
+
+            raylet.show_other_gpus(ids)
+
+    def release(self) -> None:
+        """Let other nodes claim the GPUs. The node's processes must have ended."""
+        for gpu in self.gpus:
+            os.truncate(gpu.lock, 0)
+        self._locks.close()
+
+
+def claim(wanted: int, node: Node, folder: Path) -> GpuClaim:
+    """Claim GPUs of this machine for a node, first those that no process of another user uses.
+
+    Args:
+        wanted: Number of GPUs; `ALL` for all that no other node has claimed.
+        node: The node's row.
+        folder: The node's folder.
+
+    Raises:
+        CapacityError: Fewer GPUs are free.
+    """
+    if not wanted:
+        return GpuClaim((), ExitStack())
+    found = sorted(visible_gpus(os.environ), key=lambda gpu: bool(gpu.strangers))
+    taken: list[Gpu] = []
+    holders: list[str] = []
+    # One process at a time chooses. Otherwise two nodes that need several GPUs each could take half of them each.
+    with file_lock(gpu_lock("choosing")), ExitStack() as locks:
+        for gpu in found:
+            if len(taken) == wanted:
+                break
+            with ExitStack() as lock:
+                if lock.enter_context(open_locked(gpu.lock, wait=False)) and not _is_used(gpu.lock):
+                    locks.push(lock.pop_all())
+                    taken.append(gpu)
+                else:
+                    holders.append(f"{gpu.id} by {_holder(gpu.lock).get('name', 'a node')}")
+        if wanted > len(taken):
+            raise CapacityError(
+                f"the node needs {_number(wanted)}, but {_number(len(taken))} of this machine's {len(found)} can be "
+                f"claimed. Claimed by nodes of this user: {'; '.join(holders) or 'none'}. Take down a pool that uses "
+                "them, or request fewer GPUs"
+            )
+        supervisor = ProcessId.mine().to_json()
+        for gpu in taken:
+            gpu.lock.write_text(
+                json.dumps({"node": node.id, "name": node.name, "folder": str(folder), "supervisor": supervisor})
+            )
+            if gpu.strangers:
+                log.warning("GPU %s is used by processes of other users: %s", gpu.id, gpu.strangers)
+        return GpuClaim(taken, locks.pop_all())
+
+
+def _is_used(path: Path) -> bool:
+    """Return whether processes of the node that has claimed a GPU still run, although its supervisor was killed."""
+    holder = _holder(path)
+    if not holder:
+        return False
+    supervisor = ProcessId.from_json(holder["supervisor"])
+    return bool(processes.of_node(holder["node"], [Path(holder["folder"])], supervisor))
+
+
+def _holder(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text() or "{}")
+    except ValueError:  # the claiming process was killed while it wrote the file, so the node was not started
+        return {}
+    return content
+
+
+def _nvidia(limit: str | None) -> list[Gpu]:
+    """Return NVIDIA's GPUs in the order of `nvidia-smi`, or those that CUDA_VISIBLE_DEVICES names, in its order."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # the machine has no driver
+        return []
+    try:
+        by_index = {str(index): list(_units(index)) for index in range(pynvml.nvmlDeviceGetCount())}
+    finally:
+        pynvml.nvmlShutdown()
+    everything = [gpu for units in by_index.values() for gpu in units]
+    return everything if limit is None else _named(limit, by_index, everything)
+
+
+def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by their numbers, UUIDs or beginnings of UUIDs."""
+    chosen: list[Gpu] = []
+    for name in (each.strip() for each in names.split(",")):
+        by_uuid = [gpu for gpu in everything if name.startswith(("GPU-", "MIG-")) and gpu.id.startswith(name)]
+        named = by_index.get(name, by_uuid[:1])
+        # As in CUDA, the first name that is unknown or repeated ends the list.
+        if not named or named[0] in chosen:
+            break
+        chosen += named
+    return chosen
+
+
+def _units(index: int) -> Iterator[Gpu]:
+    """Yield a GPU, or if it is divided by MIG, its parts."""
+    import pynvml
+
+    try:
+        whole = pynvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            is_divided, _ = pynvml.nvmlDeviceGetMigMode(whole)
+        except pynvml.NVMLError:  # the GPU does not support MIG
+            is_divided = False
+        parts = list(_parts(whole)) if is_divided else [whole]
+        for part in parts:
+            yield Gpu(pynvml.nvmlDeviceGetUUID(part), strangers=tuple(filter(_is_stranger, _users(part))))
+    except pynvml.NVMLError as error:
+        log.warning("GPU %d is not used, because NVML reports: %s", index, error)
+
+
+def _parts(whole: Any) -> Iterator[Any]:
+    import pynvml
+
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
+        except pynvml.NVMLError:  # the GPU has fewer parts
+            continue
+
+
+def _users(part: Any) -> list[int]:
+    """Return the ids of the processes that compute on a GPU; none if NVML does not report them, as in WSL."""
+    import pynvml
+
+    try:
+        return [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(part)]
+    except pynvml.NVMLError:
+        return []
+
+
+def _is_stranger(pid: int) -> bool:
+    """Return whether a process belongs to another user. A process that this container cannot see counts as one."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid != os.geteuid()
+    except OSError:
+        return True
+
+
+def _others(environment: Mapping[str, str]) -> list[str]:
+    """Return the numbers of the visible GPUs of other makers, as Ray finds them."""
+    if "ray" in sys.modules:
+        from shoal.pool.backends.local import raylet
+
+        return raylet.other_gpus()
+    # Ray reads its settings when it is imported, and these settings differ between pools. So a process without Ray does
+    # not import it.
+    unlimited = {name: value for name, value in os.environ.items() if name not in SELECTORS}
+    limited = {**unlimited, **environment}
+    asked = subprocess.run([sys.executable, "-c", _ASK_RAY], env=limited, capture_output=True, text=True, check=False)
+    try:
+        found: list[str] = json.loads(asked.stdout)
+    except ValueError:
+        log.warning("Ray could not be asked for GPUs: %s", asked.stderr.strip())
+        return []
+    return found
+
+
+def _number(gpus: int) -> str:
+    return f"{gpus} GPU{'' if gpus == 1 else 's'}"
