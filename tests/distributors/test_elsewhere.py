@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +18,11 @@ from shoal.distributors import as_job, distributed
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import list_jobs
+from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.reconcile.sweep import sweep
+from shoal.state import Store
 from shoal.state.home import home
+from tests.support.pool_processes import nothing_left
 
 
 @pytest.fixture
@@ -117,6 +123,61 @@ def test_a_job_that_fails_says_why_here(outside, pool, frame):
         XGBEstimator(n_estimators=2, run_config=RunConfig(pool_name=pool.name)).fit(connector, ["a", "b"], "y")
     assert connector.discard_staging() is True
     assert list_jobs(pool.name)[0].state == "failed"
+
+
+@pytest.fixture
+def calls(outside, monkeypatch):
+    """The pools on which functions would run, as they are then: each call notes one instead of submitting a job."""
+    seen = []
+
+    def note(request, program, *, embedded):
+        seen.append(ComputePool(request.run_config.pool_name).describe())
+        return SimpleNamespace(results=("done",))
+
+    monkeypatch.setattr("shoal.distributors.dispatch.run_function", note)
+    return seen
+
+
+def remote(**options):
+    return distributed(remote=True, **options)(abs)
+
+
+def test_a_pool_that_is_named_and_down_is_up_for_a_call(calls, tiny):
+    pool = ComputePool("local://named?max_nodes=3&cpus_per_node=2").up()
+    pool.down()
+    named = RunConfig(pool_name="named")
+    for each_is_too_large in ({"num_cpus": 3}, {"gpus": 1}):
+        with pytest.raises(
+            InvalidArgumentError, match=r"does not fit on a node of pool .*: a node has 2 CPUs and 0 GPUs"
+        ):
+            remote(run_config=named, **each_is_too_large).distributed(-1)
+    with pytest.raises(InvalidArgumentError, match="a lease of 4 is above MAX_NODES=3"):
+        remote(num_workers=8, run_config=named).distributed(-1)
+    assert pool.describe().state == "down"
+
+    assert remote(num_workers=3, run_config=named).distributed(-1) == ["done"]
+    assert [(seen.name, len(seen.active)) for seen in calls] == [("named", 2)]
+    assert pool.describe().state == "down"
+
+
+def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, capsys):
+    ComputePool("local://old").up().down()
+    cpus = 2 * len(os.sched_getaffinity(0)) + 1
+    assert remote(num_workers=cpus).distributed(-1) == ["done"]
+    assert capsys.readouterr().err.startswith("no pool was named, and none is up on this host (the store contains old)")
+    (seen,) = calls
+    assert (len(seen.active), seen.active[0].cpus) == (1, cpus)
+    assert ComputePool(seen.name).describe().state == "down"
+    assert [pool.name for pool in list_pools()] == ["old"]
+
+
+@pytest.mark.ray
+def test_a_call_runs_without_any_pool(outside, fresh_home):
+    double = distributed(num_workers=2, remote=True)(lambda number: number * 2)
+    assert double.distributed(4) == [8, 8]
+    assert list_pools() == []
+    sweep(Store())
+    nothing_left()
 
 
 @pytest.mark.ray

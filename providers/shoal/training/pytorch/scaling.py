@@ -5,6 +5,7 @@ The functions in this module are pure: they use only their arguments, and not Ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -147,6 +148,27 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
     usable = sum(fit >= per_node for fit in fits)
     wanted = usable if config.num_nodes == -1 else checked("num_nodes", config.num_nodes, usable)
     return Layout(wanted * per_node, per_node, each)
+
+
+def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: Node) -> int | None:
+    """Compute the number of nodes on which all workers fit: the active nodes, in their order, then further nodes.
+
+    Args:
+        config: The workers.
+        active: The active nodes.
+        further: Resources of each node that is not active yet.
+
+    Returns:
+        Number of nodes; None if no worker fits on a further node, and the active nodes have no room for all workers.
+    """
+    each = config.resource_requirements_per_worker
+    left = config.num_workers
+    for number, node in enumerate(active, start=1):
+        left -= fitting(node, each)
+        if left <= 0:
+            return number
+    per_node = fitting(further, each)
+    return len(active) + math.ceil(left / per_node) if per_node else None
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
