@@ -6,6 +6,7 @@ import os
 import threading
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from shoal import RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
+from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import list_jobs
@@ -169,6 +171,26 @@ def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, c
     assert (len(seen.active), seen.active[0].cpus) == (1, cpus)
     assert ComputePool(seen.name).describe().state == "down"
     assert [pool.name for pool in list_pools()] == ["old"]
+
+
+def rows_of(columns):
+    """Of this module, too."""
+    from shoal.distributors.pytorch import get_context
+
+    return get_context().get_dataset_map()["train"].to_arrow().select(columns).num_rows
+
+
+@pytest.mark.ray
+def test_a_connector_is_used_for_several_jobs(outside, pool, frame, tmp_path):
+    connector = DataConnector.from_dataframe(frame)
+    trainer = PyTorchDistributor(rows_of, run_config=RunConfig(pool_name=pool.name))
+    for location in (None, str(tmp_path)):
+        response = trainer.run(["a"], dataset_map={"train": connector}, artifact_location=location)
+        assert response.get_results() == [len(frame)]
+    folder = Path(connector.staging)
+    assert folder.exists()
+    del connector
+    assert not folder.exists()
 
 
 @pytest.mark.ray

@@ -3,10 +3,18 @@
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from shoal.data.filters import Filters, parse_filters
 from shoal.data.queries import check_connection_name, check_query
+from shoal.data.staging.staged_copy import StagedCopy
 from shoal.settings import Settings
 
 
@@ -71,9 +79,10 @@ class DatasetSpec(Settings):
     )
     staging: str | None = Field(
         default=None,
-        description="Directory of the staged copy (the rows that the job copied to files before the training). The "
-        "directory is removed when the job ends.",
+        description="Directory of a staged copy of the rows. When the job ends, the directory is removed, unless the "
+        "process that has staged the rows still holds them, or another job uses them.",
     )
+    _staged_copy: StagedCopy | None = PrivateAttr(default=None)
 
     @field_validator("filters", mode="before")
     @classmethod
@@ -104,6 +113,16 @@ class DatasetSpec(Settings):
     def origin(self) -> tuple[str, ...]:
         """Return the source of the rows: the paths of the files, or the name of the database connection."""
         return self.paths if self.sql is None else (f"connection {self.connection}",)
+
+    @property
+    def staged_copy(self) -> StagedCopy | None:
+        """The object that keeps the staged copy as long as this spec exists; None if this process does not hold it."""
+        return self._staged_copy
+
+    def holding(self, staged_copy: StagedCopy | None) -> Self:
+        """Return this spec, which from now on keeps a staged copy as long as the spec exists."""
+        self._staged_copy = staged_copy
+        return self
 
     def query_key(self) -> str | None:
         """Return the SQL query as JSON text, so that two queries can be compared; None if the dataset has no query."""

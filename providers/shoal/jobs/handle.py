@@ -697,7 +697,7 @@ class JobHandle:
             try:
                 credentials.discard(self._key.submission_id)
                 spec = parse_spec(job.spec)
-                staging.discard(spec.staged())
+                staging.give_up(self._key, spec.staged())
                 folder = artifacts.folder(self._key, spec.run_config.artifact_location)
                 artifacts.discard_unfinished(folder, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:

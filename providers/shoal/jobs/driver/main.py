@@ -105,7 +105,8 @@ class Driver:
         self._watchdog.stop()
         stored = self._store_end(end)
         with _logged("staged data could not be removed"), act(JobStep.TIDY):
-            staging.discard({*self._spec.staged(), *queries.locations(self._spec, self._key).values()})
+            staging.discard(queries.locations(self._spec, self._key).values())
+            staging.give_up(self._key, self._spec.staged())
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
