@@ -644,7 +644,6 @@ class TestWait:
         connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
         old, folder = submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y")), Path(str(connector.staging))
         attempts.end(store, key(old), JobState.FAILED, 1.0, error="lost")
-        assert discard_leftovers(store) == []  # the connector is still there
         del connector
         plain = attempts.load(store, key(submit(spec)))
         fields = {column.key: getattr(plain, column.key) for column in inspect(Job).column_attrs}
