@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from shoal.data.filters import Filters, parse_filters
+from shoal.data.filter_syntax import Filters, parse_filters
 from shoal.data.queries import check_connection_name, check_query
 from shoal.data.staging.staged_copy import StagedCopy
 from shoal.settings import Settings
