@@ -85,7 +85,8 @@ class PoolNotFoundError(ShoalError, LookupError):
 
 
 class NoPoolError(InvalidArgumentError):
-    """No pool was named, and the store contains none."""
+    """No pool was named, and the pools in the store do not determine which one to use: none exists, none is up, or
+    several are up."""
 
 
 class PoolDownError(ShoalError):
@@ -103,6 +104,10 @@ class PoolElsewhereError(PoolDownError):
     def __init__(self, message: str, host: str) -> None:
         super().__init__(message)
         self.host = host
+
+
+class PoolInUseError(ShoalError):
+    """The pool is up, is leased or has unfinished jobs, so it cannot be deleted."""
 
 
 class PoolUnreachableError(ShoalError):

@@ -1,6 +1,7 @@
 """`shoal jobs …` and `shoal train` without a pool that is up."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import update
@@ -113,11 +114,30 @@ def test_a_wrong_spec_is_refused(shoal, text, said):
     assert said in document(result.stdout)["error"]["message"]
 
 
-def test_training_without_a_pool_says_how_to_get_one(shoal, spec_file):
+def test_a_training_without_a_pool_has_an_embedded_one_for_its_time(shoal, spec_file, monkeypatch):
+    events = []
+
+    @contextmanager
+    def embedded(**size):
+        events.append("up")
+        yield "embedded-1"
+        events.append("down")
+
+    def submit(spec, holder):
+        events.append(spec.run_config.pool_name)
+        return FakeHandle()
+
+    monkeypatch.setattr("shoal.distributors.embedded_pool.embedded_pool", embedded)
+    monkeypatch.setattr("shoal.jobs.submit", submit)
+    monkeypatch.setattr(FakeHandle, "wait", lambda handle, **_: None)
     result = shoal("train", spec_file)
-    assert result.exit_code == 2
-    assert "shoal pool up" in result.stderr
+    assert events == ["up", "embedded-1", "down"]
+    assert "the store contains no pool: create one with `shoal pool up local://NAME`. This call uses" in result.stderr
     assert shoal("train", spec_file, "--pool", "nope").exit_code == 3
+    detached = shoal("train", spec_file, "--detach")
+    assert detached.exit_code == 2
+    assert "with --detach, the job needs a pool that stays up" in detached.stderr
+    assert len(events) == 3
 
 
 def test_options_go_into_the_spec():
@@ -142,18 +162,18 @@ class FakeHandle:
 
 
 @pytest.mark.parametrize(("error", "code"), [(JobFailedError("rank 0: boom"), 1), (KeyboardInterrupt(), 130)])
-def test_a_training_that_ends_badly(shoal, spec_file, monkeypatch, error, code):
+def test_a_training_that_ends_badly(shoal, a_pool, spec_file, monkeypatch, error, code):
     monkeypatch.setattr(FakeHandle, "ends_with", error)
     handle = FakeHandle()
     monkeypatch.setattr("shoal.jobs.submit", lambda spec, holder: handle)
-    result = shoal("train", spec_file, "--json")
+    result = shoal("train", spec_file, "--pool", a_pool, "--json")
     assert result.exit_code == code
     assert handle.cancelled is isinstance(error, KeyboardInterrupt)
     assert document(result.stdout)["error"]["exit_code"] == code
     assert "round 1" in result.stderr
 
 
-def test_a_detached_training(shoal, spec_file, monkeypatch):
+def test_a_detached_training(shoal, a_pool, spec_file, monkeypatch):
     monkeypatch.setattr("shoal.jobs.submit", lambda spec, holder: FakeHandle())
     assert "shoal jobs logs mine --follow" in shoal("train", spec_file, "--detach").stdout
     detached = document(shoal("train", spec_file, "--detach", "--json").stdout)

@@ -5,7 +5,7 @@ import pytest
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.pool.status import NodeStatus, PoolStatus
 from shoal.state import Store
-from shoal.state.schema import Lease, Pool, PoolState
+from shoal.state.schema import Job, Lease, Pool, PoolState
 from tests.cli.conftest import document
 
 
@@ -101,6 +101,21 @@ def test_limits_are_altered(shoal, a_pool):
 
 def test_down_of_what_is_down(shoal, a_pool):
     assert document(shoal("pool", "down", "--json").stdout)["state"] == "down"
+
+
+def test_a_pool_is_deleted_once_no_job_is_unfinished(shoal, a_pool, some_jobs):
+    with Store().transaction() as session:
+        session.get_one(Job, ("waiting", 1)).pool = a_pool
+    refused = shoal("pool", "delete", a_pool)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert 'pool "retrain" is down (unfinished job waiting) and cannot be deleted' in refused.stderr
+    assert "`shoal sweep`" in refused.stderr
+
+    assert shoal("sweep").exit_code == 0
+    assert document(shoal("pool", "delete", a_pool, "--json").stdout) == {"pool": a_pool, "deleted": True}
+    assert document(shoal("pool", "list", "--json").stdout) == {"pools": []}
+    assert len(document(shoal("jobs", "list", "--json").stdout)["jobs"]) == 3
+    assert shoal("pool", "delete", a_pool).exit_code == 3
 
 
 def test_sweep_with_nothing_to_do(shoal, a_pool):

@@ -5,9 +5,7 @@ import os
 import pytest
 
 from shoal.distributors import distributed, ray_launch
-from shoal.errors import CapacityError, InvalidArgumentError, PoolDownError, TrainingError
-from shoal.pool.api import ComputePool
-from shoal.training.run_config import RunConfig
+from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from tests.support.two_node_cluster import TwoNodes
 
 FACTOR = 3
@@ -40,14 +38,6 @@ def test_wrong_arguments_are_refused_by_name(wrong: dict[str, int], says: str) -
         distributed(**wrong)
     with pytest.raises(InvalidArgumentError, match=says):
         ray_launch(**wrong)
-
-
-def test_a_pool_that_is_down_is_named(tiny) -> None:
-    pool = ComputePool("local://tiny?max_nodes=2").up()
-    pool.down()
-    remote = distributed(num_workers=2, remote=True, run_config=RunConfig(pool_name="tiny"))(abs)
-    with pytest.raises(PoolDownError, match='no node of pool "tiny" is ready'):
-        remote.distributed(-1)
 
 
 def test_parentheses_are_asked_for() -> None:

@@ -9,6 +9,7 @@ import threading
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,14 +19,18 @@ from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
 from shoal.distributors.embedded_pool import embedded_pool
-from shoal.distributors.pytorch import TorchDistributor, get_context
+from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
 from shoal.jobs.mlflow.tracking import default_uri
+from shoal.pool.api import list_pools
+from shoal.pool.reconcile.sweep import sweep
+from shoal.state import Store
 from shoal.state.home import home
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.request import FunctionRequest
+from tests.support.pool_processes import nothing_left
 
 
 @pytest.fixture
@@ -42,13 +47,13 @@ def outside(monkeypatch):
 
 
 def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "_pool_for", lambda _: pytest.fail("a pool was asked for"))
+    monkeypatch.setattr(as_job, "pool_for", lambda _: pytest.fail("a pool was asked for"))
     with pytest.raises(DataError, match='no column "aa"'):
         XGBEstimator().fit(frame, ["aa", "b"], "y")
 
 
 def test_a_callback_that_cannot_travel_is_refused_before_a_job_is_made(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "_pool_for", lambda _: nullcontext("nowhere"))
+    monkeypatch.setattr(as_job, "pool_for", lambda _: nullcontext("nowhere"))
     with pytest.raises(
         InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent to the pool: .*lock"
     ):
@@ -150,6 +155,81 @@ def test_which_jobs_record_a_run(monkeypatch, variables, run_config, function, f
     assert called.run_config.pool_name == fitted.run_config.pool_name == "p"
     if called.tracking == fitted.tracking is not None:
         assert fitted.completed("p", variables).tracking.experiment == "mine"
+
+
+@pytest.fixture
+def calls(outside, monkeypatch):
+    """The pools on which functions would run, as they are then: each call notes one instead of submitting a job."""
+    seen = []
+
+    def note(request, program, *, embedded):
+        seen.append(ComputePool(request.run_config.pool_name).describe())
+        return SimpleNamespace(results=("done",))
+
+    monkeypatch.setattr("shoal.distributors.dispatch.run_function", note)
+    return seen
+
+
+def remote(**options):
+    return distributed(remote=True, **options)(abs)
+
+
+def test_a_pool_that_is_named_and_down_is_up_for_a_call(calls, tiny):
+    pool = ComputePool("local://named?max_nodes=3&cpus_per_node=2").up()
+    pool.down()
+    named = RunConfig(pool_name="named")
+    for each_is_too_large in ({"num_cpus": 3}, {"gpus": 1}):
+        with pytest.raises(
+            InvalidArgumentError, match=r"does not fit on a node of pool .*: a node has 2 CPUs and 0 GPUs"
+        ):
+            remote(run_config=named, **each_is_too_large).distributed(-1)
+    with pytest.raises(InvalidArgumentError, match="a lease of 4 is above MAX_NODES=3"):
+        remote(num_workers=8, run_config=named).distributed(-1)
+    assert pool.describe().state == "down"
+
+    assert remote(num_workers=3, run_config=named).distributed(-1) == ["done"]
+    assert [(seen.name, len(seen.active)) for seen in calls] == [("named", 2)]
+    assert pool.describe().state == "down"
+
+
+def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, capsys):
+    ComputePool("local://old").up().down()
+    cpus = 2 * len(os.sched_getaffinity(0)) + 1
+    assert remote(num_workers=cpus).distributed(-1) == ["done"]
+    assert capsys.readouterr().err.startswith("no pool was named, and none is up on this host (the store contains old)")
+    (seen,) = calls
+    assert (len(seen.active), seen.active[0].cpus) == (1, cpus)
+    assert ComputePool(seen.name).describe().state == "down"
+    assert [pool.name for pool in list_pools()] == ["old"]
+
+
+def rows_of(columns):
+    """Of this module, too."""
+    from shoal.distributors.pytorch import get_context
+
+    return get_context().get_dataset_map()["train"].to_arrow().select(columns).num_rows
+
+
+@pytest.mark.ray
+def test_a_connector_is_used_for_several_jobs(outside, pool, frame, tmp_path):
+    connector = DataConnector.from_dataframe(frame)
+    trainer = PyTorchDistributor(rows_of, run_config=RunConfig(pool_name=pool.name))
+    for location in (None, str(tmp_path)):
+        response = trainer.run(["a"], dataset_map={"train": connector}, artifact_location=location)
+        assert response.get_results() == [len(frame)]
+    folder = Path(connector.staging)
+    assert folder.exists()
+    del connector
+    assert not folder.exists()
+
+
+@pytest.mark.ray
+def test_a_call_runs_without_any_pool(outside, fresh_home):
+    double = distributed(num_workers=2, remote=True)(lambda number: number * 2)
+    assert double.distributed(4) == [8, 8]
+    assert list_pools() == []
+    sweep(Store())
+    nothing_left()
 
 
 @pytest.mark.ray

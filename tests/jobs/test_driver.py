@@ -169,6 +169,15 @@ def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None) -> tuple[
     return code, attempts.load(store, KEY)
 
 
+def staged(spec: JobSpec) -> tuple[JobSpec, Path]:
+    """The spec with its rows staged by a process that has submitted the job and dropped its connector."""
+    connector = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
+    location = str(connector.staging)
+    jobs_staging.claim(KEY, [location])
+    dataset = DatasetSpec.model_validate(connector.to_spec().model_dump())
+    return spec.model_copy(update={"dataset": dataset}), Path(location)
+
+
 def log() -> str:
     return log_path(KEY).read_text()
 
@@ -438,11 +447,21 @@ class TestDriver:
         assert log().removeprefix(first).startswith("nothing to do: attempt 1 of job job has ended")
 
     def test_staged_data_go_with_the_job(self, store, spec):
-        staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
+        spec, folder = staged(spec)
+        assert folder.exists()
 
-        drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
+        drive(store, spec)
 
-        assert not Path(str(staged.staging)).exists()
+        assert not folder.exists()
+
+    def test_staged_data_stay_after_the_job_while_the_connector_is_there(self, store, spec):
+        connector = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
+        jobs_staging.claim(KEY, [str(connector.staging)])
+
+        drive(store, spec.model_copy(update={"dataset": connector.to_spec()}))
+
+        assert staged_data.claims(str(connector.staging)) == set()
+        assert connector.num_rows() == 50
 
     def test_a_file_of_credentials_that_came_too_late_goes_with_the_job(self, store, spec, monkeypatch):
         def train(request: TrainRequest, **more: object) -> TrainResult:
@@ -478,20 +497,20 @@ class TestResultComesFirst:
     """Nothing that is done after the result is stored can take it away."""
 
     def test_a_staging_folder_that_cannot_be_removed(self, store, spec, monkeypatch):
-        staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
+        spec, folder = staged(spec)
 
         def train(request: TrainRequest, **more: object) -> TrainResult:
             trained = plain_xgboost(request, **more)
-            (Path(str(staged.staging)) / staged_data.MARKER).unlink()
+            (folder / staged_data.MARKER).unlink()
             return trained
 
         monkeypatch.setattr("shoal.training.boosting.engine.train", train)
 
-        code, job = drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
+        code, job = drive(store, spec)
 
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         assert "was not staged by shoal" in log()
-        assert Path(str(staged.staging)).exists()
+        assert folder.exists()
 
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow
@@ -513,22 +532,22 @@ class TestResultComesFirst:
     def test_a_signal_between_result_and_clean_up(self, store, spec, monkeypatch):
         import mlflow
 
-        staged = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
-        discard = jobs_staging.discard
+        spec, folder = staged(spec)
+        give_up = jobs_staging.give_up
         states = []
 
-        def interrupted(locations: set[str]) -> None:
+        def interrupted(key: Key, locations: set[str]) -> None:
             states.append(attempts.load(store, KEY).state)
             os.kill(os.getpid(), signal.SIGTERM)
-            discard(locations)
+            give_up(key, locations)
 
-        monkeypatch.setattr(jobs_staging, "discard", interrupted)
+        monkeypatch.setattr(jobs_staging, "give_up", interrupted)
 
-        code, job = drive(store, spec.model_copy(update={"dataset": staged.to_spec()}))
+        code, job = drive(store, spec)
 
         assert states == [JobState.SUCCEEDED]
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
-        assert not Path(str(staged.staging)).exists()
+        assert not folder.exists()
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "FINISHED"
 
     def test_a_result_that_is_not_wanted_any_more(self, store, spec, monkeypatch):

@@ -18,6 +18,7 @@ from sqlalchemy import inspect, select
 from shoal import jobs
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
+from shoal.data.staging import staged_data
 from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
     InvalidArgumentError,
@@ -42,6 +43,7 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.home import subfolder
+from shoal.state.host import host_id
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.progress import Progress
@@ -290,6 +292,23 @@ class TestSubmit:
         assert key(first) == key(second)
         assert staged_first.exists()
         assert not staged_second.exists()
+
+    def test_staged_data_outlive_the_jobs_of_their_connector(self, store, head, submit, held):
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0.0, 1.0]}))
+        folder = Path(str(connector.staging))
+
+        def ask(dataset: DatasetSpec, job_id: str) -> JobHandle:
+            config = RunConfig(job_id=job_id)
+            return held(submit(JobSpec(dataset=dataset, input_cols=("a",), label_col="y", run_config=config)))
+
+        ask(connector.to_spec(), "first").cancel()
+        assert connector.num_rows() == 2
+        second, third = ask(connector.to_spec(), "second"), ask(connector.to_spec(), "third")
+        del connector
+        second.cancel()
+        assert folder.exists()
+        third.cancel()
+        assert not folder.exists()
 
 
 def test_values_that_json_does_not_know_are_stored_and_given_back(either_store, store, head, submit, held, spec):
@@ -649,8 +668,9 @@ class TestWait:
     def test_staged_data_of_an_old_job_are_swept(self, store, submit, spec):
         """A thousand newer jobs have ended since it was killed."""
         connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
-        old = submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y"))
+        old, folder = submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y")), Path(str(connector.staging))
         attempts.end(store, key(old), JobState.FAILED, 1.0, error="lost")
+        del connector
         plain = attempts.load(store, key(submit(spec)))
         fields = {column.key: getattr(plain, column.key) for column in inspect(Job).column_attrs}
         newer = {**fields, "state": JobState.SUCCEEDED, "created_at": plain.created_at + 1.0}
@@ -660,7 +680,21 @@ class TestWait:
         done = discard_leftovers(store)
 
         assert f"job {old.job_id}, attempt 1: removed its staged data" in done
-        assert not Path(str(connector.staging)).exists()
+        assert not folder.exists()
+
+    def test_staged_data_of_a_process_that_was_killed_are_swept(self, store, submit, monkeypatch):
+        frame = pd.DataFrame({"a": [1.0], "y": [0.0]})
+        with monkeypatch.context() as killed:
+            killed.setattr(staged_data, "_this_process", lambda: ProcessId("an earlier boot", 1, 1, host_id()))
+            used, unused, of_another_store = (staged_data.stage_dataframe(frame, None) for _ in range(3))
+        staged_data.claim(of_another_store, "job-of-another-store-1")
+        dataset = DatasetSpec(paths=(used,), staging=used)
+        running = submit(JobSpec(dataset=dataset, input_cols=("a",), label_col="y"))
+
+        assert discard_leftovers(store) == [f"removed staged data {unused}, which no process and no job uses any more"]
+        attempts.end(store, key(running), JobState.FAILED, 1.0, error="lost")
+        assert discard_leftovers(store) == [f"job {running.job_id}, attempt 1: removed its staged data"]
+        assert [path.name for path in Path(staged_data.default_location()).iterdir()] == [Path(of_another_store).name]
 
     def test_staged_data_that_are_half_removed_end_no_sweep(self, store, submit, held, caplog):
         connectors = [DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [float(n)]})) for n in range(2)]
@@ -668,6 +702,7 @@ class TestWait:
         for connector in connectors:
             job = submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y"))
             attempts.end(store, key(job), JobState.FAILED, 1.0, error="lost")
+        del connector, connectors
         (half / MARKER).unlink()  # as a process leaves it that is killed while it removes the folder
 
         done = jobs.sweep()
@@ -693,10 +728,12 @@ class TestCancel:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s" * 10)
         connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
         handle = held(submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y")))
+        folder = Path(str(connector.staging))
+        del connector
 
         handle.cancel()
 
-        assert not Path(str(connector.staging)).exists()
+        assert not folder.exists()
         assert credentials.take(key(handle).submission_id).environment == {}
 
     def test_a_pool_that_is_gone(self, store, submit, held, spec):

@@ -201,16 +201,18 @@ def test_cancelling_a_waiting_job_asks_the_head_nothing_and_leaves_nothing(queue
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "b": [1.0], "y": [0.0]}))
     queue.submit("first")
-    waiting = queue.submit("second", dataset=connector.to_spec())
+    waiting, folder = queue.submit("second", dataset=connector.to_spec()), Path(str(connector.staging))
+    del connector
     queue.submit("third")
     assert credentials.left() == {"first-1", "second-1", "third-1"}
+    assert folder.exists()
     monkeypatch.setattr(queue.head, "answer", lambda *_: pytest.fail("it was asked"))
 
     assert waiting.cancel()
 
     assert waiting.left is None
     assert credentials.left() == {"first-1", "third-1"}
-    assert not Path(str(connector.staging)).exists()
+    assert not folder.exists()
     assert positions() == {"third": 1}
     with pytest.raises(JobCancelledError):
         waiting.wait(on_log=None)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shoal.errors import InvalidArgumentError, PoolElsewhereError, PoolNotFoundError
+from shoal.errors import InvalidArgumentError, PoolElsewhereError, PoolInUseError, PoolNotFoundError
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.sweep import sweep
@@ -108,11 +108,15 @@ def test_a_pool_whose_host_never_returns_is_deleted_from_another_one(up):
     nothing_left()
 
 
-def test_a_pool_here_is_deleted_with_its_nodes_and_not_abandoned(up, tiny):
+def test_a_pool_here_is_deleted_once_it_is_down_and_not_abandoned(up, tiny):
     with pytest.raises(InvalidArgumentError, match="without --abandon"):
         up.delete(abandon=True)
+    says = r"is up \(a lease of python:.*\) and cannot be deleted: first run `shoal pool down tiny`"
+    with up.lease(1), pytest.raises(PoolInUseError, match=says):
+        up.delete()
     assert len(up.get_nodes()) == 1
 
+    up.down()
     up.delete()
 
     nothing_left()

@@ -103,9 +103,30 @@ def test_which_pool_is_meant(tiny, monkeypatch):
     ComputePool("local://b").up()
     with pytest.raises(InvalidArgumentError, match="no pool was named"):
         shoal.get_nodes()
+    ComputePool("a").down()
+    assert shoal.describe_pool().name == "b"  # the only one that is up
     monkeypatch.setenv("SHOAL_POOL", "b")
     assert shoal.describe_pool().name == "b"
     assert shoal.describe_pool("a").name == "a"
+
+
+def test_a_pool_is_named_as_notebooks_are(tiny):
+    ComputePool("local://my-notebook?max_nodes=2").up()
+    assert shoal.scale_cluster(2, notebook_name='"MY_NOTEBOOK"')
+    assert len(shoal.get_nodes("my-notebook")) == 2
+    assert shoal.scale_cluster(1, pool_name="my-notebook", notebook_name="MY_NOTEBOOK")
+    with pytest.raises(InvalidArgumentError, match=r"notebook_name='OTHER' \(pool 'other'\) differ"):
+        shoal.scale_cluster(1, pool_name="my-notebook", notebook_name="OTHER")
+    with pytest.raises(PoolNotFoundError, match='pool "other" does not exist'):
+        shoal.scale_cluster(1, notebook_name="OTHER")
+
+
+def test_a_pool_that_comes_up_again_has_its_options(tiny):
+    pool = ComputePool("local://tiny?max_nodes=5&cpus_per_node=2&idle_timeout=none").up()
+    pool.alter(max_nodes=6)
+    pool.down()
+    assert ComputePool("tiny").up().describe().uri == "local://tiny?max_nodes=6&cpus_per_node=2&idle_timeout=none"
+    assert shoal.get_nodes("tiny")[0]["cpus"] == 2
 
 
 def test_limits_can_be_altered(up):

@@ -59,7 +59,8 @@ def run_of(holder: str) -> str:
 class ComputePoolHook(BaseHook):
     """Hook for one compute pool. The pool is selected by an Airflow connection, a name or a URI.
 
-    Without connection and name, the hook uses the pool ``$SHOAL_POOL`` or, if this is not set, the only pool.
+    Without connection and name, the hook uses the pool ``$SHOAL_POOL`` or, if this is not set, the only pool
+    that is up.
 
     The connection's host is the name of the pool, its schema is the backend (``local``), and its extra contains the
     options of a pool URI: ``compute-pool://retrain/local?max_nodes=4``.

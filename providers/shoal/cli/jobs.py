@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from shoal.cli.durations import duration
 from shoal.cli.interrupts import on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.progress import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ def train(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train on a pool: submit a job, print its log on stderr, and print its result."""
+    """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and none is up,
+    a pool is started for the job."""
     job = _parse(_read(spec), pool_name=pool_name, job_id=job_id, detach=detach)
     from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
 
-    with on_interrupt("cancelling the job", "interrupted: the job was cancelled"):
-        handle = submit(job, holder=cli_holder())
+    with on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
+        run_config = job.run_config.model_copy(update={"pool_name": name})
+        handle = submit(job.model_copy(update={"run_config": run_config}), holder=cli_holder())
         result = None if detach else _follow(handle)
     if result is not None:
         _show_result(result, as_json)
@@ -176,6 +179,26 @@ def prune(
         rows = [(each.job_id, each.attempt, each.state.value, when(each.ended_at)) for each in removed]
         show(table(("JOB", "ATTEMPT", "STATE", "ENDED"), rows))
     show(f"{len(removed)} attempts {'would be removed' if dry_run else 'removed'}")
+
+
+def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
+    """Return a context manager that yields the name of the pool for a job, and may start an embedded pool.
+
+    Raises:
+        NoPoolError: The command does not wait for the job, and there is no pool that stays until the job ends.
+    """
+    from shoal.distributors.embedded_pool import pool_for
+    from shoal.pool.selection import which_pool
+    from shoal.state import Store
+
+    name = job.run_config.pool_name
+    if not detach:
+        return pool_for(name)
+    try:
+        return nullcontext(which_pool(Store(), name))
+    except NoPoolError as error:
+        error.add_note("with --detach, the job needs a pool that stays up when this command has returned")
+        raise
 
 
 def _follow(handle: JobHandle) -> JobResult:

@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Start, scale, show and stop comput
 _MOST_JOBS = 10_000
 """Largest number of unfinished jobs that `shoal pool describe` reads and counts."""
 
-_DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool."
+_DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool that is up."
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"Name of the pool. {_DEFAULT_POOL}")]
 RollbackAfter = Annotated[
@@ -176,11 +176,9 @@ def delete(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Stop a pool and remove it with its token and logs. Its jobs stay in the list of jobs."""
+    """Remove a pool that is down, with its token and logs. Its ended jobs stay in the list of jobs."""
     pool = _pool(name)
-    stays = f"interrupted: pool {pool.name} goes down, but is not removed yet; run the same command again"
-    with on_interrupt("stopped waiting", stays), PoolProgress(f"deleting {pool.name}") as progress:
-        pool.delete(abandon=abandon, on_progress=progress)
+    pool.delete(abandon=abandon)
     if as_json:
         print_json({"pool": pool.name, "deleted": True})
     else:

@@ -39,7 +39,8 @@ class DataConnector:
     Args:
         source: The Parquet files.
         ingestor_class: Class that reads the rows in the workers.
-        staging: Directory of a staged copy, which is removed when its job ends; None if the files belong to the user.
+        staging: Directory of a staged copy, which is removed when no connector and no job uses it any more; None if
+            the files belong to the user.
 
     Example:
         >>> from shoal.data import DataConnector
@@ -222,6 +223,9 @@ class DataConnector:
                 )
             else:
                 paths += source.paths
+                # The combined source cannot refer to several staged copies.
+                if len(several) > 1 and source.staged_copy is not None:
+                    source.staged_copy.keep()
         if len(several) == 1 and isinstance(several[0], ParquetSource):
             return cls(several[0], ingestor_class)
         return cls(ParquetSource(paths), ingestor_class)
@@ -249,11 +253,16 @@ class DataConnector:
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
         source = ParquetSource(spec.paths, splits, spec.filters, by_value=spec.sql is not None)
+        source.staged_copy = spec.staged_copy
         return kind(source, INGESTERS[spec.ingester], spec.staging)
 
     @classmethod
     def _of_staged(cls, directory: str, ingestor_class: IngesterClass) -> Self:
-        return cls(ParquetSource(directory), ingestor_class, directory)
+        from shoal.data.staging.staged_copy import StagedCopy
+
+        source = ParquetSource(directory)
+        source.staged_copy = StagedCopy(directory)
+        return cls(source, ingestor_class, directory)
 
     def to_spec(self) -> DatasetSpec:
         """Return the description of this dataset for a job's spec.
@@ -269,7 +278,7 @@ class DataConnector:
             ),
             filters=self.source.filters,
             staging=self.staging,
-        )
+        ).holding(self.source.staged_copy)
 
     # Metadata
 
@@ -474,6 +483,9 @@ class DataConnector:
         """
         from shoal.data.ray_data import ranges_dataset
 
+        # Ray's tasks read the files later, and Ray's dataset does not refer to this connector.
+        if self.source.staged_copy is not None:
+            self.source.staged_copy.keep()
         return ranges_dataset(self.source, self.source.ranges(), None)
 
     def random_split(self, weights: Sequence[float], seed: int = 0) -> list[Self]:
@@ -492,13 +504,16 @@ class DataConnector:
         return [type(self)(part, self.ingestor_class, self.staging) for part in self.source.split(weights, seed)]
 
     def discard_staging(self) -> bool:
-        """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers), if there is one.
+        """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers) now, if there is one.
 
-        The method may be called again.
+        Without this call, the copy is removed when the last connector that uses it is gone, and the jobs that use it
+        have ended. The method may be called again.
 
         Returns:
             True if a staged copy was removed.
         """
+        if self.source.staged_copy is not None:
+            return bool(self.source.staged_copy.discard())
         if self.staging is None:
             return False
         from shoal.data.staging.staged_data import discard

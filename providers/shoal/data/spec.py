@@ -4,10 +4,18 @@ import json
 import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from shoal.data.filter_syntax import Filters, parse_filters
 from shoal.data.queries import check_connection_name, check_query
+from shoal.data.staging.staged_copy import StagedCopy
 from shoal.settings import Settings, without_defaults
 
 
@@ -72,9 +80,10 @@ class DatasetSpec(Settings):
     )
     staging: str | None = Field(
         default=None,
-        description="Directory of the staged copy (the rows that the job copied to files before the training). The "
-        "directory is removed when the job ends.",
+        description="Directory of a staged copy of the rows. When the job ends, the directory is removed, unless the "
+        "process that has staged the rows still holds them, or another job uses them.",
     )
+    _staged_copy: StagedCopy | None = PrivateAttr(default=None)
 
     @field_validator("filters", mode="before")
     @classmethod
@@ -110,6 +119,16 @@ class DatasetSpec(Settings):
         """Return a copy in which relative paths are absolute, seen from the working folder of this process."""
         paths = tuple(os.path.abspath(path) if is_relative(path) else path for path in self.paths)
         return self.model_copy(update={"paths": paths})
+
+    @property
+    def staged_copy(self) -> StagedCopy | None:
+        """The object that keeps the staged copy as long as this spec exists; None if this process does not hold it."""
+        return self._staged_copy
+
+    def holding(self, staged_copy: StagedCopy | None) -> Self:
+        """Return this spec, which from now on keeps a staged copy as long as the spec exists."""
+        self._staged_copy = staged_copy
+        return self
 
     def query_key(self) -> str | None:
         """Return the SQL query as JSON text, so that two queries can be compared; None if the dataset has no query."""

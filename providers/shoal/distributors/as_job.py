@@ -1,21 +1,17 @@
 """Run a training, a function or a prediction as a job on a pool.
 
-If there is no pool, an embedded pool is started: a pool with one node that belongs to this process and ends with it.
+If no pool is named and none is up, an embedded pool is started: a pool with one node that belongs to this process and
+ends with the run.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shoal.distributors.embedded_pool import embedded_pool
-from shoal.errors import NoPoolError
+from shoal.distributors.embedded_pool import embedded_pool, pool_for
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
-from shoal.pool.selection import which_pool
-from shoal.state import Store
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
@@ -50,7 +46,7 @@ def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
     # started in vain if the name of a column or folder is misspelt.
     checked_data(request)
     locations.try_out(storage.root(request.run_config.artifact_location))
-    with _pool_for(request.run_config.pool_name) as pool_name:
+    with pool_for(request.run_config.pool_name) as pool_name:
         along = code_store.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
         spec = JobSpec(**_on_pool(request, pool_name), user_code=along)
         handle = submit(spec, returns_model=True)
@@ -73,7 +69,7 @@ def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: b
     from shoal.jobs.specs.function import FunctionJobSpec
 
     locations.try_out(storage.root(request.run_config.artifact_location))
-    with embedded_pool() if embedded else _pool_for(request.run_config.pool_name) as pool_name:
+    with embedded_pool() if embedded else pool_for(request.run_config.pool_name) as pool_name:
         stored = code_store.store(program, request.run_config.artifact_location)
         spec = FunctionJobSpec(**_on_pool(request, pool_name), program=stored)
         return load_results(_result(submit(spec)), request.run_config.artifact_location)
@@ -91,8 +87,8 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
     """Submit a batch prediction as a job, print the job's log in this process, and return the prediction's result.
 
     Args:
-        spec: Spec of the prediction. If it names no pool, the pool in `$SHOAL_POOL`, the only pool or an embedded one
-            is used.
+        spec: Spec of the prediction. If it names no pool, the pool in `$SHOAL_POOL`, the only pool that is up or an
+            embedded one is used.
 
     Raises:
         JobFailedError: The prediction failed. The message ends with the cause.
@@ -100,7 +96,7 @@ def predict_as_job(spec: PredictJobSpec) -> PredictResult:
     from shoal.jobs import submit
     from shoal.jobs.files import storage
 
-    with _pool_for(spec.run_config.pool_name) as pool_name:
+    with pool_for(spec.run_config.pool_name) as pool_name:
         result = submit(spec.on_pool(pool_name)).wait(on_log=say)
     assert result.output_path is not None
     assert result.rows is not None
@@ -127,21 +123,3 @@ def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[st
     if "tracking" not in config.model_fields_set and isinstance(request, TrainRequest):
         fields["tracking"] = Tracking() if Caller.of(os.environ).tracks else None
     return fields
-
-
-@contextmanager
-def _pool_for(name: str | None) -> Iterator[str]:
-    """Yield the name of the pool to use; if there is no pool, start one for this process, and take it down at the end.
-
-    Args:
-        name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool.
-    """
-    try:
-        known = which_pool(Store(), name)
-    except NoPoolError:
-        known = None
-    if known:
-        yield known
-    else:
-        with embedded_pool() as name:
-            yield name

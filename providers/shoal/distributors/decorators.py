@@ -6,14 +6,14 @@ A function with `@ray_launch` is called once, in a process from which it can sta
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors import dispatch
-from shoal.errors import InvalidArgumentError, PoolDownError
+from shoal.errors import InvalidArgumentError
 from shoal.training.capacity import Node
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
@@ -21,11 +21,14 @@ from shoal.training.pytorch.scaling import (
     AnyScaling,
     SpreadScalingConfig,
     WorkerResourceConfig,
-    fitting,
+    nodes_needed,
     on_one_node,
     spread,
 )
 from shoal.training.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from shoal.pool.status import PoolStatus
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,38 +76,54 @@ class Site:
             room_for=self.claim if once else None,
             run_config=self.run_config,
         )
-        with self._nodes():
+        with self._nodes() as run_config:
+            request = request.model_copy(update={"run_config": run_config})
             return dispatch.run_function(request, program, embedded=not self.remote).results
 
-    def _nodes(self) -> AbstractContextManager[Any]:
-        """Return a context manager that leases as many of the pool's nodes as the call needs.
+    @contextmanager
+    def _nodes(self) -> Iterator[RunConfig]:
+        """Lease as many nodes of a pool as the call needs, and yield the run config with the name of this pool.
 
-        The context manager does nothing if the function runs on this node, or in a connected Ray cluster.
+        If there is no pool that the call could use, an embedded pool is started. A pool that is named and down is
+        started for the call. If the function runs on this node or in a connected Ray cluster, nothing is leased.
 
         Raises:
-            PoolDownError: No node of the pool is ready, so the size of the nodes is not known.
-            InvalidArgumentError: A worker needs more CPUs or GPUs than one node has.
+            InvalidArgumentError: A worker needs more CPUs or GPUs than one node has, or the call needs more nodes than
+                the pool's MAX_NODES.
         """
         if not self.remote or dispatch.is_connected():
-            return nullcontext()
+            yield self.run_config
+            return
+        from shoal.distributors.embedded_pool import pool_for
         from shoal.pool.api import ComputePool
 
-        pool = ComputePool(self.run_config.pool_name)
-        nodes = pool.get_nodes()
-        if not nodes:
-            raise PoolDownError(
-                f'no node of pool "{pool.name}" is ready: `shoal pool describe {pool.name}` shows the reason, and '
-                f"`shoal pool up {pool.name}` starts a pool that is down"
-            )
-        head = nodes[0]
-        each = self.claim.resource_requirements_per_worker
-        per_node = fitting(Node(name=head["name"], cpus=head["cpus"], gpus=head["gpus"]), each)
-        if not per_node:
+        each, workers = self.claim.resource_requirements_per_worker, self.claim.num_workers
+        with pool_for(
+            self.run_config.pool_name, cpus=workers * each.num_cpus, gpus=workers * each.num_gpus
+        ) as pool_name:
+            pool = ComputePool(pool_name)
+            with pool.lease(self._size(pool.describe()), bring_up=True):
+                yield self.run_config.model_copy(update={"pool_name": pool_name})
+
+    def _size(self, pool: PoolStatus) -> int:
+        from shoal.pool.backends.local.gpus import ALL, visible_gpus
+        from shoal.pool.spec import PoolSpec
+
+        spec = PoolSpec.parse(pool.uri)
+        gpus = len(visible_gpus(os.environ)) if spec.gpus_per_node == ALL else spec.gpus_per_node
+        size = nodes_needed(
+            self.claim,
+            [Node(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in pool.active],
+            Node(name=pool.name, cpus=spec.cpus_per_node, gpus=gpus),
+        )
+        if size is None:
+            each = self.claim.resource_requirements_per_worker
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}": a node has {head["cpus"]} CPUs and {head["gpus"]} GPUs; request fewer for each worker'
+                f'"{pool.name}": a node has {spec.cpus_per_node} CPUs and {gpus} GPUs; request fewer for '
+                "each worker, or change cpus_per_node and gpus_per_node of the pool"
             )
-        return pool.lease(math.ceil(self.claim.num_workers / per_node))
+        return size
 
 
 class _Decorated(Generic[P, T]):
@@ -141,9 +160,8 @@ class DistributedFunction(_Decorated[P, T]):
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
-            PoolDownError: No node of the pool is ready.
             CapacityError: The nodes have no room for the workers.
-            ScaleError: The pool could not grow, and was restored to its previous size.
+            ScaleError: The pool could not be started or grow, and was restored to its previous state.
             TrainingError: A rank raised an exception; the error describes the first one.
         """
         claim = self._site.claim
@@ -171,9 +189,8 @@ class LaunchedFunction(_Decorated[P, T]):
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
-            PoolDownError: No node of the pool is ready.
             CapacityError: The nodes have no room for the requested workers.
-            ScaleError: The pool could not grow, and was restored to its previous size.
+            ScaleError: The pool could not be started or grow, and was restored to its previous state.
             TrainingError: The function raised an exception.
         """
         alone = SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=_CLAIMS_NOTHING)
@@ -197,8 +214,8 @@ def distributed(
         num_cpus: Number of CPUs that each worker reserves.
         gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
         remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in
-            ``$SHOAL_POOL``, or the only pool. Nodes of the pool are leased for the call: the pool grows if necessary,
-            and gets its previous size afterwards.
+            ``$SHOAL_POOL``, or the only pool that is up. Nodes of the pool are leased for the call: the pool is started
+            or grows if necessary, and gets its previous size afterwards. Without a pool, an embedded pool is used.
         run_config: Pool and limits of the run.
 
     Raises:
@@ -239,8 +256,8 @@ def ray_launch(
         num_cpus: Number of CPUs for each of the tasks and actors.
         gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
         remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in
-            ``$SHOAL_POOL``, or the only pool. Nodes of the pool are leased for the call: the pool grows if necessary,
-            and gets its previous size afterwards.
+            ``$SHOAL_POOL``, or the only pool that is up. Nodes of the pool are leased for the call: the pool is started
+            or grows if necessary, and gets its previous size afterwards. Without a pool, an embedded pool is used.
         run_config: Pool and limits of the run.
 
     Raises:

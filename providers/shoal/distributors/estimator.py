@@ -5,7 +5,6 @@ An estimator returns the model as an object of the boosting library itself.
 
 from __future__ import annotations
 
-import atexit
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,6 @@ from shoal.training.scaling import ScalingConfig, gpu_wish
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from shoal.data.spec import DatasetSpec
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a pandas DataFrame."""
@@ -207,8 +204,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
         return TrainRequest(
             framework=self._framework,
-            dataset=_kept(_connector("dataset", dataset, own)),
-            eval_set={name: _kept(_connector(f'eval_set "{name}"', rows, own)) for name, rows in named.items()},
+            dataset=_connector("dataset", dataset, own).to_spec(),
+            eval_set={name: _connector(f'eval_set "{name}"', rows, own).to_spec() for name, rows in named.items()},
             n_estimators=self.n_estimators,
             params=self.params,
             scaling_config=self.scaling_config,
@@ -254,13 +251,3 @@ def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> Dat
         )
     own.append(DataConnector.from_dataframe(dataset))
     return own[-1]
-
-
-def _kept(connector: DataConnector) -> DatasetSpec:
-    """Return a dataset's spec without the field `staging`, so that the job does not remove the copy of a DataFrame.
-
-    This process removes the copy when it ends, because predictions may use the copy after `fit`.
-    """
-    if connector.staging:
-        atexit.register(connector.discard_staging)
-    return connector.to_spec().model_copy(update={"staging": None})

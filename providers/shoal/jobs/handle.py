@@ -698,7 +698,7 @@ class JobHandle:
                 credentials.discard(self._key.submission_id)
                 working_folder.discard(self._key.submission_id)
                 spec = parse_spec(job.spec)
-                staging.discard(spec.staged())
+                staging.give_up(self._key, spec.staged())
                 results = artifacts.folder(self._key, spec.run_config.artifact_location)
                 artifacts.discard_unfinished(results, artifacts.claim_of(self._store, self._key))
             except (ShoalError, OSError) as error:

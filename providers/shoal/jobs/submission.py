@@ -107,10 +107,10 @@ def submit(
             endpoint_of=endpoint_of,
             clock=clock,
         )
+        # If the job was submitted before, it uses the data that were staged for that submission, and not these.
+        if job.state is JobState.PENDING:
+            staging.claim(Key(job.id, job.attempt), spec.staged() & parse_spec(job.spec).staged())
         if _is_usable(handle, job, order):
-            # If the job was submitted before, it uses the data that were staged (copied) for that submission, so the
-            # copy that was staged for this submission is deleted.
-            staging.discard(spec.staged() - parse_spec(job.spec).staged())
             return handle
         # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
 

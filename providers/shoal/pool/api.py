@@ -31,7 +31,7 @@ from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri, pool_name_of
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
@@ -55,7 +55,8 @@ class ComputePool:
             instant.
 
     Raises:
-        InvalidArgumentError: The URI or spec is invalid, or no pool was named and the store has none or more than one.
+        InvalidArgumentError: The URI or spec is invalid.
+        NoPoolError: No pool was named, and the pools in the store do not determine which one to use.
         PoolNotFoundError: No pool has this name.
 
     Example:
@@ -147,22 +148,20 @@ class ComputePool:
         ensure_running()
         self._waiting.until_down(on_progress)
 
-    def delete(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
-        """Take the pool down and delete its database row, its token and its logs. Its jobs stay in the list of jobs.
+    def delete(self, *, abandon: bool = False) -> None:
+        """Delete a pool that is down: its rows in the database, its token and its logs. Its ended jobs stay in the list
+        of jobs.
 
         Args:
             abandon: Delete a pool whose host or Ray cluster never returns. If the host does return, the pool's nodes on
                 it end themselves, because they find no row in the database.
-            on_progress: Function called with the pool's status while waiting.
 
         Raises:
+            PoolInUseError: The pool is not down, or has unfinished jobs, and `abandon` is False. Nothing was deleted.
             PoolElsewhereError: The pool is bound to another host, and only that host can end its nodes. If the host
                 never returns, use `abandon`.
-            ScaleError: A node could not be ended. The message names the remaining processes.
             InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
-        if not abandon:
-            self.down(on_progress=on_progress)
         with transaction(self._store, JournalStep.TIDY) as session:
             backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
             commands.remove(session, self.name, abandon=abandon)
@@ -546,13 +545,14 @@ def scale_cluster(
 
     Args:
         expected_cluster_size: Number of nodes, from MIN_NODES to MAX_NODES of the pool.
-        pool_name: Name of the pool. Optional inside a job, if ``$SHOAL_POOL`` is set, or if only one pool exists.
+        pool_name: Name of the pool. Optional inside a job, if ``$SHOAL_POOL`` is set, or if only one pool is up.
         is_async: Return as soon as the request is written to the database. The reconciler (a background process on
             this host) then starts or ends the nodes.
         options: ``rollback_after_seconds`` is the time until the deadline (default: 720). With
             ``block_until_min_cluster_size``, the call returns as soon as this number of nodes is ready. The other nodes
             may still start until the deadline. Then the demand is set to the number of ready nodes.
-        notebook_name: Alias of `pool_name`.
+        notebook_name: Alias of `pool_name` that accepts any text, such as ``'"MY_NOTEBOOK"'``, which names the pool
+            ``my-notebook``; see `shoal.pool.spec.pool_name_of`.
 
     Returns:
         True when all nodes, or the minimum, are ready. With `is_async`: True when the request is accepted.
@@ -563,14 +563,16 @@ def scale_cluster(
         PoolDownError: The pool is down. Start it with `ComputePool.up`.
         ScaleError: The size was not reached, and the operation was rolled back. The error names each failed node.
     """
-    if pool_name and notebook_name and pool_name != notebook_name:
+    from_notebook = pool_name_of(notebook_name) if notebook_name else None
+    if pool_name and from_notebook and pool_name != from_notebook:
         raise InvalidArgumentError(
-            f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} differ: pass only one of them"
+            f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} (pool {from_notebook!r}) differ: "
+            "pass only one of them"
         )
     size = checked_size(expected_cluster_size)
     # Check the options first, so that wrong options are reported even if the store cannot be opened.
     ScaleOptions.for_size(options, size)
-    return ComputePool(pool_name or notebook_name).scale(size, is_async=is_async, options=options)
+    return ComputePool(pool_name or from_notebook).scale(size, is_async=is_async, options=options)
 
 
 def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:

@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
+from sqlalchemy import select
+
+from shoal.errors import NoPoolError, PoolNotFoundError
+from shoal.pool.holder import is_here
 from shoal.pool.journal import rows
 from shoal.state import Store
-from shoal.state.schema import Pool
+from shoal.state.schema import Pool, PoolState
 
 POOL_VARIABLE = "SHOAL_POOL"
 """Environment variable with the name of the default pool. Users may set it. In the processes of a job, shoal sets it to
 the pool that the job runs on."""
 
 
-def which_pool(store: Store, name: str | None = None) -> str:
-    """Return the name of the pool to use: `name`, else ``$SHOAL_POOL``, else the only pool in the store.
+def which_pool(store: Store, name: str | None = None, *, only_up: bool = False) -> str:
+    """Return the name of the pool to use: `name`, else ``$SHOAL_POOL``, else the only pool that is up.
+
+    If no pool is up, the only pool in the store is used. A pool that is up on another host, which only that host can
+    use, does not count as up. Embedded pools (pools that belong to one process) are used only if they are named.
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
     Args:
         store: The state store.
         name: Name given by the caller, if any.
+        only_up: Whether a pool that nobody named must be up.
 
     Raises:
         PoolNotFoundError: No pool has this name.
-        NoPoolError: No pool was named, and the store has none.
-        InvalidArgumentError: No pool was named, and the store has more than one.
+        NoPoolError: No pool was named, and the pools in the store do not determine which one to use. The message lists
+            them.
     """
     given = name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:
-        known = rows.pool_names(session)
         if given:
             if session.get(Pool, given) is None:
-                raise PoolNotFoundError(given, known)
+                raise PoolNotFoundError(given, rows.pool_names(session))
             return given
-    if len(known) == 1:
-        return known[0]
+        known = rows.pool_names(session)
+        up = [pool.name for pool in session.scalars(select(Pool).where(Pool.name.in_(known))) if _is_up(pool)]
+    candidates = up if up or only_up else known
+    if len(candidates) == 1:
+        return candidates[0]
+    raise NoPoolError(_why_none(known, sorted(up)))
+
+
+def _is_up(pool: Pool) -> bool:
+    return pool.state is PoolState.UP and is_here(pool)
+
+
+def _why_none(known: Sequence[str], up: Sequence[str]) -> str:
     if not known:
-        raise NoPoolError("the store contains no pool: create one with `shoal pool up local://NAME`")
-    raise InvalidArgumentError(
-        f"no pool was named, and the store contains several ({', '.join(known)}): name one with pool_name= or "
-        f"the environment variable {POOL_VARIABLE}"
+        return "the store contains no pool: create one with `shoal pool up local://NAME`"
+    named = f"name one with pool_name= or the environment variable {POOL_VARIABLE}"
+    if up:
+        return f"no pool was named, and several are up ({', '.join(up)}): {named}"
+    return (
+        f"no pool was named, and none is up on this host (the store contains {', '.join(known)}): start one with "
+        f"`shoal pool up NAME`, or {named}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
@@ -201,6 +202,22 @@ def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
 def is_pool_name(text: str) -> bool:
     """Check whether a text is a valid pool name."""
     return _NAME.fullmatch(text) is not None
+
+
+def pool_name_of(text: str) -> str:
+    """Make a pool name of any text, such as the quoted name of a notebook.
+
+    The text is converted to lower case, and everything between its letters a-z and digits becomes one hyphen:
+    ``"MY_NOTEBOOK"`` becomes ``my-notebook``. A valid pool name stays the same. If the result is longer than 40
+    characters, or empty, its end is replaced by a hash of the text: 8 hexadecimal digits.
+    """
+    if is_pool_name(text):
+        return text
+    name = "-".join(re.findall("[a-z0-9]+", text.lower()))
+    if is_pool_name(name):
+        return name
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name[:31].rstrip('-')}-{digest}".lstrip("-")
 
 
 def is_uri(source: str) -> bool:

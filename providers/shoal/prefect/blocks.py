@@ -90,14 +90,15 @@ class ComputePool(Block):
 
 PoolSource = str | ComputePool | None
 """Type of arguments that select a pool: its name, its URI, or a block. None selects ``$SHOAL_POOL`` or, if this is not
-set, the only pool."""
+set, the only pool that is up."""
 
 
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:
     """Return a client for the pool that is given by its name, its URI or a `ComputePool` block.
 
     Args:
-        source: Name, URI or block. With None, the pool is ``$SHOAL_POOL`` or, if this is not set, the only pool.
+        source: Name, URI or block. With None, the pool is ``$SHOAL_POOL`` or, if this is not set, the only pool
+            that is up.
         holder: Name of the holder to which the leases and jobs belong that are requested through this client. By
             default, a name made from user, host and process id.
 

@@ -35,7 +35,7 @@ class RunConfig(Settings):
     pool_name: str | None = Field(
         default=None,
         description="Name of the pool that runs the training. None: inside a job the pool of that job, otherwise the "
-        "pool named by $SHOAL_POOL, otherwise the only pool that exists.",
+        "pool named by $SHOAL_POOL, otherwise the only pool that is up.",
     )
     job_id: str | None = Field(
         default=None,

@@ -36,7 +36,7 @@ from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program, Script
 from shoal.training.pytorch.progress import Metrics
-from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out
+from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out, nodes_needed
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
 GPUS: list[Node] = [{"name": "a", "cpus": 8, "gpus": 2}, {"name": "b", "cpus": 8, "gpus": 0}]
@@ -97,6 +97,16 @@ def test_workers_divide_all_gpus_of_a_node(
 def test_what_does_not_fit_is_refused(config: AnyScaling, says: str) -> None:
     with pytest.raises(CapacityError, match=says):
         lay_out(config, ONE_CPU)
+
+
+def test_workers_need_the_active_nodes_and_further_ones() -> None:
+    head, worker = Node(name="head", cpus=0, gpus=0), Node(name="worker", cpus=4, gpus=0)
+    workers = SpreadScalingConfig(num_workers=9, resource_requirements_per_worker=WorkerResourceConfig(num_cpus=2))
+    assert nodes_needed(workers, [], worker) == 5
+    assert nodes_needed(workers, [head, worker], worker) == 6
+    assert nodes_needed(workers, [worker] * 7, worker) == 5
+    assert nodes_needed(workers, [worker] * 7, head) == 5
+    assert nodes_needed(workers, [worker] * 4, head) is None
 
 
 def test_only_nodes_whose_gpus_are_of_the_type_count() -> None:

@@ -41,6 +41,10 @@ class ParquetSource:
         filters: Filters of the rows, which apply before the splits; None for all rows. See
             :mod:`shoal.data.parquet.filter_matching`.
         by_value: Whether :meth:`digest` is computed from the values of all rows even without filters.
+
+    Attributes:
+        staged_copy: The :class:`shoal.data.staging.staged_copy.StagedCopy` that keeps the files as long as this source
+            exists; None if this process does not hold staged files.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class ParquetSource:
         self.paths = tuple(normalise(path) for path in several)
         self.splits = tuple(splits)
         self.filters = filters
+        self.staged_copy: Any = None
         self._by_value = by_value
         self._footers: tuple[Footer, ...] | None = None
         self._by_path: dict[str, Footer] = {}
@@ -198,6 +203,7 @@ class ParquetSource:
         for index in range(len(weights) or 1):
             chain = (*self.splits, Split(tuple(map(float, weights)), index, seed))
             part = ParquetSource(self.paths, chain, self.filters, by_value=self._by_value)
+            part.staged_copy = self.staged_copy
             part._footers, part._metadata = self._footers, self._metadata
             part._partition_types, part._matching = self._partition_types, self._matching
             parts.append(part)

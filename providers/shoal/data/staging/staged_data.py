@@ -1,8 +1,13 @@
-"""Write and remove staged data: Parquet files that shoal writes for the workers and removes when the job ends."""
+"""Write and remove staged data: Parquet files that shoal writes for the workers.
+
+A directory of staged data contains a marker file, which names the process that holds the data, and a file for each job
+that uses them. It is removed when no process holds the data and no job uses them any more.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -14,10 +19,18 @@ from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+    from shoal.state.process import ProcessId
 
 # Name of the file that marks a directory as created by shoal. shoal removes only directories that contain this file.
-# The name begins with an underscore, so that readers of the data skip it.
+# The name begins with an underscore, so that readers of the data skip it. The file contains the process that holds the
+# data, as JSON: {"process": {...}}, or {"process": null} after that process has released them.
 MARKER = "_shoal_staging"
+
+# First part of the names of empty files, each of which says that a job uses the data. The second part is the id under
+# which the attempt of the job was submitted.
+_USED_BY = "_shoal_used_by."
 
 # These numbers decide the size of a row group, the unit in which rows are assigned to workers. With 64 row groups, even
 # 16 workers get four each. A row group has at least 8 Ki rows, because smaller ones compress badly and make the footer
@@ -67,8 +80,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
         filesystem.create_dir(inner, recursive=True)
-        with filesystem.open_output_stream(f"{inner}/{MARKER}") as stream:
-            stream.write(b"Staged by shoal; removed when its job ends.\n")
+        _write_holder(filesystem, inner, _this_process())
     except DataError:
         raise
     except (OSError, ValueError, pa.ArrowException) as exc:
@@ -84,8 +96,96 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
         raise
 
 
+def claim(location: str, user: str) -> None:
+    """Note in a directory of staged data that a job uses it.
+
+    Args:
+        location: Directory or URI that :func:`staged` created.
+        user: Id under which the attempt of the job is submitted.
+    """
+    filesystem, inner = resolve(normalise(location))
+    with filesystem.open_output_stream(f"{inner}/{_USED_BY}{user}"):
+        pass
+
+
+def claims(location: str) -> set[str]:
+    """Return the ids of the attempts that use a directory of staged data."""
+    from pyarrow.fs import FileSelector
+
+    filesystem, inner = resolve(normalise(location))
+    found = filesystem.get_file_info(FileSelector(inner, allow_not_found=True))
+    return {file.base_name.removeprefix(_USED_BY) for file in found if file.base_name.startswith(_USED_BY)}
+
+
+def unclaim(location: str, user: str) -> None:
+    """Note in a directory of staged data that a job does not use it any more."""
+    filesystem, inner = resolve(normalise(location))
+    with contextlib.suppress(FileNotFoundError):
+        filesystem.delete_file(f"{inner}/{_USED_BY}{user}")
+
+
+def release(location: str) -> bool:
+    """Note in a directory of staged data that its process does not hold the data any more, and remove the directory
+    unless a job uses it.
+
+    Returns:
+        True if the directory was removed.
+    """
+    from pyarrow.fs import FileType
+
+    filesystem, inner = resolve(normalise(location))
+    if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
+        return False
+    # The marker is written before the claims are read. A job that ends at this moment removes its claim before it reads
+    # the marker, so at least one of the two removes the directory.
+    _write_holder(filesystem, inner, None)
+    return discard_unused(location)
+
+
+def discard_unused(location: str) -> bool:
+    """Remove a directory of staged data if no process holds the data and no job uses them.
+
+    Returns:
+        True if the directory was removed.
+
+    Raises:
+        InvalidArgumentError: If the directory exists, but has no marker file.
+    """
+    return not is_held(location) and not claims(location) and discard(location)
+
+
+def is_held(location: str, *, unknown: bool = False) -> bool:
+    """Return whether the process that holds a directory of staged data runs, or may run on another host.
+
+    Args:
+        location: Directory or URI that :func:`staged` created.
+        unknown: Result if the marker file does not exist, or was written by a version of shoal that did not name the
+            process.
+    """
+    filesystem, inner = resolve(normalise(location))
+    try:
+        with filesystem.open_input_stream(f"{inner}/{MARKER}") as stream:
+            process = json.loads(stream.read())["process"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return unknown
+    from shoal.state.process import ProcessId
+
+    return process is not None and not ProcessId.from_json(process).known_dead()
+
+
+def _write_holder(filesystem: FileSystem, inner: str, process: ProcessId | None) -> None:
+    with filesystem.open_output_stream(f"{inner}/{MARKER}") as stream:
+        stream.write(json.dumps({"process": process.to_json() if process else None}).encode())
+
+
+def _this_process() -> ProcessId:
+    from shoal.state.process import ProcessId
+
+    return ProcessId.mine()
+
+
 def discard(location: str) -> bool:
-    """Remove a directory that shoal created for staged data.
+    """Remove a directory that shoal created for staged data, even if it is still used.
 
     Args:
         location: Directory or URI that :func:`staged` created.

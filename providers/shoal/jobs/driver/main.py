@@ -108,7 +108,8 @@ class Driver:
         self._watchdog.stop()
         stored = self._store_end(end)
         with _logged("staged data and the working folder could not be removed"), act(JobStep.TIDY):
-            staging.discard({*self._spec.staged(), *queries.locations(self._spec, self._key).values()})
+            staging.discard(queries.locations(self._spec, self._key).values())
+            staging.give_up(self._key, self._spec.staged())
             working_folder.discard(self._key.submission_id)
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)

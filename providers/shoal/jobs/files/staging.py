@@ -1,13 +1,33 @@
-"""Remove staged data: copies of in-memory data that were written for a job."""
+"""Note which jobs use staged data (copies of rows that were written for jobs), and remove data that nothing uses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shoal.jobs.journal.attempts import Key
 
-def discard(locations: Iterable[str]) -> None:
-    """Remove the directories or URIs of staged data; locations that no longer exist are ignored."""
-    from shoal.data.staging.staged_data import discard as discard_one
+
+def claim(key: Key, locations: Iterable[str]) -> None:
+    """Note in directories of staged data that an attempt uses them, so that they are not removed before its end."""
+    from shoal.data.staging import staged_data
 
     for location in locations:
-        discard_one(location)
+        staged_data.claim(location, key.submission_id)
+
+
+def give_up(key: Key, locations: Iterable[str]) -> None:
+    """Note in directories of staged data that an attempt has ended. Remove those that no process holds and no other
+    attempt uses; locations that no longer exist are ignored."""
+    from shoal.data.staging import staged_data
+
+    for location in locations:
+        staged_data.unclaim(location, key.submission_id)
+        staged_data.discard_unused(location)
+
+
+def discard(locations: Iterable[str]) -> None:
+    """Remove directories of staged data that a query of an ended attempt has filled."""
+    from shoal.data.staging import staged_data
+
+    for location in locations:
+        staged_data.discard(location)

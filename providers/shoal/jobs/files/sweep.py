@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, defer
 
+from shoal.data.staging import staged_data
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.files import staging, working_folder
@@ -39,78 +40,106 @@ def discard_leftovers(store: Store) -> list[str]:
 
 
 def _credentials(store: Store) -> Iterator[str]:
-    for submission_id in _ended(store, credentials.left()):
+    for submission_id, key in _ended(store, credentials.left()):
         credentials.discard_all(submission_id)
-        yield f"{_attempt(submission_id)}: removed credentials that no driver had read"
+        yield f"job {key.job_id}, attempt {key.attempt}: removed credentials that no driver had read"
 
 
 def _working_folders(store: Store) -> Iterator[str]:
-    for submission_id in _ended(store, working_folder.left()):
+    for submission_id, key in _ended(store, working_folder.left()):
         working_folder.discard(submission_id)
-        yield f"{_attempt(submission_id)}: removed its working folder"
+        yield f"job {key.job_id}, attempt {key.attempt}: removed its working folder"
 
 
-def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[str]:
+def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[tuple[str, Key]]:
     """Yield those submissions whose attempts have ended; a submission that this store does not know is left out."""
     for submission_id in submission_ids:
-        job_id, _, attempt = submission_id.rpartition("-")
         with store.reading() as session:
-            job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
-        if job is not None and job.state in JOB_ENDED:
-            yield submission_id
-
-
-def _attempt(submission_id: str) -> str:
-    job_id, _, attempt = submission_id.rpartition("-")
-    return f"job {job_id}, attempt {attempt}"
+            ended = _has_ended(session, submission_id)
+        if ended and (key := _key(submission_id)):
+            yield submission_id, key
 
 
 def _staged_data(store: Store) -> Iterator[str]:
     there = _staged_here()
     if not there:
         return
-    done: list[tuple[Key, str]] = []
+    users = {location: staged_data.claims(location) for location in there}
+    filled: dict[str, Key] = {}
+    named: dict[str, Key] = {}
     with store.reading() as session:
         for location in sorted(there):
             key = _of_query(location)
-            job = None if key is None else session.get(Job, (key.job_id, key.attempt), options=[defer(Job.spec)])
-            if key is not None and job is not None:
+            if key is not None and (job := _row(session, key)) is not None:
                 there.remove(location)
-                done += [(key, location)] if job.state in JOB_ENDED else []
+                filled |= {location: key} if job.state in JOB_ENDED else {}
         there -= _needed(session) if there else set()
         if there:
             # The folders that are still in `there` may belong to jobs that ended long ago, so all ended jobs are
             # searched. The query returns only the few specs that name a folder of staged data.
-            named = cast(Job.spec, Text).contains(_NAMED)
-            ended = select(Job.id, Job.attempt, Job.spec).where(Job.state.in_(JOB_ENDED), named)
+            naming = cast(Job.spec, Text).contains(_NAMED)
+            ended = select(Job.id, Job.attempt, Job.spec).where(Job.state.in_(JOB_ENDED), naming)
             for job_id, attempt, spec in session.execute(ended.execution_options(yield_per=_PAGE)):
-                unneeded = there.intersection(_staged(spec))
-                done += [(Key(job_id, attempt), location) for location in sorted(unneeded)]
-                there -= unneeded
-    for key, location in done:
-        try:
-            staging.discard([location])
-        except (ShoalError, OSError) as error:  # log the error, and go on with the other folders
-            log.warning("job %s, attempt %d: staged data could not be removed: %s", key.job_id, key.attempt, error)
-        else:
+                named |= dict.fromkeys(there.intersection(_staged(spec)), Key(job_id, attempt))
+        gone = {location: [user for user in users[location] if _has_ended(session, user)] for location in there}
+    for location, key in filled.items():
+        if _tried(location, staging.discard, [location]):
             yield f"job {key.job_id}, attempt {key.attempt}: removed its staged data"
+    for location in sorted(there):
+        if _tried(location, _discard_unused, location, gone[location], location in named):
+            key = named.get(location)
+            whose = f"job {key.job_id}, attempt {key.attempt}: removed its" if key else "removed"
+            yield f"{whose} staged data" + ("" if key else f" {location}, which no process and no job uses any more")
+
+
+def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
+    """Remove a folder of staged data that nothing uses any more, and return whether it was removed.
+
+    Args:
+        location: The folder.
+        gone: Ids under which ended attempts that have used the folder were submitted.
+        known: Whether the spec of an ended job names the folder. If not, the folder may belong to another store, so it
+            is removed only if its marker names a process that has released it or has ended.
+    """
+    for user in gone:
+        staged_data.unclaim(location, user)
+    return (known or not staged_data.is_held(location, unknown=True)) and staged_data.discard_unused(location)
+
+
+def _tried(location: str, act: Callable[..., bool | None], *args: Any) -> bool:
+    """Call a function that removes a folder, and return False if it returns False or fails. A failure is logged, so
+    that the sweep goes on with the other folders."""
+    try:
+        return act(*args) is not False
+    except (ShoalError, OSError) as error:
+        log.warning("the staged data in %s could not be removed: %s", location, error)
+        return False
 
 
 def discard_staged(store: Store, job: Job) -> None:
-    """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless an active job needs them."""
+    """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless something still uses them."""
     here, key = _staged_here(), Key(job.id, job.attempt)
-    mine = here.intersection(_staged(job.spec)) | {location for location in here if _of_query(location) == key}
-    if mine:
+    staging.discard(location for location in here if _of_query(location) == key)
+    if mine := here.intersection(_staged(job.spec)):
         with store.reading() as session:
             mine -= _needed(session)
-        staging.discard(mine)
+        staging.give_up(key, mine)
+
+
+def _row(session: Session, key: Key) -> Job | None:
+    return session.get(Job, (key.job_id, key.attempt), options=[defer(Job.spec)])
+
+
+def _has_ended(session: Session, submission_id: str) -> bool:
+    """Return whether this store has the attempt with a submission id, and the attempt has ended."""
+    key = _key(submission_id)
+    job = key and _row(session, key)
+    return bool(job and job.state in JOB_ENDED)
 
 
 def _staged_here() -> set[str]:
-    from shoal.data.staging.staged_data import default_location
-
-    location = Path(default_location())
-    return {str(path) for path in location.iterdir()} if location.exists() else set()
+    folder = Path(staged_data.default_location())
+    return {str(path) for path in folder.iterdir()} if folder.exists() else set()
 
 
 def _needed(session: Session) -> set[str]:
@@ -122,8 +151,12 @@ def _needed(session: Session) -> set[str]:
 def _of_query(location: str) -> Key | None:
     """Return the attempt whose SQL query filled a folder, which the folder's name says (see `queries.locations`)."""
     submission_id, _, number = Path(location).name.rpartition(".")
+    return _key(submission_id) if number.isdigit() else None
+
+
+def _key(submission_id: str) -> Key | None:
     job_id, _, attempt = submission_id.rpartition("-")
-    return Key(job_id, int(attempt)) if number.isdigit() and attempt.isdigit() else None
+    return Key(job_id, int(attempt)) if attempt.isdigit() else None
 
 
 def _staged(spec: Any) -> Iterator[str]:

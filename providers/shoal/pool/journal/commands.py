@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolStoppingError, ScaleError
+from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
 from shoal.pool.journal import clock, rows
@@ -23,6 +24,9 @@ from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
+
+_MOST_NAMED = 5
+"""Largest number of leases and jobs that the error for a pool in use names."""
 
 
 def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None, now: float) -> bool:
@@ -286,10 +290,11 @@ def remove(session: Session, name: str, *, abandon: bool) -> None:
     Raises:
         PoolNotFoundError: No pool has this name.
         PoolElsewhereError: The pool is bound to another machine, and `abandon` is False.
-        PoolDownError: The pool is not down, and `abandon` is False.
+        PoolInUseError: The pool is not down, or has unfinished jobs, and `abandon` is False.
         InvalidArgumentError: `abandon` is True, but the pool is bound to this machine, which can end its nodes.
     """
-    pool = rows.load(session, name).pool
+    snapshot = rows.load(session, name)
+    pool = snapshot.pool
     bound = BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host
     if abandon:
         if bound and is_here(pool):
@@ -299,11 +304,7 @@ def remove(session: Session, name: str, *, abandon: bool) -> None:
             )
     else:
         rows.require_here(pool)
-        if pool.state is not PoolState.DOWN:
-            raise PoolDownError(
-                f'pool "{name}" is {pool.state.value} and cannot be deleted: first end its nodes with '
-                f"`shoal pool down {name}`"
-            )
+        _require_unused(snapshot, [job.id for job in rows.unfinished_jobs(session, [name])])
     session.delete(pool)
 
 
@@ -374,6 +375,32 @@ def _try_at_once(pool: Pool) -> None:
     """Reset a pool's failure count and cooldown, so that a new request starts nodes at once: the cause of the failures
     may have been fixed."""
     pool.start_failures, pool.last_failure, pool.cooldown_until = 0, None, None
+
+
+def _require_unused(snapshot: Snapshot, jobs: Collection[str]) -> None:
+    """Raise an error if a pool is not down, or has unfinished jobs. The message names its leases and jobs.
+
+    Args:
+        snapshot: The pool's rows.
+        jobs: Ids of the pool's unfinished jobs.
+
+    Raises:
+        PoolInUseError: The pool is not down, or has unfinished jobs.
+    """
+    pool = snapshot.pool
+    users = [f"a lease of {lease.holder}" for lease in snapshot.leases] + [f"unfinished job {job}" for job in jobs]
+    named = ", ".join(users[:_MOST_NAMED]) + (f" and {len(users) - _MOST_NAMED} more" if users[_MOST_NAMED:] else "")
+    state = pool.state.value + (f" ({named})" if users else "")
+    if pool.state is not PoolState.DOWN:
+        raise PoolInUseError(
+            f'pool "{pool.name}" is {state} and cannot be deleted: first run `shoal pool down {pool.name}`, which ends '
+            "its nodes, leases and jobs"
+        )
+    if users:
+        raise PoolInUseError(
+            f'pool "{pool.name}" is {state} and cannot be deleted: first run `shoal sweep`, which records the end of '
+            "jobs that have died"
+        )
 
 
 def _require_below_max(pool: Pool, size: int, what: str) -> None:

@@ -5,6 +5,7 @@ The functions in this module are pure: they use only their arguments, and not Ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -198,6 +199,27 @@ def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorc
     if each.num_gpus == -1:
         each = each.model_copy(update={"num_gpus": best["gpus"] // per_node})
     return config.model_copy(update={"num_workers_per_node": per_node, "resource_requirements_per_worker": each})
+
+
+def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: Node) -> int | None:
+    """Compute the number of nodes on which all workers fit: the active nodes, in their order, then further nodes.
+
+    Args:
+        config: The workers.
+        active: The active nodes.
+        further: Resources of each node that is not active yet.
+
+    Returns:
+        Number of nodes; None if no worker fits on a further node, and the active nodes have no room for all workers.
+    """
+    each = config.resource_requirements_per_worker
+    left = config.num_workers
+    for number, node in enumerate(active, start=1):
+        left -= fitting(node, each)
+        if left <= 0:
+            return number
+    per_node = fitting(further, each)
+    return len(active) + math.ceil(left / per_node) if per_node else None
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
