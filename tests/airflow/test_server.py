@@ -222,7 +222,7 @@ def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: Lo
     result = next((job.result for job in mine if job.result is not None), None)
     assert result is not None and result.promoted, (mine, airflow.task_states(TOLD, run), jobs.list_jobs())
     version, rmse = result.model_version, f"{result.metrics['holdout-rmse']:.6g}"
-    wait_until(lambda: len(messages(airflow, run)) == 3, "the messages")
+    wait_until(lambda: len(messages(airflow, run)) == 3, "the messages", 300)
     told = messages(airflow, run)
     assert told["promoted"].startswith(f"promoted: {MODEL} version {version}, rmse {rmse}\npromoted ")
     assert told["failed"].startswith(f"failed: {MODEL}\nfailed ") and "reg:nonsense" in told["failed"]

@@ -265,7 +265,13 @@ class LocalAirflow:
                 "secret_key": secrets.token_hex(16),
             },
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
-            "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
+            "dag_processor": {
+                "dag_bundle_config_list": json.dumps(bundles),
+                "refresh_interval": 10,
+                # The first callback of a DAG run that needs results waits until the DAG processor has built the API for
+                # tasks, too. On 2 busy cores, this took longer than the default of 50 s, after which it is killed.
+                "dag_file_processor_timeout": 600,
+            },
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             # 30 s instead of 5 s, because on 2 busy cores, some answers to tasks take longer than 5 s.
             "workers": {"min_heartbeat_interval": 2, "execution_api_timeout": 30},
