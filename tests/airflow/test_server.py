@@ -320,6 +320,7 @@ def test_of_many_models_one_fails_alone_though_a_worker_and_the_scheduler_are_ki
         sizes.add(len(status.active) + len(status.pending) + len(status.leaving))
         return airflow.run_state(MANY, run) in ("success", "failed")
 
+    wait_until(is_given_back, "a pool without the workers of other runs", 300)
     run = airflow.trigger(MANY, {"spec": spec})
     wait_until(a_worker, "a worker", 300, every=0.5).kill()
     half = (MODELS - 1) // 2
@@ -349,8 +350,7 @@ def kill_scheduler(airflow: LocalAirflow) -> None:
     [scheduler] = [
         process for process in psutil.Process(airflow.session).children() if "scheduler" in process.cmdline()
     ]
-    also = [] if os.environ.get("SHOAL_KILL") == "alone" else scheduler.children(recursive=True)
-    for process in (scheduler, *also):
+    for process in (scheduler, *scheduler.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
