@@ -333,14 +333,15 @@ def test_of_many_models_one_fails_alone_though_a_worker_and_the_scheduler_are_ki
     assert airflow.run_state(MANY, run) == "success", airflow.task_states(MANY, run)
     lines = airflow.returned(MANY, run, "report")
     assert [line["model"] for line in lines] == [f"many-{kind.replace(' ', '_')}" for kind in kinds]
-    assert [line["outcome"] for line in lines] == ["failed" if kind == bad else "promoted" for kind in kinds]
-    assert '"y"' in lines[1]["sentence"]
+    # A task that is killed after it took the result of its job, and before Airflow knows, trains once more: "kept".
+    assert [line["model"] for line in lines if line["outcome"] not in ("promoted", "kept")] == [lines[1]["model"]]
+    assert lines[1]["outcome"] == "failed" and '"y"' in lines[1]["sentence"]
     # A retry attempts the same job again, so a training that fails has one job with several attempts.
     states = {job.job_id: job.state.value for job in sorted(mine(), key=lambda job: job.attempt)}
     assert sorted(states.values()) == ["failed"] + ["succeeded"] * (MODELS - 1)
     assert sum(job.result.restarts for job in mine() if job.result) == 1
     versions = mlflow.MlflowClient(default_uri()).search_model_versions("name LIKE 'many-%'", max_results=1000)
-    assert len(versions) == MODELS - 1
+    assert len({version.name for version in versions}) == MODELS - 1
     assert max(sizes) <= 4
     wait_until(is_given_back, "the pool as it was")
 

@@ -660,8 +660,9 @@ class JobHandle:
             raise JobCancelledError(f"{what} was cancelled: {job.error}")
         if job.state is JobState.FAILED:
             raise JobFailedError(f"{what} failed: {job.error}")
-        attempts.collect(self._store, self._key, self._clock())
         self._await_clean_up(job)
+        # This is the last step, because a process that is killed before it finds the result when it asks again.
+        attempts.collect(self._store, self._key, self._clock())
         return JobResult.model_validate(job.result)
 
     def _await_clean_up(self, job: Job) -> None:
