@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
 from datetime import date
 
 import mlflow
@@ -64,17 +64,21 @@ def test_of_many_carriers_one_fails_alone_and_one_survives_the_loss_of_its_worke
     }
     monkeypatch.setitem(retrain_many.fn.__globals__, "spec_of_the_night", lambda day, rounds: spec)
     sizes: set[int] = set()
+    is_over = threading.Event()
 
-    def is_over(run: Future) -> bool:
-        status = real_pool.describe()
-        sizes.add(len(status.active) + len(status.pending) + len(status.leaving))
-        return run.done()
-
-    with ThreadPoolExecutor(1) as threads:
-        run = threads.submit(retrain_many, min_rows=1, pool="tests", return_state=True)
+    def kill_and_watch() -> None:
         wait_until(a_worker, "a worker", 300, every=0.5).kill()
-        wait_until(lambda: is_over(run), "the end of the run", 300 + 60 * MODELS)
-        ended = run.result()
+        while not is_over.wait(0.5):
+            status = real_pool.describe()
+            sizes.add(len(status.active) + len(status.pending) + len(status.leaving))
+
+    watcher = threading.Thread(target=kill_and_watch)
+    watcher.start()
+    try:
+        ended = retrain_many(min_rows=1, pool="tests", return_state=True)
+    finally:
+        is_over.set()
+        watcher.join()
 
     assert ended.is_failed()
     headline = f"{MODELS} models: {MODELS - 1} promoted, 1 failed"
