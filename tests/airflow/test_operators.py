@@ -345,6 +345,28 @@ def test_a_killed_task_takes_its_job_with_it(on_fake_head, spec, context):
     assert on_fake_head.stops
 
 
+def test_a_try_that_is_killed_late_leaves_the_job_to_the_newer_try(on_fake_head, spec, context, monkeypatch):
+    """Airflow starts a new try if it had lost the scheduler or the worker for some time, and then kills the old one."""
+    on_pool = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"pool_name": POOL})})
+    operator, has_cancelled, cancel = train(spec), threading.Event(), JobHandle.cancel
+    monkeypatch.setattr(JobHandle, "cancel", lambda *args, **kwargs: (cancel(*args, **kwargs), has_cancelled.set())[0])
+
+    def newer_try() -> None:
+        running()
+        newer = jobs.submit(on_pool, holder=RUN, key="train/-1")
+        operator.on_kill()
+        wait_until(has_cancelled.is_set, "the end of the old try")
+        result = {"job_id": newer.job_id, "attempt": 1, **RESULT}
+        attempts.end(Store(), Key(newer.job_id, 1), JobState.SUCCEEDED, 2.0, result=result)
+
+    newer = meanwhile(newer_try)
+    with pytest.raises(TaskKilledError):
+        operator.execute(context)
+    newer.join()
+    assert [job.state for job in jobs.list_jobs()] == [JobState.SUCCEEDED]
+    assert not on_fake_head.stops
+
+
 def test_a_task_that_times_out_takes_its_job_with_it(on_fake_head, spec, context, monkeypatch):
     def too_long() -> None:
         raise AirflowTaskTimeout("Timeout, PID: 1")

@@ -23,6 +23,7 @@ def test_a_scheduled_run_trains_on_months_that_have_ended():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_two_networks_are_trained_judged_and_registered(server, real_pool):
     train_networks = load_flow_from_entrypoint(FLOW)
     lines = {line["model"]: line for line in train_networks(epochs=12, month=2, pool="tests")}
@@ -35,6 +36,7 @@ def test_two_networks_are_trained_judged_and_registered(server, real_pool):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_network_that_cannot_be_prepared_does_not_stop_the_other(server, real_pool, logged):
     train_networks = load_flow_from_entrypoint(FLOW)
     ended = train_networks(epochs=1, month=13, pool="tests", return_state=True)

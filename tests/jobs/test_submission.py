@@ -215,6 +215,21 @@ class TestSubmit:
         assert head.submissions == 1
         assert submit(spec).attempt == 2
 
+    def test_a_result_is_returned_again_if_its_reader_is_killed_while_the_driver_cleans_up(
+        self, store, submit, held, spec, clock
+    ):
+        first = submit(spec)
+        attempts.start(store, key(first), ProcessId.mine().to_json(), 1.0)  # a driver that has not ended yet
+        attempts.end(store, key(first), JobState.SUCCEEDED, 2.0, result=RESULT.model_dump(mode="json"))
+
+        def killed() -> None:
+            raise SystemExit
+
+        clock.after(0.01, killed)
+        with pytest.raises(SystemExit):
+            held(first).wait(on_log=None)
+        assert submit(spec).attempt == 1
+
     def test_a_driver_that_died_without_a_word_makes_room_for_the_next_attempt(self, store, head, submit, spec):
         first = submit(spec)
         run(store, head, first)

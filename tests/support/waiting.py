@@ -7,12 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-    """Wait until `condition` gives something true, and return it; `seconds` only ends a test that hangs."""
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 30.0, every: float = 0.05) -> Any:
+    """Wait until `condition` gives something true, and return it.
+
+    Args:
+        condition: What is waited for.
+        what: Its name in the error.
+        seconds: Only ends a test that hangs.
+        every: Seconds between two looks; more for a condition that costs a server much to answer.
+    """
     until = time.monotonic() + seconds
     while True:
         if result := condition():
             return result
         if time.monotonic() > until:
             raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
-        time.sleep(0.05)  # polling
+        time.sleep(every)

@@ -155,9 +155,12 @@ class _JobOperator(PoolOperator):
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
-            # Airflow has killed the task, or the task has exceeded its execution_timeout, so the job is cancelled.
+            # Airflow has killed the task, or the task has exceeded its execution_timeout, so the job is cancelled. But
+            # if Airflow had lost the task's worker or scheduler for some time, it has started a new try, which has
+            # attached to the job, before it kills this one. The job is then left to the new try.
             except BaseException as end:
-                handle.cancel(str(end) or f"task {self.task_id} was ended")
+                if not handle.cancel(str(end) or f"task {self.task_id} was ended", unless_resubmitted=True):
+                    self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)
                 raise
             return result.result()
 

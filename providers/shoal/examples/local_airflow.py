@@ -1,9 +1,9 @@
 """Provide `LocalAirflow`, which runs Airflow on loopback until the process that started Airflow stops it or ends.
 
 ``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that started it. The
-keeper starts scheduler, DAG processor and API server in a session of its own. When the keeper's standard input closes,
-it ends all processes in that session. The standard input closes when `LocalAirflow.stop` is called, or when the process
-that started the keeper is killed.
+keeper starts scheduler, DAG processor and API server in a session of its own, and starts them again if they are killed.
+When the keeper's standard input closes, it ends all processes in that session. The standard input closes when
+`LocalAirflow.stop` is called, or when the process that started the keeper is killed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _COMPONENTS = (
     ("scheduler", "--skip-serve-logs"),  # The API server reads the log files, so the scheduler need not serve them.
     ("dag-processor",),
 )
-_READY_S = 180.0
-"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 busy cores, this takes 15 to
-30 s."""
+_READY_S = 600.0
+"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 cores, this takes 15 to 30 s.
+With 60 other processes on these cores, it took 4 minutes."""
 
 _GRACE_S = 12.0
 """Seconds from SIGTERM to SIGKILL. The time is sufficient for a training task to cancel its job, which takes up to
@@ -209,6 +209,9 @@ class LocalAirflow:
             health = self._http.get("/api/v2/monitor/health")
             if health.is_error or health.json()["scheduler"]["status"] != "healthy":
                 return False
+            # The first call of the API for tasks blocks the API server while that API is built. That takes 9 s of a
+            # CPU, and minutes on a busy machine. Without this call, the first task would wait for it, and fail.
+            self._http.get("/execution/health").raise_for_status()
             token = self._http.post("/auth/token", json={"username": USER, "password": self.password})
             self._http.headers["Authorization"] = f"Bearer {token.raise_for_status().json()['access_token']}"
         except httpx.HTTPError:
@@ -262,9 +265,16 @@ class LocalAirflow:
                 "secret_key": secrets.token_hex(16),
             },
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
-            "dag_processor": {"dag_bundle_config_list": json.dumps(bundles), "refresh_interval": 10},
+            "dag_processor": {
+                "dag_bundle_config_list": json.dumps(bundles),
+                "refresh_interval": 10,
+                # The first callback of a DAG run that needs results waits until the DAG processor has built the API for
+                # tasks, too. On 2 busy cores, this took longer than the default of 50 s, after which it is killed.
+                "dag_file_processor_timeout": 600,
+            },
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
-            "workers": {"min_heartbeat_interval": 2},
+            # 30 s instead of 5 s, because on 2 busy cores, some answers to tasks take longer than 5 s.
+            "workers": {"min_heartbeat_interval": 2, "execution_api_timeout": 30},
             # Airflow 3.0 and 3.1 send usage data by default, so this is switched off.
             "usage_data_collection": {"enabled": False},
         }
@@ -297,16 +307,22 @@ def _end_session(session: int, *signals: signal.Signals) -> None:
 
 
 def keep() -> None:
-    """Run Airflow's components until standard input closes or one of the components ends."""
-    components = [
-        subprocess.Popen([sys.executable, "-P", "-m", "airflow", *command], stdin=subprocess.DEVNULL)
-        for command in _COMPONENTS
-    ]
-    while all(process.poll() is None for process in components):
-        # Standard input becomes readable only when it is closed, because nothing is ever written to it.
-        if select.select([sys.stdin], [], [], 0.5)[0]:
+    """Run Airflow's components until standard input closes or one of the components ends by itself.
+
+    A component that was killed by a signal is started again, as a process manager does.
+    """
+    components = {command: _started(command) for command in _COMPONENTS}
+    # Standard input becomes readable only when it is closed, because nothing is ever written to it.
+    while not select.select([sys.stdin], [], [], 0.5)[0]:
+        ended = {command: code for command, process in components.items() if (code := process.poll()) is not None}
+        if any(code >= 0 for code in ended.values()):
             break
+        components |= {command: _started(command) for command in ended}
     _end_session(os.getsid(0), signal.SIGTERM, signal.SIGKILL)
+
+
+def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-P", "-m", "airflow", *command], stdin=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -170,6 +170,7 @@ class JobHandle:
         self._store = store
         self._key = Key(job.id, job.attempt)
         self._pool = job.pool
+        self._submissions = attempts.submissions(job)
         self._secrets = secrets
         self._cancel_on_interrupt = cancel_on_interrupt
         self._endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
@@ -251,23 +252,38 @@ class JobHandle:
             return self._follow(None)
         return self._log().lines(ended=True)
 
-    def cancel(self, reason: str = "cancelled on request") -> bool:
+    def cancel(self, reason: str = "cancelled on request", *, unless_resubmitted: bool = False) -> bool:
         """Cancel the job and end its driver and workers; return False if the job had ended already.
 
         If the pool is on another host, the driver reads the cancellation from the job's row and ends by itself. This
         method does not wait for that; :attr:`left` then has a sentence about it.
-        """
-        return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason)
 
-    def _cancel(self, job: Job, seen: Collection[JobState], reason: str) -> bool:
+        Args:
+            reason: Stored as the job's error.
+            unless_resubmitted: Leave the job alone, and return False, if the job was submitted again since this handle
+                was created: a newer try of the same task then waits for the job.
+        """
+        most_submissions = self._submissions if unless_resubmitted else None
+        return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason, most_submissions)
+
+    def _cancel(self, job: Job, seen: Collection[JobState], reason: str, most_submissions: int | None = None) -> bool:
         """Cancel the attempt if its present state is in `seen`, the states that may be cancelled; else return False.
 
         Args:
             job: The attempt's row, as the caller has read it.
             seen: States in which the attempt may be cancelled.
             reason: Stored as the attempt's error.
+            most_submissions: Number of submissions up to which the attempt may be cancelled. None: any.
         """
-        if not attempts.end(self._store, self._key, JobState.CANCELLED, self._clock(), seen=seen, error=reason):
+        if not attempts.end(
+            self._store,
+            self._key,
+            JobState.CANCELLED,
+            self._clock(),
+            seen=seen,
+            most_submissions=most_submissions,
+            error=reason,
+        ):
             return False
         try:
             if not job.is_waiting:
@@ -644,8 +660,9 @@ class JobHandle:
             raise JobCancelledError(f"{what} was cancelled: {job.error}")
         if job.state is JobState.FAILED:
             raise JobFailedError(f"{what} failed: {job.error}")
-        attempts.collect(self._store, self._key, self._clock())
         self._await_clean_up(job)
+        # This is the last step, because a process that is killed before it finds the result when it asks again.
+        attempts.collect(self._store, self._key, self._clock())
         return JobResult.model_validate(job.result)
 
     def _await_clean_up(self, job: Job) -> None:

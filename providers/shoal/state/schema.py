@@ -289,7 +289,8 @@ class Job(Base):
     """Identity of the job's driver (the process that runs the attempt). None until the driver has reported."""
     submitter: Mapped[dict[str, Any] | None]
     """Process identity of the process that sends the job to the head. The key `python` has the Python of the process
-    that asked for the job; rows of older versions have none."""
+    that asked for the job, and the key `submissions` how often the attempt was submitted, if more than once; rows of
+    older versions have neither."""
     priority: Mapped[int | None]
     """Priority in the pool's queue. Jobs with a higher number start first. None in rows of versions without a queue."""
     gang: Mapped[dict[str, Any] | None]

@@ -37,7 +37,9 @@ def many_trainings() -> None:
 
     said = specs()
     with pool_for_run(size=3, pool_name=POOL) as pool:
-        train = DistributedTrainOperator.partial(task_id="train", pool_name=POOL).expand(spec=said)
+        train = DistributedTrainOperator.partial(task_id="train", pool_name=POOL, max_active_tis_per_dagrun=6).expand(
+            spec=said
+        )
     said >> pool.setup
     train >> report(said)
 

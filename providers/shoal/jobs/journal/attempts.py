@@ -79,6 +79,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
             note_polled(job, now)
+            if job.submitter is not None:
+                job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
             return job
         if job is not None and same and job.state is JobState.SUCCEEDED and job.collected_at is None:
             return job
@@ -251,6 +253,7 @@ def end(
     now: float,
     *,
     seen: Collection[JobState] = JOB_ACTIVE,
+    most_submissions: int | None = None,
     error: str | None = None,
     result: dict[str, Any] | None = None,
     results_digest: str | None = None,
@@ -264,13 +267,14 @@ def end(
         state: Final state of the attempt.
         now: Seconds since the epoch.
         seen: States in which the attempt may be ended, usually only the state that the caller has read.
+        most_submissions: Number of submissions up to which the attempt may be ended (see `submissions`). None: any.
         error: Reason why the attempt failed or was cancelled; None if it succeeded.
         result: Result of an attempt that succeeded, as plain data.
         results_digest: SHA-256 of the file that `result` names as `results_path`.
         progress: Latest progress of the training; None: the row keeps the progress that it has.
 
     Returns:
-        False if the attempt was in another state; the row is then unchanged.
+        False if the attempt was in another state, or was submitted more often; the row is then unchanged.
 
     Raises:
         JobError: There is no such attempt.
@@ -280,6 +284,8 @@ def end(
     with transaction(store, JobStep.END) as session:
         job = get(session, key)
         if job.state not in seen or job.state in JOB_ENDED:
+            return False
+        if most_submissions is not None and submissions(job) > most_submissions:
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
         job.results_digest = results_digest
@@ -292,6 +298,14 @@ def collect(store: Store, key: Key, now: float) -> None:
     with transaction(store, JobStep.COLLECT) as session:
         job = get(session, key)
         job.collected_at = job.collected_at or now
+
+
+def submissions(job: Job) -> int:
+    """Return how often an attempt was submitted: by the process that created it, and by each one that attached to it.
+
+    A task that finds a higher number than its own knows that a newer try of the task has attached to the job.
+    """
+    return int((job.submitter or {}).get("submissions", 1))
 
 
 def note_polled(job: Job, now: float) -> None:
