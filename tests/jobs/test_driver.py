@@ -25,6 +25,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.errors import StoreError, StoreUnreachableError, TrainingError
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
+from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeat
 from shoal.jobs.driver import main as driver
@@ -39,7 +40,6 @@ from shoal.jobs.journal.admission import Admission
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
 from shoal.jobs.mlflow.holdout import Holdout
-from shoal.jobs.queue import Gang
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats

@@ -5,7 +5,8 @@ import pytest
 import sklearn.metrics as reference
 
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.metrics import NAMES, best_constant, best_mode, constant, evaluate
+from shoal.jobs.metrics.baseline import best_constant, constant
+from shoal.jobs.metrics.evaluation import NAMES, best_mode, metric_value
 
 RANDOM = np.random.default_rng(0)
 BINARY = RANDOM.integers(0, 2, 200).astype(float)
@@ -44,11 +45,11 @@ ONE_PER_CLASS = RANDOM.dirichlet([1.0, 1.0, 1.0], 200)
     ],
 )
 def test_as_scikit_learn_has_it(metric, labels, predictions, expected):
-    assert evaluate(metric, labels, predictions) == pytest.approx(expected)
+    assert metric_value(metric, labels, predictions) == pytest.approx(expected)
 
 
 def test_one_wrong_certainty_is_not_infinite():
-    assert np.isfinite(evaluate("logloss", np.array([1.0, 0.0]), np.array([0.0, 0.0])))
+    assert np.isfinite(metric_value("logloss", np.array([1.0, 0.0]), np.array([0.0, 0.0])))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_one_wrong_certainty_is_not_infinite():
 )
 def test_what_does_not_suit_a_metric_is_said(metric, labels, predictions, said):
     with pytest.raises(DataError, match=said):
-        evaluate(metric, labels, predictions)
+        metric_value(metric, labels, predictions)
 
 
 def test_every_metric_has_a_direction():
@@ -87,8 +88,8 @@ def test_every_metric_can_be_computed_and_a_constant_is_its_baseline(metric):
     predictions = ONE_PER_CLASS if metric in many else SCORES + (best_constant(metric) != "majority")
     groups = np.arange(200) // 7
 
-    value = evaluate(metric, labels, predictions, groups)
-    baseline = evaluate(metric, labels, constant(best_constant(metric), metric, labels), groups)
+    value = metric_value(metric, labels, predictions, groups)
+    baseline = metric_value(metric, labels, constant(best_constant(metric), metric, labels), groups)
 
     assert np.isfinite([value, baseline]).all()
 
@@ -101,7 +102,7 @@ def test_a_metric_of_scores_has_a_baseline_for_labels_that_are_no_class_numbers(
     predictions = constant("majority", metric, labels)
 
     assert predictions.tolist() == [(labels > 0.5).mean()] * 200
-    assert np.isfinite(evaluate(metric, labels, predictions))
+    assert np.isfinite(metric_value(metric, labels, predictions))
 
 
 @pytest.mark.parametrize("metric", ["ndcg", "ndcg@3"])
@@ -117,9 +118,9 @@ def test_ndcg_is_the_mean_of_scikit_learns_over_groups_with_different_labels(met
         if len(set(labels[groups == group])) > 1
     ]
 
-    assert evaluate(metric, labels, scores, groups) == pytest.approx(np.mean(each))
+    assert metric_value(metric, labels, scores, groups) == pytest.approx(np.mean(each))
     with pytest.raises(DataError, match="in each group all labels are equal"):
-        evaluate(metric, np.ones(3), np.ones(3), np.array([0, 0, 1]))
+        metric_value(metric, np.ones(3), np.ones(3), np.array([0, 0, 1]))
 
 
 def test_constants_are_the_best_of_their_kind():
@@ -135,5 +136,5 @@ def test_constants_are_the_best_of_their_kind():
 
 
 def test_a_prediction_that_is_not_finite_makes_the_metric_nan():
-    assert np.isnan(evaluate("rmse", BINARY, np.where(SCORES > 0.5, np.nan, SCORES)))
-    assert np.isnan(evaluate("accuracy", BINARY, np.where(SCORES > 0.5, np.inf, SCORES)))
+    assert np.isnan(metric_value("rmse", BINARY, np.where(SCORES > 0.5, np.nan, SCORES)))
+    assert np.isnan(metric_value("accuracy", BINARY, np.where(SCORES > 0.5, np.inf, SCORES)))

@@ -17,12 +17,12 @@ from shoal import jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
 from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
+from shoal.jobs.capacity import DRIVER_BYTES, Gang
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.admission import Admission, Line
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.queue import DRIVER_BYTES, Gang
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.tunables import LEASE_TTL

@@ -296,7 +296,7 @@ def test_a_waiting_process_that_was_killed_leaves_the_queue(up):
 
 
 def test_a_lease_is_renewed_while_it_waits(up, monkeypatch):
-    monkeypatch.setattr("shoal.pool.leases._RENEWALS_PER_TTL", 600)  # ten in a second
+    monkeypatch.setattr("shoal.pool.lease_renewal._RENEWALS_PER_TTL", 600)  # ten in a second
     up.lease(4, exclusive=True)
 
     def expires_at() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 
 import psutil
@@ -69,7 +70,7 @@ def test_it_holds_the_lock_that_supervisors_of_0_1_look_for(fresh_home, monkeypa
     """Their pools survive the upgrade; each would start one more every 5 s."""
     seen = []
 
-    def rounds(_store):
+    def rounds(_store, _lock):
         with open_locked(fresh_home / f"reconciler-{hostname()}.lock", wait=False) as free:
             seen.append(free)
 
@@ -77,3 +78,38 @@ def test_it_holds_the_lock_that_supervisors_of_0_1_look_for(fresh_home, monkeypa
     Store()
     reconciler.run()
     assert seen == [False]
+
+
+def test_it_ends_when_the_home_is_removed_though_the_store_is_elsewhere(tmp_path, fresh_home, monkeypatch):
+    """It would run for ever: a PostgreSQL server that is gone too is an outage of the store, which may pass."""
+    monkeypatch.setenv("SHOAL_STATE_URL", f"sqlite:///{tmp_path / 'state.db'}")
+    Store()
+    polls = []
+
+    def outage(_store):
+        polls.append(None)
+        shutil.rmtree(fresh_home)
+        home()  # what else runs makes the folder anew
+
+    monkeypatch.setattr(reconciler, "_active_pools", outage)
+    reconciler.run()
+    assert len(polls) == 1
+
+
+def test_it_ends_when_the_store_has_been_silent_for_as_long_as_nodes_wait(fresh_home, monkeypatch, caplog):
+    Store()
+    polls = []
+    monkeypatch.setattr(reconciler, "_active_pools", polls.append)
+    monkeypatch.setattr(reconciler, "STORE_PATIENCE", 0.0)
+    monkeypatch.setattr(reconciler, "RECONCILE_PERIOD", 0.01)
+    reconciler.run()
+    assert "the store could not be reached for 0 s" in caplog.text
+
+
+def test_a_short_outage_of_the_store_does_not_end_it(fresh_home, monkeypatch):
+    Store()
+    monkeypatch.setattr(reconciler, "RECONCILE_PERIOD", 0.01)
+    answers = iter([None, [], []])
+    monkeypatch.setattr(reconciler, "_active_pools", lambda _store: next(answers))
+    reconciler.run()
+    assert next(answers, "all asked for") == "all asked for"

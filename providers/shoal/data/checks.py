@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
-from shoal.data.columns import check_present, dtype_of
-from shoal.data.filters import describe_filters
+from shoal.data.column_names import check_present
+from shoal.data.filter_syntax import describe_filters
 from shoal.data.planning.row_groups import RowRange
+from shoal.data.tensor_columns import dtype_of
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
     Returns:
         Column -> name of the NumPy dtype of its values, in the order of `columns`; see
-        :func:`shoal.data.columns.dtype_of`.
+        :func:`shoal.data.tensor_columns.dtype_of`.
 
     Raises:
         InvalidArgumentError: If `columns` is not a list of distinct names, or is empty.

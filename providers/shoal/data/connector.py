@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from shoal.data.columns import check_present
-from shoal.data.filters import columns_of, parse_filters
+from shoal.data.column_names import check_present
+from shoal.data.filter_syntax import columns_of, parse_filters
 from shoal.data.gang_position import current_position
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.parquet.groups import find_groups

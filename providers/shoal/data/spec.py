@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from shoal.data.filters import Filters, parse_filters
+from shoal.data.filter_syntax import Filters, parse_filters
 from shoal.data.queries import check_connection_name, check_query
 from shoal.settings import Settings
 

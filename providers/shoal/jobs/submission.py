@@ -9,6 +9,7 @@ from functools import partial
 
 from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import credentials, ids
+from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import staging
 from shoal.jobs.fingerprint import fingerprint
@@ -16,7 +17,6 @@ from shoal.jobs.handle import JobHandle, JobStatus
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.lost_attempts import address, pool_endpoint
-from shoal.jobs.queue import Gang
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder

@@ -24,8 +24,8 @@ from shoal.pool.holder import is_here, python_holder
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
-from shoal.pool.lease_queue import nodes_for
-from shoal.pool.leases import PoolLease
+from shoal.pool.lease_renewal import PoolLease
+from shoal.pool.lease_rules import nodes_for
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.reconciler import ensure_running

@@ -27,7 +27,7 @@ from shoal.pool.journal import rows
 from shoal.pool.journal.retention import retain
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.silent_jobs import SilentJobs
-from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD
+from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD, STORE_PATIENCE
 from shoal.state import Store
 from shoal.state.home import home, lock_file, store_tag, subfolder
 from shoal.state.host import hostname
@@ -85,27 +85,53 @@ def run() -> None:
         return
     store = Store(migrate=False)
     while True:
-        with ExitStack() as old, open_locked(_lock_path(), wait=False) as mine:
+        lock = _lock_path()
+        with ExitStack() as old, open_locked(lock, wait=False) as mine:
             if not mine:
                 return
             old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
-            _reconcile_all(store)
+            try:
+                _reconcile_all(store, lock)
+            except _Ended as ended:
+                log.warning("%s: this reconciler ends; the next request or any node starts another one", ended)
+                return
         # Another process may have started a pool after `_reconcile_all` returned, but before this process released the
         # lock. That process started no reconciler, because the lock was still held. So look for active pools again
         # before this process ends.
-        if not store.exists() or not _active_pools(store):
+        if not store.exists() or _active_pools(store) == []:
             return
 
 
-def _reconcile_all(store: Store) -> None:
+class _Ended(Exception):
+    """This reconciler has to end although pools may need one. The message says why."""
+
+
+def _reconcile_all(store: Store, lock: Path) -> None:
     """Reconcile every pool of this host (start its missing nodes and end its surplus nodes) again and again, until no
-    pool needs a reconciler."""
+    pool needs a reconciler.
+
+    Args:
+        store: The state store.
+        lock: The lock file that this process has locked.
+
+    Raises:
+        _Ended: The lock file was removed, or the store has not answered for an hour (`STORE_PATIENCE`).
+    """
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
     settling = _Settling(store)
+    locked = lock.stat()
+    answered_at = time.monotonic()
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
-        while store.exists() and (names := _active_pools(store)):
-            for name in names:
+        while store.exists() and (names := _active_pools(store)) != []:
+            if not _is_file(lock, locked):
+                # Usually $SHOAL_HOME was removed. The lock no longer keeps other reconcilers from starting.
+                raise _Ended(f"{lock} was removed")
+            if names is not None:
+                answered_at = time.monotonic()
+            elif time.monotonic() - answered_at > STORE_PATIENCE:
+                raise _Ended(f"the store could not be reached for {STORE_PATIENCE:.0f} s")
+            for name in names or ():
                 if name in rounds and not rounds[name].done():
                     continue
                 now = time.monotonic()
@@ -113,7 +139,7 @@ def _reconcile_all(store: Store) -> None:
                 if tidy:
                     retained_at[name] = now
                 rounds[name] = executor.submit(_reconcile_one, store, name, tidy=tidy)
-            settling.look(names)
+            settling.look(names or [])
             time.sleep(RECONCILE_PERIOD)
 
 
@@ -177,11 +203,8 @@ def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
         log.info("pool %s: %s", name, sentence)
 
 
-def _active_pools(store: Store) -> list[str]:
-    """Return the names of this host's pools that need a reconciler.
-
-    If the store does not answer, the result is a name that no pool has, so that the reconciler keeps running.
-    """
+def _active_pools(store: Store) -> list[str] | None:
+    """Return the names of this host's pools that need a reconciler, or None if the store does not answer."""
     try:
         with store.reading() as session:
             rows = session.scalars(select(Pool).order_by(Pool.name))
@@ -190,9 +213,15 @@ def _active_pools(store: Store) -> list[str]:
             return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
     except StoreError as error:
         log.warning("%s", error)
-        # If the store exists but does not answer, return a list with a name that no pool has, "?". With an empty list,
-        # the reconciler would end after a short outage of the store.
-        return [] if not store.exists() else ["?"]
+        return None if store.exists() else []
+
+
+def _is_file(path: Path, file: os.stat_result) -> bool:
+    """Return whether a path is still the given file: it was neither removed nor replaced."""
+    try:
+        return os.path.samestat(path.stat(), file)
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

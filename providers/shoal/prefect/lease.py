@@ -11,7 +11,7 @@ from prefect.exceptions import MissingContextError
 
 from shoal.jobs import clean_up
 from shoal.pool.api import ComputePool
-from shoal.pool.leases import PoolLease
+from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.tunables import LEASE_TTL
 from shoal.prefect._holder import current_holder
 from shoal.prefect._progress import NodeLog

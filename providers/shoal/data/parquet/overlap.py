@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.filters import Filters, parse_filters
+from shoal.data.filter_syntax import Filters, parse_filters
 from shoal.data.planning.splits import GroupSelection, Split
 from shoal.errors import DataError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher
 from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
-from shoal.data.parquet.matching import BATCH_ROWS, Matcher
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError
 

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.filters import Filters, columns_of
+from shoal.data.filter_syntax import Filters, columns_of
 from shoal.data.parquet.filesystems import normalise
+from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metadata
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
-from shoal.data.parquet.matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.rows_digest import kind_of, rows_digest
 from shoal.data.planning.row_groups import RowGroup, RowRange
@@ -39,7 +39,7 @@ class ParquetSource:
             columns.
         splits: Random splits that are applied one after the other; see :meth:`split`.
         filters: Filters of the rows, which apply before the splits; None for all rows. See
-            :mod:`shoal.data.parquet.matching`.
+            :mod:`shoal.data.parquet.filter_matching`.
         by_value: Whether :meth:`digest` is computed from the values of all rows even without filters.
     """
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.columns import check_present
+from shoal.data.column_names import check_present
 from shoal.data.parquet.filesystems import join, resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.queries import as_table, without_end

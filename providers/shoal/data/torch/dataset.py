@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.data.checks import check_tensor_columns
-from shoal.data.columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.planning.row_groups import Shard, shuffled
+from shoal.data.tensor_columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.torch import shuffling
 from shoal.data.torch.epochs import EpochCounter
 from shoal.data.torch.shuffling import count_items, cut, evened, rows_of, share_of

@@ -17,9 +17,10 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from shoal.jobs import queue
+from shoal.jobs.capacity import Gang, NodeSize, Room, drivers_in
 from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.queue import Entry, Gang, NodeSize, Room
+from shoal.jobs.queue import Entry
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Node, NodeState
@@ -245,7 +246,7 @@ def _room(session: Session, pool: str) -> Room:
     # The row of a ray:// pool's head has the memory size of the head's machine. The row of a local pool's head has no
     # memory size, but a local pool's drivers run on this host, so this host's memory counts.
     of_head = [int((node.endpoint or {}).get("memory_bytes", 0)) for node in nodes if node.is_head]
-    drivers = queue.drivers_in(max(of_head, default=0) or _memory_here())
+    drivers = drivers_in(max(of_head, default=0) or _memory_here())
     return Room(drivers, tuple(NodeSize(node.cpus, node.gpus) for node in nodes))
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.jobs import metrics
 from shoal.jobs.many.summary import ModelLine, summary_headline
+from shoal.jobs.metrics.evaluation import best_mode
 
 _INDENT = " " * 10
 """Indent of the second line about a model, which then begins below the model's name."""
@@ -77,7 +77,7 @@ def _against_recent(line: ModelLine) -> str:
         text += f" ({'; '.join(notes)})"
     if line.value is None or not math.isfinite(line.value):
         return text
-    mine, lower_is_better = line.value, metrics.best_mode(line.metric) == "min"
+    mine, lower_is_better = line.value, best_mode(line.metric) == "min"
     beaten = sum(
         1 for each in known if each.value is not None and (mine < each.value if lower_is_better else mine > each.value)
     )

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from shoal.data.filters import Scalar, describe_filters
+from shoal.data.filter_syntax import Scalar, describe_filters
 from shoal.data.queries import connection_variable, narrowed_query
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError, shown
@@ -115,7 +115,7 @@ class SharedColumn:
         Raises:
             DataError: The column of a dataset has another type than a value.
         """
-        from shoal.data.parquet.matching import prepare
+        from shoal.data.parquet.filter_matching import prepare
 
         for path, type_ in self._types:
             for value in values:
@@ -134,7 +134,7 @@ class SharedColumn:
         return restricted
 
     def _check_present(self, datasets: Iterable[DatasetSpec]) -> None:
-        from shoal.data.columns import check_present
+        from shoal.data.column_names import check_present
         from shoal.data.connector import DataConnector
         from shoal.data.staging.sql import quoted_column
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shoal.jobs.metrics import Mode
+from shoal.jobs.metrics.evaluation import Mode
 from shoal.jobs.results import Reason
 from shoal.jobs.specs.register import Register
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.errors import DataError
-from shoal.jobs import metrics
+from shoal.jobs.metrics.baseline import BaselineKind, best_constant, constant
+from shoal.jobs.metrics.evaluation import metric_value
 from shoal.jobs.mlflow import training_rows
 from shoal.jobs.mlflow.decision import Baseline
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
@@ -119,7 +120,7 @@ class Holdout:
         """
         if register.baseline is None:
             return None
-        kind = metrics.best_constant(register.metric) if register.baseline == "auto" else register.baseline
+        kind = best_constant(register.metric) if register.baseline == "auto" else register.baseline
         return Baseline(kind, self._of_constant(kind, register.metric))
 
     def check_metrics(self, register: Register) -> None:
@@ -130,11 +131,11 @@ class Holdout:
         """
         self.baseline(register)
         for metric in register.all_metrics:
-            self._of_constant(metrics.best_constant(metric), metric)
+            self._of_constant(best_constant(metric), metric)
 
-    def _of_constant(self, kind: metrics.BaselineKind, metric: str) -> float:
-        predictions = metrics.constant(kind, metric, self.labels)
-        return metrics.evaluate(metric, self.labels, predictions, self.groups)
+    def _of_constant(self, kind: BaselineKind, metric: str) -> float:
+        predictions = constant(kind, metric, self.labels)
+        return metric_value(metric, self.labels, predictions, self.groups)
 
 
 def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:

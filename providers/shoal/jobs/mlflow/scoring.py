@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.errors import DataError, JobError
-from shoal.jobs import metrics
+from shoal.jobs.metrics.evaluation import metric_value
 from shoal.jobs.mlflow import pyfunc
 from shoal.jobs.mlflow.decision import Evaluation, Slice
 from shoal.jobs.mlflow.holdout import Holdout, check_columns
@@ -65,7 +65,7 @@ def evaluate(
     values = {}
     for name in names:
         try:
-            values[name] = metrics.evaluate(name, holdout.labels, predicted, holdout.groups)
+            values[name] = metric_value(name, holdout.labels, predicted, holdout.groups)
         except DataError as error:
             if name == names[0]:
                 raise
@@ -75,7 +75,7 @@ def evaluate(
     for name, rows in holdout.slices.items():
         groups = None if holdout.groups is None else holdout.groups[rows]
         try:
-            value = metrics.evaluate(names[0], holdout.labels[rows], predicted[rows], groups)
+            value = metric_value(names[0], holdout.labels[rows], predicted[rows], groups)
         except DataError:  # the metric is not defined on this slice; the AUC, for example, needs rows of both classes
             value = float("nan")
         slices[name] = Slice(len(rows), value)

@@ -9,8 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import metrics
-from shoal.jobs.metrics import Mode
+from shoal.jobs.metrics.evaluation import Mode, best_mode, ranks
 from shoal.settings import Settings
 
 _MODEL_NAME = re.compile(r"[^/:]{1,250}")
@@ -138,7 +137,7 @@ class Register(Settings):
                 'nor a version such as "v1"'
             )
         for metric in self.all_metrics:
-            metrics.best_mode(metric)
+            best_mode(metric)
         if self.mode not in (None, self.best):
             raise ValueError(
                 f'mode="{self.mode}" contradicts metric="{self.metric}", whose best value is the {self.best}imum: '
@@ -163,7 +162,7 @@ class Register(Settings):
     @property
     def best(self) -> Mode:
         """Return "min" if a lower value of the metric is better, and "max" if a higher one is."""
-        return metrics.best_mode(self.metric)
+        return best_mode(self.metric)
 
     @property
     def all_metrics(self) -> tuple[str, ...]:
@@ -173,4 +172,4 @@ class Register(Settings):
     @property
     def ranks(self) -> bool:
         """Return whether one of the metrics is a ranking metric, which needs the option `group_col`."""
-        return any(metrics.ranks(metric) for metric in self.all_metrics)
+        return any(ranks(metric) for metric in self.all_metrics)

@@ -18,7 +18,7 @@ from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, PoolS
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
 from shoal.pool.journal import clock, rows
-from shoal.pool.lease_queue import grantable, leased, may_resize, queue
+from shoal.pool.lease_rules import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import stamps

@@ -18,8 +18,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.columns import check_present
-from shoal.data.filters import Filters, Scalar, Term, describe_term
+from shoal.data.column_names import check_present
+from shoal.data.filter_syntax import Filters, Scalar, Term, describe_term
 from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
 from shoal.errors import DataError, shown
 

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     Codes: TypeAlias = NDArray[np.intp]
 
 Mode = Literal["min", "max"]
-BaselineKind = Literal["mean", "median", "majority"]
 
 
-class _Takes(StrEnum):
+class Takes(StrEnum):
     """Form in which a metric's function in scikit-learn expects the predictions, such as classes or probabilities."""
 
     VALUES = "values"
@@ -34,7 +33,7 @@ class _Takes(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Metric:
+class Metric:
     """Description of a metric: how to compute it with scikit-learn, and whether a low or a high value is better.
 
     Args:
@@ -45,12 +44,12 @@ class _Metric:
     """
 
     best: Mode
-    takes: _Takes
+    takes: Takes
     function: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _averaged(function: str, **options: Any) -> dict[str, _Metric]:
+def _averaged(function: str, **options: Any) -> dict[str, Metric]:
     """Return the four variants of a classifier's metric, by scikit-learn's names, such as "f1" and "f1_macro".
 
     The variants are the metric of two classes, and its "micro", "macro" and "weighted" averages over many classes.
@@ -62,21 +61,21 @@ def _averaged(function: str, **options: Any) -> dict[str, _Metric]:
     name = function.removesuffix("_score")
     averages = {name: "binary", **{f"{name}_{average}": average for average in ("micro", "macro", "weighted")}}
     return {
-        name: _Metric("max", _Takes.CLASSES, function, {"average": average, "zero_division": 0, **options})
+        name: Metric("max", Takes.CLASSES, function, {"average": average, "zero_division": 0, **options})
         for name, average in averages.items()
     }
 
 
-_METRICS: dict[str, _Metric] = {
-    "rmse": _Metric("min", _Takes.VALUES, "root_mean_squared_error"),
-    "mae": _Metric("min", _Takes.VALUES, "mean_absolute_error"),
-    "logloss": _Metric("min", _Takes.PROBABILITIES, "log_loss"),
-    "error": _Metric("min", _Takes.CLASSES, "zero_one_loss"),
-    "auc": _Metric("max", _Takes.SCORES, "roc_auc_score"),
-    "accuracy": _Metric("max", _Takes.CLASSES, "accuracy_score"),
+_METRICS: dict[str, Metric] = {
+    "rmse": Metric("min", Takes.VALUES, "root_mean_squared_error"),
+    "mae": Metric("min", Takes.VALUES, "mean_absolute_error"),
+    "logloss": Metric("min", Takes.PROBABILITIES, "log_loss"),
+    "error": Metric("min", Takes.CLASSES, "zero_one_loss"),
+    "auc": Metric("max", Takes.SCORES, "roc_auc_score"),
+    "accuracy": Metric("max", Takes.CLASSES, "accuracy_score"),
     # The metrics below this line have the names of scikit-learn's scorers, without the prefix "neg_".
     **{
-        name: _Metric("min", _Takes.VALUES, name)
+        name: Metric("min", Takes.VALUES, name)
         for name in (
             "max_error",
             "mean_absolute_error",
@@ -90,27 +89,25 @@ _METRICS: dict[str, _Metric] = {
             "root_mean_squared_log_error",
         )
     },
-    "r2": _Metric("max", _Takes.VALUES, "r2_score"),
-    "explained_variance": _Metric("max", _Takes.VALUES, "explained_variance_score"),
-    "d2_absolute_error_score": _Metric("max", _Takes.VALUES, "d2_absolute_error_score"),
-    "balanced_accuracy": _Metric("max", _Takes.CLASSES, "balanced_accuracy_score"),
-    "matthews_corrcoef": _Metric("max", _Takes.CLASSES, "matthews_corrcoef"),
+    "r2": Metric("max", Takes.VALUES, "r2_score"),
+    "explained_variance": Metric("max", Takes.VALUES, "explained_variance_score"),
+    "d2_absolute_error_score": Metric("max", Takes.VALUES, "d2_absolute_error_score"),
+    "balanced_accuracy": Metric("max", Takes.CLASSES, "balanced_accuracy_score"),
+    "matthews_corrcoef": Metric("max", Takes.CLASSES, "matthews_corrcoef"),
     **_averaged("precision_score"),
     **_averaged("recall_score"),
     **_averaged("f1_score"),
     **_averaged("jaccard_score"),
-    "average_precision": _Metric("max", _Takes.SCORES, "average_precision_score"),
-    "roc_auc": _Metric("max", _Takes.SCORES, "roc_auc_score"),
-    "brier_score": _Metric("min", _Takes.SCORES, "brier_score_loss"),
-    "log_loss": _Metric("min", _Takes.PROBABILITIES, "log_loss"),
-    "roc_auc_ovr": _Metric("max", _Takes.PROBABILITIES, "roc_auc_score", {"multi_class": "ovr"}),
-    "roc_auc_ovo": _Metric("max", _Takes.PROBABILITIES, "roc_auc_score", {"multi_class": "ovo"}),
-    "ndcg": _Metric("max", _Takes.RANKS, "ndcg_score"),
+    "average_precision": Metric("max", Takes.SCORES, "average_precision_score"),
+    "roc_auc": Metric("max", Takes.SCORES, "roc_auc_score"),
+    "brier_score": Metric("min", Takes.SCORES, "brier_score_loss"),
+    "log_loss": Metric("min", Takes.PROBABILITIES, "log_loss"),
+    "roc_auc_ovr": Metric("max", Takes.PROBABILITIES, "roc_auc_score", {"multi_class": "ovr"}),
+    "roc_auc_ovo": Metric("max", Takes.PROBABILITIES, "roc_auc_score", {"multi_class": "ovo"}),
+    "ndcg": Metric("max", Takes.RANKS, "ndcg_score"),
 }
 
 _NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
-_ABSOLUTE = frozenset({"mae", "mean_absolute_error", "median_absolute_error", "d2_absolute_error_score"})
-"""Metrics for which the median of the labels is the best constant prediction."""
 
 _MOST_CLASSES = 100_000
 """Largest number of classes. If a column of ids is given as the label by mistake, this limit makes it an error;
@@ -120,9 +117,17 @@ NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 """Legal values of `register.metric`, with K for a number of ranks."""
 
 
-def _metric(name: str) -> _Metric:
+def metric_named(name: str) -> Metric:
+    """Return the description of a metric.
+
+    Args:
+        name: One of :data:`NAMES`.
+
+    Raises:
+        InvalidArgumentError: There is no such metric. The message names a similar one.
+    """
     if at := _NDCG_AT.fullmatch(name):
-        return _Metric("max", _Takes.RANKS, "ndcg_score", {"k": int(at[1])})
+        return Metric("max", Takes.RANKS, "ndcg_score", {"k": int(at[1])})
     if name not in _METRICS:
         near = difflib.get_close_matches(name.removeprefix("neg_"), _METRICS, n=1)
         hint = f'did you mean "{near[0]}"? All metrics' if near else "use one of"
@@ -136,26 +141,15 @@ def best_mode(metric: str) -> Mode:
     Raises:
         InvalidArgumentError: There is no such metric.
     """
-    return _metric(metric).best
+    return metric_named(metric).best
 
 
 def ranks(metric: str) -> bool:
     """Return whether the metric judges the order of rows within groups, such as the documents of a query."""
-    return _metric(metric).takes is _Takes.RANKS
+    return metric_named(metric).takes is Takes.RANKS
 
 
-def best_constant(metric: str) -> BaselineKind:
-    """Return the kind of constant prediction (mean, median or majority) that reaches the best value of a metric.
-
-    Returns:
-        "majority" for the metrics of classifiers, "median" for absolute errors, "mean" for all others.
-    """
-    if _metric(metric).takes in (_Takes.CLASSES, _Takes.SCORES, _Takes.PROBABILITIES):
-        return "majority"
-    return "median" if metric in _ABSOLUTE else "mean"
-
-
-def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes | None = None) -> float:
+def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Codes | None = None) -> float:
     """Compute the value of a metric from labels and predictions.
 
     Args:
@@ -184,14 +178,14 @@ def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes |
         )
     if not np.isfinite(predictions).all():
         return float("nan")
-    how = _metric(metric)
+    how = metric_named(metric)
     function = getattr(sklearn.metrics, how.function)
     with warnings.catch_warnings():
         # scikit-learn warns if a metric is not defined for the rows (the result is NaN), and if float32 probabilities
         # do not add up to exactly 1. Both cases are expected, so the warnings are not shown.
         warnings.simplefilter("ignore")
         try:
-            if how.takes is _Takes.RANKS:
+            if how.takes is Takes.RANKS:
                 return _over_groups(metric, labels, _one_column(metric, predictions), groups, function, how.options)
             true, predicted, options = _suited(metric, how.takes, labels, predictions)
             return float(function(true, predicted, **how.options, **options))
@@ -199,37 +193,8 @@ def evaluate(metric: str, labels: Numbers, predictions: Numbers, groups: Codes |
             raise DataError(f"{metric} cannot be computed on the holdout: {error}") from error
 
 
-def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
-    """Return the same prediction for every row, as a baseline that a useful model must beat.
-
-    Args:
-        kind: Prediction to make. "mean" or "median": that of the labels. "majority": for a classifier's metric the
-            frequency of each class, which makes the most frequent class the predicted one; for any other metric the
-            most frequent label.
-        metric: Metric that the predictions are made for.
-        labels: True values, ``[rows]``.
-
-    Returns:
-        The same prediction for each row, ``[rows]`` or ``[rows, classes]``.
-    """
-    import numpy as np
-
-    if kind != "majority":
-        return np.full(len(labels), float(np.mean(labels) if kind == "mean" else np.median(labels)))
-    if best_constant(metric) != "majority":
-        values, counts = np.unique(labels, return_counts=True)
-        return np.full(len(labels), float(values[counts.argmax()]))
-    if _metric(metric).takes is _Takes.SCORES:
-        # Labels above 0.5 are class 1, as in `evaluate`, because the labels of two classes may also be -1 and 1.
-        return np.full(len(labels), float((labels > 0.5).mean()))
-    frequencies = np.bincount(_classes(metric, labels, None), minlength=2) / len(labels)
-    if len(frequencies) == 2:
-        return np.full(len(labels), float(frequencies[1]))
-    return np.broadcast_to(frequencies, (len(labels), len(frequencies)))
-
-
 def _suited(
-    metric: str, takes: _Takes, labels: Numbers, predictions: Numbers
+    metric: str, takes: Takes, labels: Numbers, predictions: Numbers
 ) -> tuple[Numbers | Codes, Numbers | Codes, dict[str, Any]]:
     """Convert labels and predictions into the form that a metric's function in scikit-learn takes.
 
@@ -238,16 +203,16 @@ def _suited(
     """
     import numpy as np
 
-    if takes is _Takes.VALUES:
+    if takes is Takes.VALUES:
         return labels, _one_column(metric, predictions), {}
-    if takes is _Takes.SCORES:
+    if takes is Takes.SCORES:
         scores, positive = _one_column(metric, predictions), labels > 0.5
         if positive.all() or not positive.any():
             raise DataError(f"{metric} needs both classes in the holdout, but the holdout has rows of one class only")
         return positive.astype(np.intp), scores, {}
     columns = _probabilities(metric, predictions)
-    classes = _classes(metric, labels, columns)
-    if takes is _Takes.CLASSES:
+    classes = class_numbers(metric, labels, columns)
+    if takes is Takes.CLASSES:
         return classes, columns.argmax(axis=1), {}
     return classes, columns, {"labels": np.arange(columns.shape[1])}
 
@@ -308,7 +273,7 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
     return np.column_stack([1 - predictions, predictions]) if predictions.ndim == 1 else predictions
 
 
-def _classes(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:
+def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:
     """Convert labels into class numbers, which are integers from 0.
 
     Args:

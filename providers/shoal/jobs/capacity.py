@@ -1,0 +1,126 @@
+"""How many jobs a pool has room for at a time: what each job needs, and what the pool has.
+
+There is room for a job if both conditions hold:
+
+- Drivers: a quarter of the head's memory is for drivers, and each driver counts as 400 MB (`drivers_in`).
+- CPUs and GPUs: the workers of the running jobs and of the new job together need no more than the ready nodes have in
+  total. A job that needs more than all nodes counts as needing all nodes: such a job starts when no other job runs, and
+  its driver then refuses the job or uses fewer workers, as it would without a queue. Nodes that are still starting do
+  not count. A job whose training is over needs none: its driver only saves, logs and registers the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
+from shoal.jobs.specs.training import JobSpec
+from shoal.training.pytorch.scaling import PyTorchScalingConfig
+from shoal.training.scaling import gpu_wish
+
+DRIVER_BYTES = 400 * 2**20
+"""Bytes of the head's memory that are reserved for one driver."""
+
+_DRIVERS_SHARE = 4
+"""The drivers may use one part in this number of the head's memory, that is, a quarter of it. The other parts are for
+the workers on the head, the object store and Ray."""
+
+
+class NodeSize(NamedTuple):
+    """CPUs and GPUs of one ready node."""
+
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The group of workers that a job's spec asks for: a fixed number, or a number per node or GPU of the pool.
+
+    Attributes:
+        workers: Number of workers; a negative number -n means n workers on each node.
+        cpus: CPUs of each worker; -1: all CPUs of a node, divided among its workers.
+        gpus: GPUs of each worker; -1: one if every node has one.
+        per_gpu: Whether a negative `workers` means one worker on each GPU where workers use GPUs.
+    """
+
+    workers: int = -1
+    cpus: int = -1
+    gpus: int = 0
+    per_gpu: bool = False
+
+    @classmethod
+    def of(cls, spec: AnyJobSpec) -> Self:
+        """Return the group of workers that a job's spec asks for."""
+        if isinstance(spec, FunctionJobSpec):
+            return cls._of_function(spec)
+        # `wish` says whether the job uses GPUs; None means that it uses GPUs if every node has a GPU. Predictions never
+        # use GPUs, and LightGBM uses GPUs only if its options ask for them.
+        wish: bool | None = False
+        if isinstance(spec, JobSpec):
+            device = spec.params.get("device")
+            wish = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
+            if wish is None and spec.framework == "lightgbm":
+                wish = False
+        gpus = -1 if wish is None else int(wish)
+        return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
+
+    @classmethod
+    def _of_function(cls, spec: FunctionJobSpec) -> Self:
+        # If the function starts further workers itself, the spec's `room_for` gives their number and size. Only these
+        # further workers are counted then, because the workers that call the function need almost no resources: they
+        # only wait for the further workers.
+        config = spec.room_for or spec.scaling_config
+        each = config.resource_requirements_per_worker
+        if not isinstance(config, PyTorchScalingConfig):
+            return cls(config.num_workers, each.num_cpus, each.num_gpus)
+        per_node = config.num_workers_per_node
+        workers = -per_node if config.num_nodes == -1 else config.num_nodes * per_node
+        return cls(workers, each.num_cpus, each.num_gpus)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
+        """Build the gang from the result of :meth:`to_json`.
+
+        Rows that an older version wrote have no gang: the default counts as needing all CPUs of the pool.
+        """
+        return cls(**fields) if fields else cls()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the gang's fields as plain data, which the job's row stores."""
+        return asdict(self)
+
+    def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
+        """Return how many CPUs and GPUs the gang needs in total, but at most as many as the given nodes have."""
+        total = total_size(nodes)
+        gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
+        workers = self.workers
+        if workers < 0:
+            workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
+        cpus = workers * self.cpus if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
+        return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
+
+
+@dataclass(frozen=True)
+class Room:
+    """Limits on the jobs that run at the same time on one pool.
+
+    Attributes:
+        drivers: Largest number of drivers that may run at the same time; None: not limited.
+        nodes: The ready nodes; if there are none, CPUs and GPUs do not limit the number of jobs.
+    """
+
+    drivers: int | None
+    nodes: tuple[NodeSize, ...]
+
+
+def drivers_in(memory_bytes: int) -> int:
+    """Return how many drivers may run at the same time on a head with this much memory; at least 1."""
+    return max(1, memory_bytes // _DRIVERS_SHARE // DRIVER_BYTES)
+
+
+def total_size(sizes: Iterable[NodeSize]) -> NodeSize:
+    """Return the sum of CPUs and the sum of GPUs."""
+    return NodeSize(*map(sum, zip(*sizes, strict=True))) if (sizes := list(sizes)) else NodeSize(0, 0)
