@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
-from shoal.pool import leases
+from shoal.pool import lease_renewal
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.journal import commands
 from shoal.pool.journal.rollback import withdraw
@@ -166,7 +166,9 @@ def test_a_renewal_adds_its_own_time_to_live(up):
 
 
 def test_a_block_renews_its_lease_and_says_when_it_has_lost_it(up, monkeypatch):
-    monkeypatch.setattr(leases, "_RENEWALS_PER_TTL", 6000)  # every 0.15 s, of a lease that outlives any slow machine
+    monkeypatch.setattr(
+        lease_renewal, "_RENEWALS_PER_TTL", 6000
+    )  # every 0.15 s, of a lease that outlives any slow machine
     with up.lease(1) as lease:
         first = up.describe().leases[0].expires_at
         wait_until(lambda: up.describe().leases[0].expires_at > first, "a renewal by the block's thread")

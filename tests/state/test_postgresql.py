@@ -171,7 +171,7 @@ def test_a_writer_that_is_paused_loses_its_transaction_and_hears_it(on_postgresq
 
 def test_a_writer_that_hangs_is_named_to_those_who_wait(on_postgresql, monkeypatch):
     store = Store()
-    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("30s", "200ms"))
+    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("120s", "200ms"))
     name = os.environ["SHOAL_STATE_URL"].rpartition("/")[2]
     import psycopg
 

@@ -6,8 +6,17 @@ SQLAlchemy's defaults, 220 of the 240 updates were lost without an error.
 
 On PostgreSQL, every write transaction first takes an advisory lock, and releases the lock at its end. So write
 transactions run one after another: they cannot deadlock, they never fail with a serialization error, and the order in
-which they lock rows does not matter. Waiting for the lock is short, because shoal's transactions take only
-milliseconds.
+which they lock rows does not matter.
+
+A transaction takes the lock of the writers as late as possible: when its first statement is ready. In a new process,
+SQLAlchemy needs 6 ms of CPU to prepare a first statement, and SQLite some microseconds to run it. On a busy machine, a
+process that needs 6 ms gets them in parts, and all other writers wait meanwhile.
+
+Waiting for the lock is short, because shoal's transactions take only milliseconds. But when many processes write at
+once, the last of them waits for all others, and SQLite has no queue: its writers try again and again, so that one of
+them may be unlucky for long. So a writer does not fail because it has waited for long, but because nothing goes on:
+another process has kept the lock for too long, probably because it is paused. On SQLite, shoal checks this
+(`_begin_writing_sqlite`). PostgreSQL has a queue, and ends a transaction that is paused (`_PAUSED_WRITER_S`).
 """
 
 from __future__ import annotations
@@ -15,31 +24,41 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, Connection, CursorResult, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from shoal.errors import MissingExtraError, StoreError
 from shoal.state import codec
 
 LOCK_WAIT_S = 30
-"""Seconds for which a write transaction waits for other write transactions, before it fails. This is much longer than
-any transaction of shoal takes, and much shorter than the deadline of an operation."""
+"""Seconds after which a write transaction on SQLite fails if no other process has changed the database meanwhile. This
+is much longer than any transaction of shoal takes, and much shorter than the deadline of an operation."""
+
+_TRY_S = 5
+"""Seconds for which SQLite tries to get the lock before shoal checks whether the database has changed. In the first
+0.2 s, SQLite tries 12 times, and then 10 times per second. Shorter times mean more tries: with 0.25 s, the tries of 200
+waiting processes took a quarter of two cores."""
+
+_QUEUE_WAIT_S = 120
+"""Seconds after which a write transaction on PostgreSQL fails that waits for others. Transactions wait in a queue, and
+if 200 processes write at once, each transaction may take 0.6 s."""
 
 _PAUSED_WRITER_S = 15
 """Seconds without a statement after which PostgreSQL ends a write transaction. The process of such a transaction is
-paused, or its host is gone. The time is shorter than LOCK_WAIT_S, so that transactions that wait for the lock get it
+paused, or its host is gone. The time is shorter than _QUEUE_WAIT_S, so that transactions that wait for the lock get it
 before they fail. SQLite cannot end such a transaction, because the file lock belongs to the paused process."""
 
 _WRITERS_LOCK = int.from_bytes(b"shoal")
 """Key of the advisory lock: a number that other programs in the same database are unlikely to use."""
 
 _BEGIN_WRITING = (
-    f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; "
+    f"SET LOCAL lock_timeout = '{_QUEUE_WAIT_S}s'; "
     f"SET LOCAL idle_in_transaction_session_timeout = '{_PAUSED_WRITER_S}s'; "
     f"SELECT pg_advisory_xact_lock({_WRITERS_LOCK})"
 )
@@ -60,6 +79,11 @@ default."""
 _JSON: dict[str, Any] = {"json_serializer": codec.dumps, "json_deserializer": codec.loads}
 
 _READ_ONLY = "shoal_reads"
+
+_TO_BEGIN = "shoal_begins"
+"""Key in a connection's `info`: the function that begins the transaction before its first statement, or None."""
+
+_Begin = Callable[[Connection], object]
 
 _pooled: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -139,11 +163,32 @@ def _sqlite(url: URL) -> Engine:
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
 
-    @event.listens_for(made, "begin")
-    def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN" if _reads(connection) else "BEGIN IMMEDIATE")
-
+    _begin_late(made, writing=_begin_writing_sqlite, reading=lambda connection: _run(connection, "BEGIN"))
     return made
+
+
+def _begin_writing_sqlite(connection: Connection) -> None:
+    """Begin a write transaction; wait for the lock as long as other processes go on changing the database.
+
+    Raises:
+        OperationalError: The lock was not free, and no process has changed the database, for `LOCK_WAIT_S` seconds.
+    """
+    _run(connection, f"PRAGMA busy_timeout={_TRY_S * 1000:.0f}")
+    version, tries_left = None, 0
+    while True:
+        try:
+            _run(connection, "BEGIN IMMEDIATE")
+            break
+        except OperationalError as error:
+            # The lowest byte is the kind of the error, and the others say more, such as SQLITE_BUSY_RECOVERY.
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            # Tries are counted instead of seconds, because this process may have been paused like the one that writes.
+            before, version = version, _run(connection, "PRAGMA data_version").scalar()
+            tries_left = tries_left - 1 if version == before else LOCK_WAIT_S // _TRY_S
+            if not tries_left:
+                raise
+    _run(connection, f"PRAGMA busy_timeout={LOCK_WAIT_S * 1000:.0f}")
 
 
 def _postgresql(url: URL) -> Engine:
@@ -169,14 +214,33 @@ def _postgresql(url: URL) -> Engine:
     except ModuleNotFoundError as error:
         raise StoreError(str(MissingExtraError(error.name or "psycopg", "postgres"))) from None
 
-    @event.listens_for(made, "begin")
-    def _begin(connection: Connection) -> None:
-        if not _reads(connection):
-            # With `no_parameters`, the driver can send the three statements of `_BEGIN_WRITING` in a single message.
-            connection.exec_driver_sql(_BEGIN_WRITING, execution_options={"no_parameters": True})
-
+    _begin_late(made, writing=lambda connection: _run(connection, _BEGIN_WRITING))
     _pooled.add(made)
     return made
+
+
+def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None) -> None:
+    """Let an engine begin each transaction when its first statement is ready to be sent to the database.
+
+    Args:
+        made: The engine.
+        writing: Function that begins a write transaction.
+        reading: Function that begins a read transaction; None if the driver does it.
+    """
+
+    @event.listens_for(made, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.info[_TO_BEGIN] = reading if _reads(connection) else writing
+
+    @event.listens_for(made, "before_cursor_execute")
+    def _first_statement(connection: Connection, *_statement: Any) -> None:
+        if (begin := connection.info.pop(_TO_BEGIN, None)) is not None:
+            begin(connection)
+
+
+def _run(connection: Connection, statement: str) -> CursorResult[Any]:
+    # With `no_parameters`, PostgreSQL's driver can send the three statements of `_BEGIN_WRITING` in a single message.
+    return connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 def _reads(connection: Connection) -> bool:

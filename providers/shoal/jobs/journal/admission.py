@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from shoal.jobs import queue
@@ -87,15 +87,24 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
     Raises:
         JobError: There is no such attempt.
     """
+    # The function first decides without a write transaction, because all other writers wait during that. In a new
+    # process and with 100 waiting attempts, the decision takes 120 ms of CPU.
+    with store.reading() as session:
+        job = get(session, key, lock=False)
+        if not _is_unsent(job):
+            return Admission.BEFORE
+        may_start = _may_start(session, job, now)
+    if not may_start:
+        if job.queued_at is None:
+            _queue(store, key, now)
+        return Admission.WAITS
     with transaction(store, JobStep.ADMIT) as session:
         job = get(session, key)
-        if job.state is not JobState.PENDING or job.admitted_at is not None:
+        if not _is_unsent(job):
             return Admission.BEFORE
         if job.queued_at is None:
             job.queued_at, job.queued_clock = now, stamps.stamp(now)
-            session.flush()
-        free_for = queue.next_up(_entries(session, job.pool), _room(session, job.pool))
-        if (job.id, job.attempt) not in (entry.key for entry in free_for):
+        if not _may_start(session, job, now):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
         # This process becomes the submitter of the job. The entry "python" of the first submitter stays, because it is
@@ -103,6 +112,27 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW
+
+
+def _queue(store: Store, key: Key, now: float) -> None:
+    """Put an attempt into its pool's queue, unless it has joined the queue or has ended meanwhile.
+
+    The UPDATE is the transaction's only statement, so that other writers wait for a short time only.
+    """
+    joins = (
+        update(Job)
+        .where(Job.id == key.job_id, Job.attempt == key.attempt)
+        .where(Job.state == JobState.PENDING, Job.queued_at.is_(None), Job.admitted_at.is_(None))
+        .values(queued_at=now, queued_clock=stamps.stamp(now))
+        .execution_options(synchronize_session=False)
+    )
+    with transaction(store, JobStep.ADMIT) as session:
+        session.execute(joins)
+
+
+def _is_unsent(job: Job) -> bool:
+    """Return whether the attempt waits in the queue or has not joined the queue yet."""
+    return job.state is JobState.PENDING and job.admitted_at is None
 
 
 def free_gang(store: Store, key: Key) -> None:
@@ -160,6 +190,20 @@ def _places(entries: list[Entry]) -> dict[Key, Place]:
     line = queue.in_order(entries)
     running = len(entries) - len(line)
     return {Key(*entry.key): Place(position, len(line), running) for position, entry in enumerate(line, 1)}
+
+
+def _may_start(session: Session, job: Job, now: float) -> bool:
+    """Return whether an attempt may start: there is room for it, and no other attempt comes before it.
+
+    Args:
+        session: Session of the store.
+        job: A pending attempt that has not been admitted.
+        now: Seconds since the epoch; the attempt joins the queue at this time if it is not there yet.
+    """
+    gang = Gang.from_json(job.gang)
+    mine = Entry(job.id, job.attempt, job.holder, job.priority or 0, job.queued_at or now, waits=True, gang=gang)
+    others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
+    return mine in queue.next_up([*others, mine], _room(session, job.pool))
 
 
 def _entries(session: Session, pool: str) -> list[Entry]:

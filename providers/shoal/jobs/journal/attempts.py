@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Select, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
-from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError
+from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError, StoreError
 from shoal.jobs import ids
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.redaction import redact
@@ -69,40 +70,69 @@ def ask(store: Store, order: Order, now: float) -> Job:
     Raises:
         InvalidArgumentError: The newest attempt is pending or running, and has another fingerprint.
     """
-    with transaction(store, JobStep.ASK) as session:
-        job = _latest(session, order.job_id)
-        same = job is not None and job.spec["question"] == order.spec["question"]
-        if job is not None and job.state not in JOB_ENDED:
+    while True:
+        with store.reading(snapshot=False) as session:
+            newest = session.scalars(_newest_of(order.job_id)).first()
+        same = newest is not None and newest.spec["question"] == order.spec["question"]
+        if newest is not None and newest.state not in JOB_ENDED:
             if not same:
                 raise InvalidArgumentError(
-                    f'job "{order.job_id}" is {job.state.value} with another spec: wait until it has ended, cancel '
+                    f'job "{order.job_id}" is {newest.state.value} with another spec: wait until it has ended, cancel '
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
-            note_polled(job, now)
-            if job.submitter is not None:
-                job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
-            return job
-        if job is not None and same and job.state is JobState.SUCCEEDED and job.collected_at is None:
-            return job
-        attempt = Job(
-            id=order.job_id,
-            attempt=job.attempt + 1 if job else 1,
-            pool=order.pool,
-            holder=order.holder,
-            spec=order.spec,
-            state=JobState.PENDING,
-            endpoint=order.endpoint,
-            orphan_after=order.orphan_after,
-            last_polled_at=now,
-            last_polled_clock=stamps.stamp(now),
-            submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
-            priority=order.priority,
-            gang=order.gang,
-            uses_gpu=job.uses_gpu if job and same else None,
-            created_at=now,
-        )
-        session.add(attempt)
-        return attempt
+            found = _poll_active(store, Key(newest.id, newest.attempt), now)
+        elif newest is not None and same and newest.state is JobState.SUCCEEDED and newest.collected_at is None:
+            found = newest
+        else:
+            uses_gpu = newest.uses_gpu if newest and same else None
+            found = _add(store, order, newest.attempt + 1 if newest else 1, uses_gpu, now)
+        if found is not None:
+            return found
+
+
+def _poll_active(store: Store, key: Key, now: float) -> Job | None:
+    """Record that a process has attached to a pending or running attempt; return its row, or None if it has ended."""
+    with transaction(store, JobStep.ASK) as session:
+        job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
+        if job is None or job.state in JOB_ENDED:
+            return None
+        note_polled(job, now)
+        if job.submitter is not None:
+            job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
+        return job
+
+
+def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: float) -> Job | None:
+    """Add the row of a new attempt, and return it; None if another process has added this attempt first.
+
+    The INSERT is the transaction's only statement, so that other writers wait for a short time only. The primary key
+    ensures that two processes do not add the same attempt.
+    """
+    job = Job(
+        id=order.job_id,
+        attempt=attempt,
+        pool=order.pool,
+        holder=order.holder,
+        spec=order.spec,
+        state=JobState.PENDING,
+        endpoint=order.endpoint,
+        orphan_after=order.orphan_after,
+        last_polled_at=now,
+        last_polled_clock=stamps.stamp(now),
+        submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
+        priority=order.priority,
+        gang=order.gang,
+        uses_gpu=uses_gpu,
+        created_at=now,
+    )
+    try:
+        with transaction(store, JobStep.ASK) as session:
+            session.add(job)
+    except StoreError as error:
+        if isinstance(error.__cause__, IntegrityError) and state(store, Key(order.job_id, attempt)) is not None:
+            return None
+        raise
+    return job
 
 
 def latest(store: Store, job_id: str) -> Job:
@@ -311,10 +341,6 @@ def submissions(job: Job) -> int:
 def note_polled(job: Job, now: float) -> None:
     """Set an attempt's `last_polled_at` to the given time, inside the caller's transaction."""
     job.last_polled_at, job.last_polled_clock = now, stamps.stamp(now)
-
-
-def _latest(session: Session, job_id: str) -> Job | None:
-    return session.scalars(_newest_of(job_id).with_for_update()).first()
 
 
 def _newest_of(job_id: str) -> Select[Job]:
