@@ -708,7 +708,7 @@ class TestWait:
 
         assert discard_leftovers(store) == [f"removed staged data {unused}, which no process and no job uses any more"]
         attempts.end(store, key(running), JobState.FAILED, 1.0, error="lost")
-        assert discard_leftovers(store) == [f"job {running.job_id}, attempt 1: removed its staged data"]
+        assert f"job {running.job_id}, attempt 1: removed its staged data" in discard_leftovers(store)
         assert [path.name for path in Path(staged_data.default_location()).iterdir()] == [Path(of_another_store).name]
 
     def test_staged_data_that_are_half_removed_end_no_sweep(self, store, submit, held, caplog):
