@@ -201,7 +201,8 @@ def _may_start(session: Session, job: Job, now: float) -> bool:
         now: Seconds since the epoch; the attempt joins the queue at this time if it is not there yet.
     """
     gang = Gang.from_json(job.gang)
-    mine = Entry(job.id, job.attempt, job.holder, job.priority or 0, job.queued_at or now, waits=True, gang=gang)
+    queued_at = now if job.queued_at is None else job.queued_at
+    mine = Entry(job.id, job.attempt, job.holder, job.priority or 0, queued_at, waits=True, gang=gang)
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
     return mine in queue.next_up([*others, mine], _room(session, job.pool))
 
