@@ -393,7 +393,7 @@ def test_a_function_chooses_the_experiment_of_the_jobs_run(
     system, logged = system_metrics(run)
     assert logged == {"own-0": 1.0, "own-1": 1.0, "loss": 0.5, "rank-1/loss": 0.5}
     measured = {name.partition("/")[0] for name in system if name.endswith("/disk_usage_percentage")}
-    assert len(measured) == 2
+    assert len(measured) >= 2  # a worker that replaces a lost one may run on another node
     assert measured <= {node["name"] for node in pool.get_nodes()}
     first = client.get_run(run.data.tags["shoal.first_run"])
     wait_until(lambda: client.get_run(first.info.run_id).info.lifecycle_stage == "deleted", "the first run's end")
