@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from shoal.airflow.hooks import ComputePoolHook, holder_of
+from shoal.airflow._holder import holder_of
+from shoal.airflow.hooks import ComputePoolHook
 from shoal.pool.status import PoolStatus
 
 if TYPE_CHECKING:

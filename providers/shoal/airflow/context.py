@@ -15,7 +15,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from shoal.airflow._base import PoolOperator
-from shoal.airflow.hooks import ONLY_LEASE
+from shoal.airflow._holder import ONLY_LEASE
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import InvalidArgumentError, shown

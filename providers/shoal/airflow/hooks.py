@@ -23,37 +23,6 @@ except ImportError:  # In Airflow 3.0, the class is in another module.
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
-    from airflow.sdk.definitions.context import Context
-
-
-ENGINE = "airflow"
-
-
-ONLY_LEASE = "lease_pool"
-"""Default id of the task that leases the nodes. The holder of this task's lease is named after the DAG run only,
-without the id of the task."""
-
-
-def holder_of(context: Context, lease: str | None = None) -> str:
-    """Return the name of the holder to which a DAG run's lease and jobs belong: ``airflow:<dag_id>/<run_id>``.
-
-    If a DAG run has several leases, each further lease has another holder, ``airflow:<dag_id>/<run_id>#<lease>``. A
-    clean-up ends everything of one holder. So the clean-up after one lease does not end the nodes and jobs of another.
-
-    :param context: Airflow's context of a task of the DAG run.
-    :param lease: Id of the task that leases the nodes.
-    """
-    dag_run = context["dag_run"]
-    run = f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
-    return run if lease in (None, ONLY_LEASE) else f"{run}#{lease}"
-
-
-def run_of(holder: str) -> str:
-    """Return a holder's name without the id of a lease at its end (``#<lease>``), so that only the name of the DAG run
-    is left."""
-    # Everything after the first "#" is the id of the lease. The part before contains no "#", because Airflow's default
-    # pattern for run ids does not allow it.
-    return holder.partition("#")[0]
 
 
 class ComputePoolHook(BaseHook):
@@ -98,7 +67,7 @@ class ComputePoolHook(BaseHook):
         """Return a client of the pool, with methods such as ``up()``, ``lease()`` and ``scale()``.
 
         :param holder: Name of the holder to which the leases and jobs belong that are requested through this client;
-            see :func:`holder_of`. By default, a name made from user, host and process id.
+            see :func:`shoal.airflow._holder.holder_of`. By default, a name made from user, host and process id.
         """
         return ComputePool(self.spec or self.pool_name, holder=holder)
 

@@ -16,8 +16,9 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from shoal.airflow._base import PoolOperator
+from shoal.airflow._holder import ENGINE, run_of
 from shoal.airflow.assets import PROMOTIONS
-from shoal.airflow.hooks import ENGINE, database_url, run_of
+from shoal.airflow.hooks import database_url
 from shoal.airflow.outcomes import record_failure, record_success
 from shoal.airflow.paths import check_paths
 from shoal.airflow.results import CAUSE

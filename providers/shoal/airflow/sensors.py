@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from shoal.airflow.hooks import ComputePoolHook, holder_of
+from shoal.airflow._holder import holder_of
+from shoal.airflow.hooks import ComputePoolHook
 from shoal.errors import ScaleError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from shoal.cli.interrupts import on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
-from shoal.pool.spec import is_pool_name
+from shoal.pool.names import is_pool_name
 from shoal.pool.tunables import ROLLBACK_AFTER
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from shoal.pool.backends import BACKENDS, versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import rows
+from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
-from shoal.pool.spec import PoolSpec, is_pool_name
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState

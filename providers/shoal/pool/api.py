@@ -26,12 +26,13 @@ from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.lease_rules import nodes_for
+from shoal.pool.names import pool_name_of
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri, pool_name_of
+from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
@@ -552,7 +553,7 @@ def scale_cluster(
             ``block_until_min_cluster_size``, the call returns as soon as this number of nodes is ready. The other nodes
             may still start until the deadline. Then the demand is set to the number of ready nodes.
         notebook_name: Alias of `pool_name` that accepts any text, such as ``'"MY_NOTEBOOK"'``, which names the pool
-            ``my-notebook``; see `shoal.pool.spec.pool_name_of`.
+            ``my-notebook``; see `shoal.pool.names.pool_name_of`.
 
     Returns:
         True when all nodes, or the minimum, are ready. With `is_async`: True when the request is accepted.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import PoolDownError
-from shoal.pool.ray_environment import ray_environment
+from shoal.pool.backends.local.environment import ray_environment
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError, StoreError
-from shoal.pool.backends.local.backend import inherited_environment
+from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.holder import is_here
 from shoal.pool.journal import rows

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
+from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_value
 from shoal.settings import Settings
-
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
-
 
 _RAY_FIELDS = ("address", "gcs", "token_file")
 
@@ -34,7 +29,7 @@ class PoolSpec(Settings):
         InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.
     """
 
-    name: Annotated[str, Field(description=f"Name of the pool: {_NAME_RULE}.")]
+    name: Annotated[str, Field(description=f"Name of the pool: {NAME_RULE}.")]
     backend: Annotated[
         BackendName,
         Field(description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster."),
@@ -111,7 +106,7 @@ class PoolSpec(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not is_pool_name(self.name):
-            raise ValueError(f'"{self.name}" is not a valid pool name: {_NAME_RULE}')
+            raise ValueError(f'"{self.name}" is not a valid pool name: {NAME_RULE}')
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
@@ -197,27 +192,6 @@ def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"{name}={shown(value)}: it has to be a whole number of nodes, 1 or more")
     return value
-
-
-def is_pool_name(text: str) -> bool:
-    """Check whether a text is a valid pool name."""
-    return _NAME.fullmatch(text) is not None
-
-
-def pool_name_of(text: str) -> str:
-    """Make a pool name of any text, such as the quoted name of a notebook.
-
-    The text is converted to lower case, and everything between its letters a-z and digits becomes one hyphen:
-    ``"MY_NOTEBOOK"`` becomes ``my-notebook``. A valid pool name stays the same. If the result is longer than 40
-    characters, or empty, its end is replaced by a hash of the text: 8 hexadecimal digits.
-    """
-    if is_pool_name(text):
-        return text
-    name = "-".join(re.findall("[a-z0-9]+", text.lower()))
-    if is_pool_name(name):
-        return name
-    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{name[:31].rstrip('-')}-{digest}".lstrip("-")
 
 
 def is_uri(source: str) -> bool:

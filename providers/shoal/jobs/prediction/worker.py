@@ -12,12 +12,12 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
 from shoal.jobs.prediction import model
 from shoal.jobs.prediction.model import Predictor
+from shoal.jobs.prediction.output_columns import with_predictions
 from shoal.jobs.prediction.planning import OutputFile
 from shoal.training.context import gang_context
 from shoal.training.host import memory
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
 
@@ -90,26 +90,6 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
             )
         yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
         gang_context().note({"rows": table.num_rows})
-
-
-def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
-    """Append predictions to a table: one column, or several columns if the model returns several values per row.
-
-    Args:
-        table: The rows' other columns; may be none.
-        predicted: Predictions ``[rows]`` or ``[rows, outputs]``; one output per row gives one column.
-        column: Name of the column, or of the columns without their numbers.
-    """
-    import pyarrow as pa
-
-    flat = predicted.reshape(len(predicted), -1)
-    names = [column] if flat.shape[1] == 1 else [f"{column}_{number}" for number in range(flat.shape[1])]
-    if clash := sorted(set(names) & set(table.column_names)):
-        raise DataError(f"the dataset has a column {clash[0]} already: choose another prediction_col")
-    for name, values in zip(names, flat.T, strict=True):
-        array = pa.array(values)
-        table = table.append_column(name, array) if table.num_columns else pa.table({name: array})
-    return table
 
 
 def _write(stream: pa.NativeFile, tables: Iterator[pa.Table]) -> None:

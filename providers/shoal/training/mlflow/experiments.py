@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+DEFAULT_EXPERIMENT = "shoal"
+"""Name of the experiment that the runs of jobs are in if neither the spec nor the caller names one."""
+
 _FOLDER_LENGTH = 80
 _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
 """Pattern of the experiment names that are used unchanged as folder names. Other characters are not safe, because the

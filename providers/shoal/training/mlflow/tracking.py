@@ -11,8 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from shoal.settings import Settings
 from shoal.training.locations import absolute_database
-
-DEFAULT_EXPERIMENT = "shoal"
+from shoal.training.mlflow.experiments import DEFAULT_EXPERIMENT
 
 _LATER = ("experiment_id", "parent_run_id", "system_metrics")
 """Options that jobs of earlier versions do not have."""

@@ -15,13 +15,13 @@ from shoal.errors import StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
+from shoal.pool.backends.local.environment import inherited_environment, ray_environment
 from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.ray_environment import ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
-from shoal.state.home import home, subfolder
+from shoal.state.home import subfolder
 from shoal.state.private import remove_folder
 from shoal.state.process import ProcessId
 from shoal.state.temp_folder import (
@@ -30,16 +30,7 @@ from shoal.state.temp_folder import (
     node_ids,
     remove_node_folders,
     runtime_root,
-    temp_folder,
 )
-
-_INHERITED = (
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-    "SHOAL_STATE_URL", "UV_CONFIG_FILE", *SELECTORS,
-)  # fmt: skip
-"""The only environment variables that a node inherits from the process that starts it, so that the secrets of an
-Airflow or Prefect task do not get into the pool."""
 
 _SUPERVISOR = "shoal.pool.supervisor"
 
@@ -184,17 +175,6 @@ def _selectors(pool: str) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     return found
-
-
-def inherited_environment() -> dict[str, str]:
-    """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, and
-    SHOAL_HOME."""
-    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    if NODE_TAG in os.environ:
-        # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
-        # The detached process may run longer, so it gets the host's temp folder instead.
-        kept["TMPDIR"] = str(temp_folder())
-    return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
 
 def node_environment(node: NodeRef) -> dict[str, str]:

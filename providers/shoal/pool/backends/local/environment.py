@@ -1,8 +1,33 @@
-"""Environment variables of all Ray processes of a local pool: token, ports, usage statistics, health checks."""
+"""Environment variables of the processes of a local pool: those that they inherit, and those that configure Ray."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from shoal.pool.backends.local.gpus import SELECTORS
+from shoal.pool.backends.local.processes import NODE_TAG
+from shoal.state.home import home
+from shoal.state.temp_folder import temp_folder
+
+_INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "SHOAL_STATE_URL", "UV_CONFIG_FILE", *SELECTORS,
+)  # fmt: skip
+"""The only environment variables that a node inherits from the process that starts it, so that the secrets of an
+Airflow or Prefect task do not get into the pool."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, and
+    SHOAL_HOME."""
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    if NODE_TAG in os.environ:
+        # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
+        # The detached process may run longer, so it gets the host's temp folder instead.
+        kept["TMPDIR"] = str(temp_folder())
+    return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
 
 def ray_environment(token: Path) -> dict[str, str]:

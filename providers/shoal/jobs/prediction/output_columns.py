@@ -1,0 +1,31 @@
+"""Name the columns of a batch prediction, and append them to the rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+
+def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
+    """Append predictions to a table: one column, or several columns if the model returns several values per row.
+
+    Args:
+        table: The rows' other columns; may be none.
+        predicted: Predictions ``[rows]`` or ``[rows, outputs]``; one output per row gives one column.
+        column: Name of the column, or of the columns without their numbers.
+    """
+    import pyarrow as pa
+
+    flat = predicted.reshape(len(predicted), -1)
+    names = [column] if flat.shape[1] == 1 else [f"{column}_{number}" for number in range(flat.shape[1])]
+    if clash := sorted(set(names) & set(table.column_names)):
+        raise DataError(f"the dataset has a column {clash[0]} already: choose another prediction_col")
+    for name, values in zip(names, flat.T, strict=True):
+        array = pa.array(values)
+        table = table.append_column(name, array) if table.num_columns else pa.table({name: array})
+    return table

@@ -1,0 +1,31 @@
+"""Check the names of pools, and make a pool name of any text."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
+"""The rule for names of pools, for error messages and help texts."""
+
+
+def is_pool_name(text: str) -> bool:
+    """Check whether a text is a valid pool name."""
+    return _NAME.fullmatch(text) is not None
+
+
+def pool_name_of(text: str) -> str:
+    """Make a pool name of any text, such as the quoted name of a notebook.
+
+    The text is converted to lower case, and everything between its letters a-z and digits becomes one hyphen:
+    ``"MY_NOTEBOOK"`` becomes ``my-notebook``. A valid pool name stays the same. If the result is longer than 40
+    characters, or empty, its end is replaced by a hash of the text: 8 hexadecimal digits.
+    """
+    if is_pool_name(text):
+        return text
+    name = "-".join(re.findall("[a-z0-9]+", text.lower()))
+    if is_pool_name(name):
+        return name
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name[:31].rstrip('-')}-{digest}".lstrip("-")
