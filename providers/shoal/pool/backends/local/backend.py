@@ -15,10 +15,10 @@ from shoal.errors import StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
-from shoal.pool.backends.local.environment import inherited_environment, ray_environment
+from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.pool.endpoint import Endpoint
+from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
 from shoal.state.home import subfolder

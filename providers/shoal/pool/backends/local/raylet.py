@@ -2,7 +2,7 @@
 
 `ray start` cannot be bound to loopback, but `ray._private.node.Node` can. The child processes of `Node` end with the
 *thread* that starts them (PDEATHSIG). So `Node` has to be created in the main thread of a process that does nothing
-else: the supervisor. The variables of `environment.ray_environment` have to be set before this module is imported.
+else: the supervisor. The variables of `pool.endpoint.ray_environment` have to be set before this module is imported.
 """
 
 from __future__ import annotations
