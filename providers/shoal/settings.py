@@ -49,7 +49,8 @@ class Settings(RedactedRepr, BaseModel):
 
 
 def without_defaults(options: Settings, document: Mapping[str, Any], newer: Collection[str]) -> dict[str, Any]:
-    """Leave newer options that are at their defaults out of the stored document of the options.
+    """Return the stored document of some options without those that earlier versions of shoal lack and that have
+    their default values.
 
     A spec that an earlier version of shoal stored, without these options, then keeps its fingerprint.
 

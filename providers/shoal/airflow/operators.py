@@ -156,9 +156,10 @@ class _JobOperator(PoolOperator):
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
-            # Airflow has killed the task, or the task has exceeded its execution_timeout, so the job is cancelled. But
-            # if Airflow had lost the task's worker or scheduler for some time, it has started a new try, which has
-            # attached to the job, before it kills this one. The job is then left to the new try.
+            # The wait ends with an exception if Airflow kills the task, or if the task exceeds its execution_timeout.
+            # The job is then cancelled, unless a newer try of the task has attached to it. There is such a try if
+            # Airflow had lost this try's worker or scheduler for some time: Airflow then starts a new try first, and
+            # kills this one later.
             except BaseException as end:
                 if not handle.cancel(str(end) or f"task {self.task_id} was ended", unless_resubmitted=True):
                     self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)

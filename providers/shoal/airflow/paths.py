@@ -44,7 +44,7 @@ def check_paths(task_id: str, fields: Any, script: Any = None) -> None:
 
 
 def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
-    """Yield the name of the option and the path, for each path in the fields of a spec."""
+    """Yield a pair for each path in a spec's fields: the name of the option that contains the path, and the path."""
     if not isinstance(value, Mapping):
         return
     for name, item in value.items():

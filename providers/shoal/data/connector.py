@@ -223,7 +223,8 @@ class DataConnector:
                 )
             else:
                 paths += source.paths
-                # The combined source cannot refer to several staged copies.
+                # A source can refer to one staged copy only, so the source that combines several cannot say when each
+                # copy may be removed. The copies therefore stay until this process exits.
                 if len(several) > 1 and source.staged_copy is not None:
                     source.staged_copy.keep()
         if len(several) == 1 and isinstance(several[0], ParquetSource):
@@ -483,7 +484,8 @@ class DataConnector:
         """
         from shoal.data.ray_data import ranges_dataset
 
-        # Ray's tasks read the files later, and Ray's dataset does not refer to this connector.
+        # Ray's tasks read the staged files later, when this connector may be gone, and Ray's dataset does not refer to
+        # it. So the staged copy stays until this process exits.
         if self.source.staged_copy is not None:
             self.source.staged_copy.keep()
         return ranges_dataset(self.source, self.source.ranges(), None)

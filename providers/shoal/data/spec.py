@@ -126,7 +126,7 @@ class DatasetSpec(Settings):
         return self._staged_copy
 
     def holding(self, staged_copy: StagedCopy | None) -> Self:
-        """Return this spec, which from now on keeps a staged copy as long as the spec exists."""
+        """Let this spec keep a staged copy of the data from being removed while the spec exists. Return the spec."""
         self._staged_copy = staged_copy
         return self
 

@@ -62,7 +62,7 @@ def run_function(request: FunctionRequest, program: bytes, *, embedded: bool = F
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:
-    """Return the variables that a run sets in its workers, in the Ray cluster that this process is connected to.
+    """Return the environment variables for the workers that a call of this process starts in the connected Ray cluster.
 
     Raises:
         InvalidArgumentError: The run has packages or code, which only a job can bring with it; or a secret is not set.

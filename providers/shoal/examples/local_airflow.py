@@ -209,8 +209,9 @@ class LocalAirflow:
             health = self._http.get("/api/v2/monitor/health")
             if health.is_error or health.json()["scheduler"]["status"] != "healthy":
                 return False
-            # The first call of the API for tasks blocks the API server while that API is built. That takes 9 s of a
-            # CPU, and minutes on a busy machine. Without this call, the first task would wait for it, and fail.
+            # Airflow's API server builds its execution API, which tasks use, when it is called for the first time. That
+            # takes 9 s of a CPU, and minutes on a busy machine, and blocks the server. So it is called here already.
+            # Otherwise the first task would wait for it, and fail.
             self._http.get("/execution/health").raise_for_status()
             token = self._http.post("/auth/token", json={"username": USER, "password": self.password})
             self._http.headers["Authorization"] = f"Bearer {token.raise_for_status().json()['access_token']}"
@@ -268,12 +269,14 @@ class LocalAirflow:
             "dag_processor": {
                 "dag_bundle_config_list": json.dumps(bundles),
                 "refresh_interval": 10,
-                # The first callback of a DAG run that needs results waits until the DAG processor has built the API for
-                # tasks, too. On 2 busy cores, this took longer than the default of 50 s, after which it is killed.
+                # A DAG run's callback that asks for the tasks' results calls the execution API. At the first such
+                # callback, the DAG processor builds this API. On 2 busy cores, that took longer than the default
+                # timeout of 50 s, after which Airflow kills the callback.
                 "dag_file_processor_timeout": 600,
             },
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
-            # 30 s instead of 5 s, because on 2 busy cores, some answers to tasks take longer than 5 s.
+            # Tasks wait up to 30 s for an answer of the API server, instead of Airflow's default of 5 s, because some
+            # answers take longer than 5 s on 2 busy cores.
             "workers": {"min_heartbeat_interval": 2, "execution_api_timeout": 30},
             # Airflow 3.0 and 3.1 send usage data by default, so this is switched off.
             "usage_data_collection": {"enabled": False},

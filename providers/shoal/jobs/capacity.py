@@ -124,5 +124,5 @@ def drivers_in(memory_bytes: int) -> int:
 
 
 def total_size(sizes: Iterable[NodeSize]) -> NodeSize:
-    """Return the sum of CPUs and the sum of GPUs."""
+    """Add up several sizes, and return the total number of CPUs and the total number of GPUs."""
     return NodeSize(*map(sum, zip(*sizes, strict=True))) if (sizes := list(sizes)) else NodeSize(0, 0)

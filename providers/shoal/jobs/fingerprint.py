@@ -20,7 +20,8 @@ def fingerprint(spec: AnySpec) -> str:
     # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. Tasks of
     # earlier versions of shoal did not set `skip_if_unchanged`. A retry of such a task therefore still finds its job.
     document["run_config"].pop("priority", None)
-    # A job that is submitted again has another run as its caller's active one.
+    # These options may come from the caller's MLflow session. When the same job is submitted again, that session may be
+    # another one, with another active run. So these options do not count.
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)

@@ -661,7 +661,8 @@ class JobHandle:
         if job.state is JobState.FAILED:
             raise JobFailedError(f"{what} failed: {job.error}")
         self._await_clean_up(job)
-        # This is the last step, because a process that is killed before it finds the result when it asks again.
+        # The last step marks the result as collected. If this process is killed before that, the result is still found
+        # when the same job is submitted again.
         attempts.collect(self._store, self._key, self._clock())
         return JobResult.model_validate(job.result)
 

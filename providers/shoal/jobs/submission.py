@@ -108,7 +108,8 @@ def submit(
             endpoint_of=endpoint_of,
             clock=clock,
         )
-        # If the job was submitted before, it uses the data that were staged for that submission, and not these.
+        # If the job was submitted before, its attempt uses the data that were staged for that submission. The data that
+        # were staged for this submission are then not used, so the attempt does not claim them.
         if job.state is JobState.PENDING:
             staging.claim(Key(job.id, job.attempt), spec.staged() & parse_spec(job.spec).staged())
         if _is_usable(handle, job, order):
@@ -117,7 +118,8 @@ def submit(
 
 
 def _completed(spec: AnyJobSpec, pool: str, store: Store) -> AnyJobSpec:
-    """Return a copy of the spec with the pool's name, and with what its MLflow run takes over from this process.
+    """Return a copy of the spec with the pool's name. MLflow options that the spec does not set get the values of this
+    process's MLflow session.
 
     Raises:
         PoolNotFoundError: There is no such pool.
@@ -125,7 +127,8 @@ def _completed(spec: AnyJobSpec, pool: str, store: Store) -> AnyJobSpec:
     """
     completed = spec.completed(pool, os.environ)
     given, tracking = spec.tracking, completed.tracking
-    # A URI in the spec may be a file in a folder that the nodes share, so only a URI of this process is checked.
+    # If the spec itself names a file for MLflow, the file may be in a folder that all nodes share. So the URI is
+    # checked only if it comes from the MLflow session of this process.
     if given and given.uri is None and tracking and tracking.uri and tracking.uri.startswith(SQLITE):
         with store.reading() as session:
             backend = PoolSpec.model_validate(rows.load(session, pool, lock=False).pool.spec).backend

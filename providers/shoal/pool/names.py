@@ -16,7 +16,7 @@ def is_pool_name(text: str) -> bool:
 
 
 def pool_name_of(text: str) -> str:
-    """Make a pool name of any text, such as the quoted name of a notebook.
+    """Derive a valid pool name from any text, such as the name of a notebook in quotation marks.
 
     The text is converted to lower case, and everything between its letters a-z and digits becomes one hyphen:
     ``"MY_NOTEBOOK"`` becomes ``my-notebook``. A valid pool name stays the same. If the result is longer than 40

@@ -103,7 +103,7 @@ def run() -> None:
 
 
 class _Ended(Exception):
-    """This reconciler has to end although pools may need one. The message says why."""
+    """Raised if this reconciler has to end, although pools may still need a reconciler. The message says why."""
 
 
 def _reconcile_all(store: Store, lock: Path) -> None:
@@ -125,7 +125,8 @@ def _reconcile_all(store: Store, lock: Path) -> None:
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
         while store.exists() and (names := _active_pools(store)) != []:
             if not _is_file(lock, locked):
-                # Usually $SHOAL_HOME was removed. The lock no longer keeps other reconcilers from starting.
+                # Usually, somebody has removed $SHOAL_HOME. This process still holds the lock of the removed file, but
+                # that no longer keeps another reconciler from starting. So this one ends.
                 raise _Ended(f"{lock} was removed")
             if names is not None:
                 answered_at = time.monotonic()

@@ -180,10 +180,12 @@ def _begin_writing_sqlite(connection: Connection) -> None:
             _run(connection, "BEGIN IMMEDIATE")
             break
         except OperationalError as error:
-            # The lowest byte is the kind of the error, and the others say more, such as SQLITE_BUSY_RECOVERY.
+            # The lowest byte of SQLite's error code is the kind of error. The higher bytes say more about it:
+            # SQLITE_BUSY_RECOVERY, for example, is of the kind SQLITE_BUSY.
             if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
-            # Tries are counted instead of seconds, because this process may have been paused like the one that writes.
+            # The limit is a number of tries, and not a time. If this process and the one that holds the lock are both
+            # paused, a time limit could be over before the other process can release the lock.
             before, version = version, _run(connection, "PRAGMA data_version").scalar()
             tries_left = tries_left - 1 if version == before else LOCK_WAIT_S // _TRY_S
             if not tries_left:
@@ -220,7 +222,7 @@ def _postgresql(url: URL) -> Engine:
 
 
 def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None) -> None:
-    """Let an engine begin each transaction when its first statement is ready to be sent to the database.
+    """Let an engine begin each transaction only right before it sends the transaction's first statement.
 
     Args:
         made: The engine.

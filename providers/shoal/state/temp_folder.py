@@ -162,8 +162,8 @@ def _lock_of_user(kind: str, name: str) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return lock_file(name)
-    # If another user can enter or replace the folder, that user could hold the locks and delay nodes. So a lock file in
-    # the home folder is used instead.
+    # Another user who can enter or replace the folder could hold the locks in it, and so delay nodes. In this case, a
+    # lock file in `$SHOAL_HOME` is used instead.
     if why_not_private(folder):
         return lock_file(name)
     return folder / f"{name}.lock"

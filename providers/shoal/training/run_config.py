@@ -173,7 +173,7 @@ class RunConfig(Settings):
             if not _REQUIREMENT.match(package):
                 raise ValueError(
                     f'"{package}" is not a package: write a name, or a requirement such as "einops==0.8". Settings of '
-                    "the index belong into uv's configuration on the nodes"
+                    "the index belong in uv's configuration on the nodes"
                 )
         return packages
 

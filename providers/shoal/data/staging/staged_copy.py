@@ -39,7 +39,7 @@ class StagedCopy:
         return self
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # In another process, the copy of a connector does not hold the data, so it is pickled as None.
+        # Only this process holds the data. So a pickled connector or spec contains None instead of this object.
         return type(None), ()
 
     def discard(self) -> bool:
@@ -53,7 +53,8 @@ class StagedCopy:
 
 
 def _release(location: str, pid: int) -> None:
-    # A forked child has a copy of the object, but does not hold the data.
+    # A forked child process inherits this function as a finalizer, but only the process that made the StagedCopy may
+    # release the data.
     if os.getpid() != pid:
         return
     try:

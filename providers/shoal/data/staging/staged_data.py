@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # data, as JSON: {"process": {...}}, or {"process": null} after that process has released them.
 MARKER = "_shoal_staging"
 
-# First part of the names of empty files, each of which says that a job uses the data. The second part is the id under
-# which the attempt of the job was submitted.
+# As long as a job uses the data, their directory contains an empty file for this job. The name of the file is this
+# text, followed by the id under which the attempt of the job was submitted.
 _USED_BY = "_shoal_used_by."
 
 # These numbers decide the size of a row group, the unit in which rows are assigned to workers. With 64 row groups, even
@@ -136,8 +136,9 @@ def release(location: str) -> bool:
     filesystem, inner = resolve(normalise(location))
     if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
         return False
-    # The marker is written before the claims are read. A job that ends at this moment removes its claim before it reads
-    # the marker, so at least one of the two removes the directory.
+    # This process first notes in the marker file that it does not hold the data any more, and then looks for jobs that
+    # use them. A job that ends at the same time first removes its claim, and then reads the marker file. So at least
+    # one of the two sees that the data are unused, and removes the directory.
     _write_holder(filesystem, inner, None)
     return discard_unused(location)
 

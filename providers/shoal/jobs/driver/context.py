@@ -47,7 +47,7 @@ class AttemptContext:
         return artifacts.claim_of(self.store, self.key)
 
     def keep_gpu_choice(self, choice: bool) -> bool:
-        """Record whether the job uses GPUs, and return the choice of the job's first attempt.
+        """Record whether the job uses GPUs, unless an earlier attempt has recorded it. Return what is recorded.
 
         Args:
             choice: Choice of this attempt.

@@ -92,7 +92,8 @@ class _Sender:
         if self._run and self._waiting:
             self._run.log_metrics(self._waiting)
         if self._run and self._usage:
-            # User code has not asked for these metrics, so a training does not fail if MLflow's server is away.
+            # User code has not asked for metrics of the usage, so the training does not fail if they cannot be sent to
+            # MLflow.
             with contextlib.suppress(Exception):
                 self._run.log_metrics(self._usage)
         self._waiting, self._usage = [], []
@@ -105,7 +106,7 @@ def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str,
 
 
 class _NodeLog:
-    """Log of the nodes' system metrics in MLflow, as ``system/<node>/...``, which a thread of its own writes.
+    """Writer of the nodes' system metrics to MLflow, as ``system/<node>/...``. A separate thread calls it.
 
     Args:
         run: MLflow run of the attempt.
@@ -245,6 +246,7 @@ def _program(spec: FunctionJobSpec) -> bytes:
         return code_store.read(spec.program)
     assert spec.train_func is not None
     if spec.run_config.packages or spec.run_config.code:
-        # Modules that come with the job can be imported in the workers only.
+        # The packages and code that the job brings with it can be imported only in the workers, and not in this
+        # process. So the function is named here, and each worker imports it.
         return Program.of(call_imported, (spec.train_func, *spec.args), spec.kwargs).dumps()
     return Program.of(imported(spec.train_func), spec.args, spec.kwargs).dumps()

@@ -18,7 +18,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def stored(paths: Sequence[str], artifact_location: str | None) -> tuple[str, ...]:
-    """Pack folders and files into an archive that the driver can read, and return its path as the new `paths`.
+    """Pack folders and files with code into one archive that the driver can read, and return the archive's path.
 
     The archive's name is the digest of its content, by which the same job is recognised when it is submitted again.
 

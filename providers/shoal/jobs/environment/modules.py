@@ -57,7 +57,7 @@ def _install(config: RunConfig, folder: Path) -> None:
 
 
 def _kept(pool: str, gcs: str, key: list[Any], name: str, fill: Callable[[Path], None]) -> str:
-    """Return a folder with the content that a key describes, and fill the folder if the pool does not have it yet."""
+    """Return the folder for a key, such as a list of packages. If the pool lacks the folder, create it and fill it."""
     all_heads = subfolder("pools", pool, "modules")
     mine = all_heads / ids.digest(gcs)[:16]
     folder = mine / ids.digest(key) / name
@@ -67,7 +67,8 @@ def _kept(pool: str, gcs: str, key: list[Any], name: str, fill: Callable[[Path],
                 shutil.rmtree(other, ignore_errors=True)
         if not folder.exists():
             mine.mkdir(mode=0o700, exist_ok=True)
-            # The folder gets its name when it is complete, so that a killed driver leaves no half of it.
+            # The folder is filled under a temporary name, and renamed when it is complete. So a driver that is killed
+            # before that leaves no incomplete folder under the final name.
             unfinished = Path(tempfile.mkdtemp(dir=mine))
             try:
                 (unfinished / name).mkdir()

@@ -37,8 +37,8 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
         JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
     """
     pip = [*_uv(), "pip", "install", "--python", sys.executable, "--color", "never", "--no-progress"]
-    # The first call finds out which packages are missing. The second one must not look for dependencies itself: with
-    # --target, uv ignores the packages that are installed, and would for example download PyTorch again.
+    # This dry run of uv finds out which packages are missing. The installation below must not look for dependencies
+    # itself: with --target, uv ignores the packages that are installed, and would for example download PyTorch again.
     would = _run([*pip, "--dry-run", "--break-system-packages", *packages], variables, packages)
     missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
     if replaced := sorted(_OF_THE_NODES & missing.keys()):

@@ -26,7 +26,7 @@ def give_up(key: Key, locations: Iterable[str]) -> None:
 
 
 def discard(locations: Iterable[str]) -> None:
-    """Remove directories of staged data that a query of an ended attempt has filled."""
+    """Remove the directories of staged data to which an ended attempt has written the rows of its SQL queries."""
     from shoal.data.staging import staged_data
 
     for location in locations:

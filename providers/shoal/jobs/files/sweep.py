@@ -52,7 +52,7 @@ def _working_folders(store: Store) -> Iterator[str]:
 
 
 def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[tuple[str, Key]]:
-    """Yield those submissions whose attempts have ended; a submission that this store does not know is left out."""
+    """Yield those of the given submission ids whose attempts have ended, with the attempts' keys; skip unknown ids."""
     for submission_id in submission_ids:
         with store.reading() as session:
             ended = _has_ended(session, submission_id)

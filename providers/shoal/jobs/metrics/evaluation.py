@@ -118,7 +118,7 @@ NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 
 
 def metric_named(name: str) -> Metric:
-    """Return the description of a metric.
+    """Return the metric with a given name: how it is computed, and whether a lower or a higher value is better.
 
     Args:
         name: One of :data:`NAMES`.

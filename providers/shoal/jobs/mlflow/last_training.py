@@ -83,8 +83,8 @@ class Fingerprints:
         return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
 
     def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
-        """Return which of the fingerprints (rows, holdout, settings, times of files) differ from those in a version's
-        tags."""
+        """Return the names of those fingerprints (rows, holdout, settings, times of files) that differ from the ones in
+        the tags of a model version."""
         theirs = {
             "rows": (self.rows, tags.get(f"{DATA_TAGS}digest")),
             "holdout": (self.holdout, tags.get(digest_tag(register.metric))),

@@ -182,7 +182,8 @@ def metric_tag(metric: str) -> str:
 
 
 def digest_tag(metric: str) -> str:
-    """Return the name of a version's tag with the digest of the holdout. Only the metric that decides has this tag."""
+    """Return the name of the tag that contains the digest of the holdout. A model version has this tag only for the
+    metric that decides about its promotion."""
     return metric_tag(metric) + _DIGEST
 
 

@@ -56,7 +56,8 @@ def default_uri() -> str:
 
 def uri_of(given: str | None = None) -> str:
     """Return the tracking URI to use: the given one, else ``MLFLOW_TRACKING_URI``, else `default_uri`."""
-    # The URI must be equal to the one in a job's spec and in the store's records of promotions, whose path is absolute.
+    # This URI must be equal to the one in a job's spec and in the store's records of promotions. Both contain the
+    # absolute path of an SQLite file, so the path is made absolute here, too.
     return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
 
 
@@ -131,7 +132,8 @@ class Run:
             parent_run_id=tracking.parent_run_id,
             run_name=redact_value(tracking.run_name or name),
             tags={**redact_all(tracking.tags), **tags},
-            log_system_metrics=False,  # those of the head say nothing about the workers
+            # System metrics of this process's node, the head, would say nothing about the workers.
+            log_system_metrics=False,
         )
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
@@ -270,7 +272,8 @@ class Run:
             self._merge(first, last)
 
     def finish(self, status: str) -> None:
-        """End this MLflow run with the status FINISHED, FAILED or KILLED, and delete the runs that the job has left."""
+        """End this MLflow run with the status FINISHED, FAILED or KILLED. Then copy the parameters and metrics of the
+        runs that the job has moved away from into this run, and delete those runs."""
         import mlflow
 
         mlflow.end_run(status)
@@ -278,7 +281,7 @@ class Run:
             self._merge(run_id, self.run_id)
 
     def _merge(self, left: str, into: str) -> None:
-        """Copy the parameters and metrics of a run that a job has left, and delete the run.
+        """Copy the parameters and metrics of a run that the job no longer uses into another run, and delete the former.
 
         The run is kept if it has artifacts or models, because these belong to a run for ever. Only a rank that has not
         called ``set_experiment`` can have logged them there.

@@ -81,7 +81,7 @@ class AnySpec(Settings, ABC):
     @model_validator(mode="before")
     @classmethod
     def _tracking_of_run_config(cls, fields: Any) -> Any:
-        """Move `tracking` from `run_config`, where it is for callers of distributors, to its place in the spec."""
+        """Move `tracking` from `run_config`, where users of distributors write it, to the spec's field `tracking`."""
         config = fields.get("run_config") if isinstance(fields, Mapping) else None
         if isinstance(config, RunConfig):
             config = {name: getattr(config, name) for name in config.model_fields_set}
@@ -108,7 +108,8 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec with the pool's name, and with what it takes over from the submitter's MLflow.
+        """Return a copy of the spec with the pool's name. MLflow options that the spec does not set get the values of
+        the submitter's MLflow session.
 
         Relative paths of datasets are made absolute, because the job runs in another folder than the submitter.
 

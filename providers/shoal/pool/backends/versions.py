@@ -1,4 +1,4 @@
-"""Versions of the software on a pool's nodes, by which a caller that does not fit the pool is refused."""
+"""Record the versions of the software on a pool's nodes, and refuse a caller whose own versions do not fit them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
         InvalidArgumentError: The minor version of Python, of shoal or of the library differs.
     """
     ours = mine()
-    # If the pool uses this very environment, its new processes run the present code, also after an upgrade.
+    # If the pool uses the same environment (the same folder) as this process, the pool's new processes import what is
+    # installed there now, even after an upgrade. So the recorded versions are not compared.
     if theirs.get("prefix") == ours["prefix"]:
         return
     for name in ("python", "shoal", *([library] if library else [])):

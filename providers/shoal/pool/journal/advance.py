@@ -216,7 +216,7 @@ def _intend_start(
         head_id=head_id,
         operation_id=cause.id if cause else None,
         cpus=spec.cpus_per_node,
-        gpus=max(0, spec.gpus_per_node),  # the supervisor of a node with gpus_per_node=-1 reports the real number
+        gpus=max(0, spec.gpus_per_node),  # for -1, the node's supervisor reports the number later
         busy=False,
         start_deadline=min(deadline, cause.deadline) if cause else deadline,
         created_at=now,

@@ -75,7 +75,8 @@ class Library(Protocol):
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
 
     def why_cpu(self) -> str | None:
-        """Return why the library trains on CPUs if the user set nothing and all nodes have GPUs; None: it uses GPUs."""
+        """Return why the library trains on CPUs by default although all nodes have GPUs; None if it trains on the GPUs
+        by default."""
 
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
         """Return why the library cannot train on a GPU in this process, and what to do; None if it can.

@@ -42,7 +42,8 @@ _END_SECONDS = 4.0
 # Seconds to wait until all actors have started. Actors on a running node start in 1 to 5 s. The limit is much longer,
 # because actors start more slowly on a machine where many processes import modules at once.
 _START_SECONDS = 120.0
-# Seconds to wait until the temporary working folders on other hosts are removed, for which Ray starts a process there.
+# Seconds to wait until the workers' temporary working folders on other hosts are removed. For this, Ray has to start a
+# process on each of these hosts.
 _REMOVE_SECONDS = 10.0
 
 

@@ -72,7 +72,8 @@ class Meter:
         """
         family = self._family()
         now, cpu_seconds = time.monotonic(), self._cpu_time(family)
-        # A child that has just ended may not be counted yet, so the difference may be slightly negative.
+        # The CPU time of a child that has just ended may not be counted yet. The total may then be slightly less than
+        # at the last call, and the usage is 0.
         used = max(0.0, cpu_seconds - self._cpu_seconds) / max(now - self._at, 1e-3)
         self._at, self._cpu_seconds = now, cpu_seconds
         memory = 0
@@ -121,7 +122,7 @@ class _Gpus:
             self._handles = []
 
     def measure(self, pids: set[int]) -> dict[str, float]:
-        """Return the values of each GPU by name.
+        """Return the utilization of each GPU and the memory that is used on it, by the names of these metrics.
 
         Args:
             pids: Processes whose memory counts.
@@ -133,7 +134,8 @@ class _Gpus:
                 values[f"gpu_{number}_utilization_percentage"] = float(rates.gpu)
             with contextlib.suppress(self._nvml.NVMLError):
                 own = [each for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid in pids]
-                # In a container with process ids of its own, NVML's ids do not match any process.
+                # In a container with process ids of its own, NVML's ids do not match any process of this container. The
+                # memory that is used is then unknown, and left out.
                 if own:
                     used = sum(each.usedGpuMemory or 0 for each in own)
                     values[f"gpu_{number}_memory_usage_megabytes"] = round(used / _MEGABYTE, 1)

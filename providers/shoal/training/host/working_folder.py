@@ -1,4 +1,5 @@
-"""Enter the working folder of a job in a worker, and remove the temporary folders of nodes that lack this folder."""
+"""Enter the working folder of a job in a worker. On a host that lacks this folder, workers enter a temporary one, which
+is removed after they have ended."""
 
 from __future__ import annotations
 

@@ -275,7 +275,8 @@ def gpu_problem(device: str) -> str | None:
     import lightgbm
     import numpy as np
 
-    # LightGBM cannot be asked how it was built. It refuses a device when it makes a booster.
+    # LightGBM has no function that says which devices it supports. So a small booster is created here: LightGBM raises
+    # an error if it was not built for the device.
     rows = lightgbm.Dataset(np.arange(100.0).reshape(-1, 1), np.arange(100.0), params={"verbosity": -1})
     try:
         lightgbm.Booster({"device_type": device, "verbosity": -1, "num_threads": 1}, rows)

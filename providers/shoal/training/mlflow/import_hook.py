@@ -59,7 +59,8 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module with its own loader, and call `act`."""
         assert module.__spec__ is not None
-        # Other code looks at a module's loader, for example to read the module's data files.
+        # The module gets its own loader back, because other code uses this loader, for example to read the module's
+        # data files.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._act(module)

@@ -72,7 +72,8 @@ class _JobRun:
 
         @functools.wraps(original)
         def set_experiment(experiment_name: str | None = None, *args: Any, **options: Any) -> Experiment:
-            # MLflow removes the variable when a run is started. A later run of the same process is not the job's.
+            # MLflow removes MLFLOW_RUN_ID from the environment when a run is started. A run that this process starts
+            # later is not the job's run, so only MLflow's own function is called.
             if not os.environ.get(_RUN_ID):
                 return original(experiment_name, *args, **options)
             # A server that user code has chosen does not have the job's run, so runs there are the user's own.
@@ -109,7 +110,8 @@ class _JobRun:
         return run_id
 
     def _wait_for_rank_0(self, client: MlflowClient) -> MlflowRun:
-        """Return the run that rank 0 has chosen; the job's first run if rank 0 does not choose one in time."""
+        """Return the MLflow run that rank 0 has chosen. If rank 0 does not choose one in time, return the run with
+        which the job has begun."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while (chosen := client.get_run(self._first).data.tags.get(JOB_RUN_TAG)) is None:
             if time.monotonic() > deadline:

@@ -34,9 +34,11 @@ class Collectors:
             try:
                 self._monitors.append(gpu_monitor())
                 break
-            except Exception:  # as in MLflow: the package or the GPUs of this maker are missing
+            except Exception:
+                # The node lacks this maker's package or GPUs. As in MLflow, they are then not measured.
                 continue
-        self.measure()  # psutil measures the CPU since its previous call, so its first value is 0
+        # psutil measures the CPU usage since its previous call, so its first value is always 0. It is dropped here.
+        self.measure()
 
     def measure(self) -> dict[str, float]:
         """Return the node's metrics now, by MLflow's names."""
@@ -49,7 +51,7 @@ class Collectors:
 
 
 class NodeMetrics:
-    """Thread that collects the metrics of some nodes every 10 s; a sidecar of the workers' gang.
+    """Thread that collects the metrics of some nodes every 10 s. It is a sidecar: it ends with the gang of workers.
 
     Args:
         nodes: Names of the nodes by Ray's node id.

@@ -70,12 +70,14 @@ class Tracking(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options without those that are not set and that earlier versions lack, to keep fingerprints."""
+        """Return the options as a dict that lacks the unset options which earlier versions of shoal did not have. So
+        the fingerprints of jobs without these options stay the same."""
         fields: dict[str, Any] = serialize(self)
         return {name: value for name, value in fields.items() if value or name not in _LATER}
 
     def completed(self, caller: Caller) -> Tracking:
-        """Return a copy with the caller's tracking URI, experiment and active run in place of options that are not set.
+        """Return a copy of these options, in which those that are not set have the caller's tracking URI, experiment
+        and active run.
 
         An experiment and a run belong to one server. So they are not taken over if `uri` names another server.
         """
@@ -113,7 +115,8 @@ class Caller:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Caller:
-        """Read the MLflow session of this process. MLflow is not imported: without it, only variables count.
+        """Read the MLflow session of this process. This does not import MLflow: if MLflow is not imported yet, the
+        session is read from environment variables only.
 
         ``mlflow.set_tracking_uri`` and ``mlflow.set_experiment`` set variables, too.
 
@@ -121,7 +124,7 @@ class Caller:
             environment: Environment variables of this process.
         """
         mlflow = sys.modules.get("mlflow")
-        active_run = getattr(mlflow, "active_run", None)  # missing while another thread imports MLflow
+        active_run = getattr(mlflow, "active_run", None)  # MLflow has no active_run yet while another thread imports it
         run = active_run() if active_run else None
         experiment_id = run.info.experiment_id if run else environment.get("MLFLOW_EXPERIMENT_ID") or None
         experiment = None if experiment_id else environment.get("MLFLOW_EXPERIMENT_NAME") or None

@@ -198,7 +198,7 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a worker's message: metrics, the signatures (seals) of new checkpoints, or a note for `on_note`."""
+        """Handle a worker's message: metrics, signatures of new checkpoints, or a note for a function in `on_note`."""
         if "checkpoints" in note:
             self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         elif "metrics" in note:

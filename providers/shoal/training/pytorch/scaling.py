@@ -190,7 +190,8 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
 
 
 def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorchScalingConfig:
-    """Replace each -1 for the workers of a node and for their GPUs by the number that fits the node with most GPUs."""
+    """Replace -1 as the number of workers per node, or of GPUs per worker, by the number that fits on the node with
+    the most GPUs."""
     each, per_node = config.resource_requirements_per_worker, config.num_workers_per_node
     of_type = [node for node in nodes if workers_on(node, 0, 0, each.gpu_type)]
     best = max(of_type, key=lambda node: (node["gpus"], node["cpus"]), default=Node(name="", cpus=0, gpus=0))
@@ -202,7 +203,7 @@ def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorc
 
 
 def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: Node) -> int | None:
-    """Compute the number of nodes on which all workers fit: the active nodes, in their order, then further nodes.
+    """Compute how many nodes all workers need, if they fill first the active nodes in their order, then further ones.
 
     Args:
         config: The workers.

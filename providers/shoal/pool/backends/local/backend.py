@@ -166,7 +166,7 @@ def _selectors_path(pool: str) -> Path:
 
 
 def _selectors(pool: str) -> dict[str, str] | None:
-    """Return the variables by which the process that started a pool has limited the GPUs that its nodes may use.
+    """Return the environment variables by which the process that started a pool limited the GPUs of the pool's nodes.
 
     The result is None for a pool that is down, or that an older version has started.
     """

@@ -168,7 +168,9 @@ def _is_used(path: Path) -> bool:
 def _holder(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text() or "{}")
-    except ValueError:  # the claiming process was killed while it wrote the file, so the node was not started
+    except ValueError:
+        # The process that claimed the GPU was killed while it wrote the file, which is before the node starts. So no
+        # node uses the GPU.
         return {}
     return content
 
@@ -197,7 +199,7 @@ def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[G
     for name in (each.strip() for each in names.split(",")):
         by_uuid = [gpu for gpu in everything if name.startswith(("GPU-", "MIG-")) and gpu.id.startswith(name)]
         named = by_index.get(name, by_uuid[:1])
-        # As in CUDA, the first name that is unknown or repeated ends the list.
+        # As in CUDA, a name that is unknown or repeated, and all names after it, do not count.
         if not named or named[0] in chosen:
             break
         chosen += named
@@ -205,7 +207,7 @@ def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[G
 
 
 def _units(index: int) -> Iterator[Gpu]:
-    """Yield a GPU, or if it is divided by MIG, its parts."""
+    """Yield the GPU with a given number. If MIG divides this GPU into parts, yield the parts instead."""
     import pynvml
 
     try:
@@ -250,7 +252,7 @@ def _is_stranger(pid: int) -> bool:
 
 
 def _others(environment: Mapping[str, str]) -> list[str]:
-    """Return the numbers of the visible GPUs of other makers, as Ray finds them."""
+    """Return the numbers that Ray gives to those visible GPUs that are not made by NVIDIA."""
     if "ray" in sys.modules:
         from shoal.pool.backends.local import raylet
 

@@ -34,7 +34,8 @@ def other_gpus() -> list[str]:
 
 
 def show_other_gpus(numbers: Sequence[str]) -> None:
-    """Hide all other GPUs of other makers than NVIDIA from the processes that this process starts from now on."""
+    """Hide all GPUs that are not made by NVIDIA, except those with the given numbers, from the processes that this
+    process starts from now on."""
     get_accelerator_manager_for_resource("GPU").set_current_process_visible_accelerator_ids(list(numbers))
 
 
