@@ -711,7 +711,9 @@ class TestWait:
         assert f"job {running.job_id}, attempt 1: removed its staged data" in discard_leftovers(store)
         assert [path.name for path in Path(staged_data.default_location()).iterdir()] == [Path(of_another_store).name]
 
-    def test_staged_data_that_are_half_removed_end_no_sweep(self, store, submit, held, caplog):
+    def test_staged_data_that_are_half_removed_or_unreadable_end_no_sweep(
+        self, store, submit, held, caplog, monkeypatch
+    ):
         connectors = [DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [float(n)]})) for n in range(2)]
         half, whole = (Path(str(connector.staging)) for connector in connectors)
         for connector in connectors:
@@ -719,12 +721,24 @@ class TestWait:
             attempts.end(store, key(job), JobState.FAILED, 1.0, error="lost")
         del connector, connectors
         (half / MARKER).unlink()  # as a process leaves it that is killed while it removes the folder
+        (half.parent / ".DS_Store").touch()
+        (roots := half.parent / "staged-by-root").mkdir()
+        claims = staged_data.claims
+
+        def readable_claims(location):
+            if location == str(roots):
+                raise PermissionError(13, "Permission denied")
+            return claims(location)
+
+        monkeypatch.setattr(staged_data, "claims", readable_claims)
 
         done = jobs.sweep()
 
         assert [sentence for sentence in done if sentence.endswith("attempt 1: removed its staged data")]
         assert (half.exists(), whole.exists()) == (True, False)
         assert f"{half} was not staged by shoal: it is not removed" in caplog.text
+        assert f"the staged data in {roots} cannot be read, and are left there" in caplog.text
+        assert roots.exists()
 
 
 class TestCancel:

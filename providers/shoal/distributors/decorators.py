@@ -113,7 +113,7 @@ class Site:
         gpus = spec.gpus_per_node
         if gpus == ALL:  # to count the GPUs may take seconds, so they are counted only if the workers need any
             wanted = self.claim.resource_requirements_per_worker.num_gpus
-            gpus = len(visible_gpus(os.environ)) if wanted else 0
+            gpus = len(visible_gpus(os.environ)) if wanted and not pool.active else 0
         size = nodes_needed(
             self.claim,
             [Node(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in pool.active],

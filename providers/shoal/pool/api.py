@@ -509,12 +509,13 @@ class ComputePool:
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
         """Raise an error if the backend can never reach a size, such as more nodes than a Ray cluster can have.
 
-        All other checks of the size are made by `shoal.pool.journal.commands`, when the request is written.
+        All other checks are made by `shoal.pool.journal.commands`, when the request is written. Among them is whether
+        the pool belongs to another machine, whose nodes this machine cannot judge.
         """
         with self._store.reading() as session:
             pool = session.get(Pool, self.name)
             up = pool is not None and pool.state is PoolState.UP
-            if not (up or bring_up):
+            if not (up or bring_up) or (pool is not None and up and not is_here(pool)):
                 return
             spec = PoolSpec.model_validate(pool.spec) if pool and up else self._definition(session)
         if (wanted := max(size, spec.min_nodes)) <= spec.max_nodes:

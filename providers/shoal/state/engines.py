@@ -236,8 +236,14 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
 
     @event.listens_for(made, "before_cursor_execute")
     def _first_statement(connection: Connection, *_statement: Any) -> None:
-        if (begin := connection.info.pop(_TO_BEGIN, None)) is not None:
+        if (begin := connection.info.pop(_TO_BEGIN, None)) is None:
+            return
+        try:
             begin(connection)
+        except BaseException:
+            # A further statement must not be executed without a transaction.
+            connection.info[_TO_BEGIN] = begin
+            raise
 
 
 def _run(connection: Connection, statement: str) -> CursorResult[Any]:

@@ -294,7 +294,7 @@ class Job(Base):
     priority: Mapped[int | None]
     """Priority in the pool's queue. Jobs with a higher number start first. None in rows of versions without a queue."""
     gang: Mapped[dict[str, Any] | None]
-    """Number and resources of the workers that the job needs (`shoal.jobs.queue.Gang`)."""
+    """Number and resources of the workers that the job needs (`shoal.jobs.capacity.Gang`)."""
     uses_gpu: Mapped[bool | None]
     """Whether the training uses GPUs, as the job's first attempt has decided. None before, and if the spec decides."""
     queued_at: Mapped[float | None]

@@ -68,6 +68,7 @@ def test_parts_count_instead_of_a_divided_gpu_and_a_lost_one_does_not(gpu_machin
     a, _, _ = gpu_machine(3, parts={0: [], 1: ["MIG-1", "MIG-2"]}, lost=[2], pids={0: None})
     assert found() == [a, "MIG-1", "MIG-2"]
     assert found("MIG-2,0") == ["MIG-2", a]
+    assert found("2,0") == [a]
     gpu_machine(2, driver=False)
     assert found() == []
 

@@ -61,10 +61,10 @@ def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[tuple[str, K
 
 
 def _staged_data(store: Store) -> Iterator[str]:
-    there = _staged_here()
-    if not there:
+    users = {location: found for location in _staged_here() if (found := _claims(location)) is not None}
+    if not users:
         return
-    users = {location: staged_data.claims(location) for location in there}
+    there = set(users)
     filled: dict[str, Key] = {}
     named: dict[str, Key] = {}
     with store.reading() as session:
@@ -90,6 +90,15 @@ def _staged_data(store: Store) -> Iterator[str]:
             key = named.get(location)
             whose = f"job {key.job_id}, attempt {key.attempt}: removed its" if key else "removed"
             yield f"{whose} staged data" + ("" if key else f" {location}, which no process and no job uses any more")
+
+
+def _claims(location: str) -> set[str] | None:
+    """Return the ids of the attempts that use a folder of staged data; None if the folder cannot be read."""
+    try:
+        return staged_data.claims(location)
+    except OSError as error:
+        log.warning("the staged data in %s cannot be read, and are left there: %s", location, error)
+        return None
 
 
 def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
@@ -139,7 +148,7 @@ def _has_ended(session: Session, submission_id: str) -> bool:
 
 def _staged_here() -> set[str]:
     folder = Path(staged_data.default_location())
-    return {str(path) for path in folder.iterdir()} if folder.exists() else set()
+    return {str(path) for path in folder.iterdir() if path.is_dir()} if folder.exists() else set()
 
 
 def _needed(session: Session) -> set[str]:

@@ -40,7 +40,7 @@ class Order:
     orphan_after: float | None
     priority: int = 0
     gang: dict[str, Any] | None = None
-    """The group of workers that the job asks for, as plain data; see `shoal.jobs.queue.Gang`."""
+    """The group of workers that the job asks for, as plain data; see `shoal.jobs.capacity.Gang`."""
 
 
 @dataclass(frozen=True)

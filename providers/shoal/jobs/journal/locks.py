@@ -121,8 +121,8 @@ def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
         None if the lock was taken; otherwise its present holder and `expires_at`.
     """
     with transaction(store, JobStep.LOCK) as session:
-        now = shared_now(session, held.clock())
         lock = session.get(Lock, held.name)
+        now = shared_now(session, held.clock())  # only now, because the first statement may wait for other writers
         if lock is None:
             session.add(Lock(name=held.name, holder=held.holder, expires_at=now + held.ttl))
             return None

@@ -165,5 +165,5 @@ class AnySpec(Settings, ABC):
         )
 
     def staged(self) -> set[str]:
-        """Return the directories of staged data: copies of in-memory data that were written for this job only."""
+        """Return the directories of staged data: copies of in-memory data that were written for jobs."""
         return {dataset.staging for dataset in self.datasets() if dataset.staging}

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,8 @@ class GpuClaim:
     def release(self) -> None:
         """Let other nodes claim the GPUs. The node's processes must have ended."""
         for gpu in self.gpus:
-            os.truncate(gpu.lock, 0)
+            with suppress(FileNotFoundError):  # the temp folder may have been cleaned
+                os.truncate(gpu.lock, 0)
         self._locks.close()
 
 
@@ -200,7 +201,7 @@ def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[G
         by_uuid = [gpu for gpu in everything if name.startswith(("GPU-", "MIG-")) and gpu.id.startswith(name)]
         named = by_index.get(name, by_uuid[:1])
         # As in CUDA, a name that is unknown or repeated, and all names after it, do not count.
-        if not named or named[0] in chosen:
+        if (not named and name not in by_index) or (named and named[0] in chosen):
             break
         chosen += named
     return chosen
