@@ -89,3 +89,43 @@ def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(eithe
     assert len(node_rows()) == demand.size
     assert folders() == sorted(node.id for node in node_rows())
     wait_until(lambda: len(tagged()) == 3 * demand.size, "no process too many")  # one drops its tag as it starts
+
+
+def hold(holder: str, told: Connection, release: Event) -> None:
+    """Lease two nodes exclusively, say so when they are there, and release them at the signal."""
+    with ComputePool("tiny", holder=holder).lease(2, exclusive=True):
+        told.send("granted")
+        release.wait()
+
+
+def test_exclusive_leases_of_three_processes_add_up_and_wait_their_turn(tiny):
+    """The first two have two of the four nodes each; the third gets its turn, and their nodes, when one releases."""
+    pool = ComputePool(f"local://tiny?max_nodes={MAX_NODES}").up()
+    context = multiprocessing.get_context("fork")
+    holders = ["test:one", "test:two", "test:three"]
+    pipes = [context.Pipe(duplex=False) for _ in holders]
+    releases = [context.Event() for _ in holders]
+    processes = [
+        context.Process(target=hold, args=(holder, telling, release))
+        for holder, (_, telling), release in zip(holders, pipes, releases, strict=True)
+    ]
+    try:
+        for process in processes[:2]:
+            process.start()
+        assert [hearing.recv() if hearing.poll(60) else "nothing" for hearing, _ in pipes[:2]] == ["granted"] * 2
+        before = {node.id for node in node_rows()}
+        assert len(before) == 4
+        processes[2].start()
+        note = "waiting as the next in the queue, 4 of 4 nodes are taken"
+        wait_until(lambda: pool.describe().queue_note("test:three") == note, "the third in the queue", 60)
+        releases[0].set()
+        hearing = pipes[2][0]
+        assert (hearing.recv() if hearing.poll(60) else "nothing") == "granted"
+        assert {node.id for node in node_rows()} == before
+    finally:
+        for release in releases:
+            release.set()
+        for process in processes:
+            if process.pid is not None:
+                process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]

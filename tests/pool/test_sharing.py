@@ -85,38 +85,3 @@ def test_one_rolls_back_and_one_releases_while_the_other_works(work, real_pool):
     wait_until(lambda: {row.id for row in node_rows()} == before, "the same three nodes", 60)
     assert again(work) == (nodes, {3})
     assert len(real_pool.get_nodes()) == 3
-
-
-_HOLD = """
-import sys
-from shoal import ComputePool
-with ComputePool("tests", holder=sys.argv[1]).lease(int(sys.argv[2]), exclusive=True):
-    print("granted", flush=True)
-    sys.stdin.readline()
-"""
-
-
-def hold(holder: str, size: int) -> subprocess.Popen:
-    """A process that leases nodes exclusively, says so when it has them, and releases them when it is sent a line."""
-    command = [sys.executable, "-c", _HOLD, holder, str(size)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-
-
-def test_exclusive_leases_of_three_processes_add_up_and_wait_their_turn(real_pool):
-    """The first two have two of the four nodes each; the third gets its turn, and their nodes, when one releases."""
-    real_pool.scale(1)
-    processes = [hold("test:one", 2), hold("test:two", 2)]
-    try:
-        assert [process.stdout.readline() for process in processes] == ["granted\n"] * 2
-        assert len(real_pool.get_nodes()) == 4
-        before = {row.id for row in node_rows()}
-        processes.append(hold("test:three", 2))
-        note = "waiting as the next in the queue, 4 of 4 nodes are taken"
-        wait_until(lambda: real_pool.describe().queue_note("test:three") == note, "the third in the queue", 60)
-        processes[0].communicate("\n", timeout=60)
-        assert processes[2].stdout.readline() == "granted\n"
-        assert {row.id for row in node_rows()} == before
-    finally:
-        for process in processes:
-            process.communicate("\n" if process.stdin and not process.stdin.closed else None, timeout=60)
-    wait_until(lambda: len(real_pool.get_nodes()) == 1, "the pool as it was", 60)
