@@ -34,6 +34,7 @@ from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
 from tests.airflow.conftest import RUN
+from tests.support.fake_ray_head import FakeHead
 from tests.support.job_store import POOL
 from tests.support.pool_processes import node_rows
 from tests.support.tiny_node import FAIL_FILE
@@ -329,14 +330,16 @@ def test_mapped_trainings_are_jobs_of_their_own_and_a_retry_finds_its_own(on_fak
     assert len(jobs.list_jobs()) == 5
 
 
-def running() -> None:
+def running(head: FakeHead) -> None:
+    """Be the driver: it runs only where the head has been sent the job."""
+    wait_until(lambda: head.jobs, "the job on the head")
     (job,) = wait_until(lambda: jobs.list_jobs(states=(JobState.PENDING,)), "the job")
     wait_until(lambda: attempts.start(Store(), Key(job.job_id, job.attempt), {}, 1.0), "the start")
 
 
 def test_a_killed_task_takes_its_job_with_it(on_fake_head, spec, context):
     operator = train(spec)
-    killer = meanwhile(lambda: (running(), operator.on_kill()))
+    killer = meanwhile(lambda: (running(on_fake_head), operator.on_kill()))
     with pytest.raises(TaskKilledError, match="Airflow has ended task"):
         operator.execute(context)
     killer.join()
@@ -352,7 +355,7 @@ def test_a_try_that_is_killed_late_leaves_the_job_to_the_newer_try(on_fake_head,
     monkeypatch.setattr(JobHandle, "cancel", lambda *args, **kwargs: (cancel(*args, **kwargs), has_cancelled.set())[0])
 
     def newer_try() -> None:
-        running()
+        running(on_fake_head)
         newer = jobs.submit(on_pool, holder=RUN, key="train/-1")
         operator.on_kill()
         wait_until(has_cancelled.is_set, "the end of the old try")
