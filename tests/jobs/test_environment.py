@@ -67,6 +67,46 @@ def test_wrong_options_are_refused(given: dict[str, Any], says: str):
     assert "hf_123456" not in str(refused.value)
 
 
+def test_a_variable_with_a_secret_name_is_refused():
+    passed_on = [
+        *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+        *("AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
+        *("AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "DATABRICKS_TOKEN"),
+        *("DATABRICKS_PASSWORD", "DATABRICKS_CLIENT_SECRET", "SNOWFLAKE_PASSWORD", "SNOWFLAKE_TOKEN"),
+        *("SNOWFLAKE_PRIVATE_KEY", "SNOWFLAKE_PRIVATE_KEY_RAW", "SNOWFLAKE_PRIVATE_KEY_PASSPHRASE"),
+    ]
+    others = [
+        "PGPASSWORD",
+        "NPM_TOKEN",
+        "OPENAI_KEY",
+        "OPENAI_APIKEY",
+        "MYSQL_PWD",
+        "DB_PASS",
+        "HF_TOKEN_2",
+        "my_token",
+    ]
+    assert credentials.from_environment(dict.fromkeys(passed_on, "x")).keys() == set(passed_on)
+    for name in (*passed_on, *others):
+        with pytest.raises(InvalidArgumentError, match=rf'the name "{name}" says that the value is a secret'):
+            RunConfig(env={name: "12345678"})
+    plain = [
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "AWS_REGION",
+        "AZURE_STORAGE_ACCOUNT",
+        "SNOWFLAKE_PRIVATE_KEY_FILE",
+    ]
+    plain += [
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "MONKEY",
+        "COMPASS",
+        "KEYBOARD",
+        "UV_INDEX",
+    ]
+    assert RunConfig(env=dict.fromkeys(plain, "1")).env.keys() == set(plain)
+
+
 def test_settings_of_databricks_travel_but_not_those_of_its_machines():
     there = {
         "DATABRICKS_HOST": "https://x",

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from shoal.redaction import is_secret_name
+from shoal.redaction import is_secret_variable
 from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
 from shoal.training.mlflow.tracking import Tracking
@@ -141,7 +141,7 @@ class RunConfig(Settings):
     def _legal_variables(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             _check_variable(name)
-            if is_secret_name(name):
+            if is_secret_variable(name):
                 raise ValueError(
                     f'the name "{name}" says that the value is a secret, which would be stored with the job: set the '
                     f'variable in this process, and give secret_env=["{name}"]'
