@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from shoal.redaction import is_secret_variable
 from shoal.settings import Settings, without_defaults
@@ -165,6 +165,12 @@ class RunConfig(Settings):
         for name in names:
             _check_variable(name)
         return names
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        if twice := sorted(self.env.keys() & set(self.secret_env)):
+            raise ValueError(f"{', '.join(twice)} is in env and in secret_env: name it in only one of them")
+        return self
 
     @field_validator("packages")
     @classmethod
