@@ -59,6 +59,11 @@ def test_options_that_are_unset_are_not_stored():
         ({"env": {"MY_PIN": "1"}, "secret_env": ["MY_PIN"]}, "MY_PIN is in env and in secret_env: name it in only one"),
         ({"secret_env": "HF_TOKEN"}, r'must be a list such as \["a", "b"\]'),
         ({"packages": ["--index-url=http://x"]}, "is not a package"),
+        (
+            {"packages": ["x @ https://me:hf_123456@host/x.whl"]},
+            r'"x @ https://host/x.whl" contains credentials, .* set UV_INDEX .* secret_env=\["UV_INDEX"\]',
+        ),
+        ({"packages": ["x @ git+https://hf_123456@host/x.git"]}, "contains credentials"),
         ({"code": 3}, "code"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from shoal.redaction import is_secret_variable
+from shoal.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
 from shoal.training.mlflow.tracking import Tracking
@@ -180,6 +180,12 @@ class RunConfig(Settings):
                 raise ValueError(
                     f'"{package}" is not a package: write a name, or a requirement such as "einops==0.8". Settings of '
                     "the index belong in uv's configuration on the nodes"
+                )
+            if has_credentials(package):
+                raise ValueError(
+                    f'"{redact_value(package)}" contains credentials, which every user of the node could read on the '
+                    "command line of uv: give the package without a URL, set UV_INDEX in this process to the URL of "
+                    'its index, and give secret_env=["UV_INDEX"]'
                 )
         return packages
 
