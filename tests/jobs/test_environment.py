@@ -184,6 +184,13 @@ class TestPackages:
         assert capsys.readouterr().out.count("installed tidbit==1.0") == 2
         assert [Path(folder).exists() for folder in (*first, *new)] == [False, True]
 
+    def test_the_driver_can_import_them_too_but_prefers_those_of_the_node(self, fresh_home, package, monkeypatch):
+        before = [*sys.path]
+        monkeypatch.setattr(sys, "path", [*before])
+        config = RunConfig(packages=["tidbit"], code=code.stored([str(package)], None))
+        installed, own = modules.runtime_env(config, "p", "a:1")["py_modules"]
+        assert sys.path == [*before, own, installed]
+
 
 def test_shipped_modules_come_before_those_of_the_node(tmp_path, monkeypatch):
     for name in (shipped_modules.CODE, shipped_modules.PACKAGES):
