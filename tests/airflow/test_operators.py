@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.comms import ErrorResponse
 
@@ -410,6 +410,19 @@ def test_a_prediction_is_a_job(on_fake_head, context, tmp_path):
     driver.join()
     assert (asked().framework, asked().model, asked().keep_cols) == ("predict", "models:/delays@champion", ("id",))
     assert set(BatchPredictOperator.template_fields) >= {"model", "dataset", "output_path", "spec", "pool_name"}
+
+
+def test_a_prediction_can_take_its_spec_from_an_earlier_task(on_fake_head, context, tmp_path):
+    with DAG("a_dag", schedule=None):
+        spec = task(task_id="choose")(lambda: {})()
+        predict = BatchPredictOperator(
+            task_id="predict", model="models:/m@c", dataset={"paths": ["/x"]}, output_path="/out", spec=spec
+        )
+    assert predict.upstream_task_ids == {"choose"}
+    predict.spec = {"run_config": {"artifact_location": "out"}}
+    with pytest.raises(InvalidArgumentError, match="artifact_location of task predict is the relative path"):
+        predict.execute(context)
+    assert on_fake_head.submissions == 0
 
 
 def test_a_callable_travels_with_its_arguments(on_fake_head, context, tmp_path):
