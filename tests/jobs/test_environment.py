@@ -24,6 +24,7 @@ from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.state.schema import Pool
 from shoal.training.host import shipped_modules
+from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.run_config import RunConfig
 from tests.support.wheels import write_wheel
 
@@ -111,6 +112,13 @@ def test_a_variable_with_a_secret_name_is_refused():
         "UV_INDEX",
     ]
     assert RunConfig(env=dict.fromkeys(plain, "1")).env.keys() == set(plain)
+
+
+def test_variables_that_shoal_sets_are_refused():
+    (theirs,) = environments([Machine("a", "::1", ("0",), 1)], threads=1, restarts=0, max_restarts=0)
+    for name in (*theirs, "MLFLOW_RUN_ID"):
+        with pytest.raises(InvalidArgumentError, match=f"{name} cannot be set for a job"):
+            RunConfig(env={name: "1"})
 
 
 def test_settings_of_databricks_travel_but_not_those_of_its_machines():

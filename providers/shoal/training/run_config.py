@@ -17,7 +17,11 @@ _NEWER = ("priority", "env", "secret_env", "packages", "code")
 """Options that did not exist in earlier versions, which have already stored specs without these options."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_THE_NODES = re.compile(r"(RAY|SHOAL)_.*|PWD|PYTHONPATH|PYTHONHOME|PATH|LD_LIBRARY_PATH")
+_OF_THE_NODES = re.compile(
+    r"(RAY|SHOAL|TORCHELASTIC)_.*|PWD|PYTHONPATH|PYTHONHOME|PATH|LD_LIBRARY_PATH"
+    r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|OMP_NUM_THREADS"
+    r"|CUDA_VISIBLE_DEVICES|MLFLOW_RUN_ID"
+)
 """Variables that shoal or Ray sets, or that have no effect in a process that runs already."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
