@@ -25,6 +25,7 @@ from shoal.airflow.operators import (
     ScaleClusterOperator,
     SweepPoolsOperator,
 )
+from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
 from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
@@ -33,6 +34,7 @@ from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
+from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
 from tests.support.job_store import POOL
 from tests.support.pool_processes import node_rows
@@ -473,6 +475,8 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
         ({"spec": {"register": {"holdout": {"paths": ["h"]}}}}, "register.holdout.paths of task train is the relative"),
         ({"spec": {"run_config": {"artifact_location": "out"}}}, "run_config.artifact_location of task train"),
         ({"spec": {"run_config": {"code": ["./mypkg"]}}}, 'run_config.code of task train is the relative path "./my'),
+        ({"spec": {"run_config": RunConfig(code=("./mypkg",))}}, "run_config.code of task train is the relative path"),
+        ({"spec": {"dataset": DatasetSpec(paths=("flights",))}}, "dataset.paths of task train is the relative path"),
         ({"train_func": "train.py"}, 'train_func of task train is the relative path "train.py"'),
     ],
 )
