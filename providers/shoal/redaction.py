@@ -85,6 +85,13 @@ _WEAK = (
 `_STRONG`, because short names such as ``sig`` and ``key`` are often secrets there."""
 
 _SECRET_NAME = re.compile(_STRONG, re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"(?!GOOGLE_APPLICATION_CREDENTIALS\Z)\w*?(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|PWD|SECRET|CREDENTIALS?|"
+    r"ACCESS_KEY_ID|CONNECTION_STRING|APIKEY|(?:\b|_)(?:KEY|PASS|SAS))(?:_?(?:RAW|PEM|BASE64|B64|\d+))?",
+    re.IGNORECASE,
+)
+"""Pattern of the names of environment variables whose values are secret. Names that end with ``_FILE`` or ``_PATH`` do
+not match, nor does GOOGLE_APPLICATION_CREDENTIALS: their values are paths."""
 _QUERY_WORD = re.compile(
     rf"(?<=[?&;#])(?P<name>{_WEAK})=(?P<value>[^&;\s\"'<>`]+(?:[&;](?![^&;=\s]*=)[^&;\s\"'<>`]*)*)", re.IGNORECASE
 )
@@ -152,6 +159,15 @@ def secrets_in(value: str) -> set[str]:
 def is_secret_name(name: str) -> bool:
     """Return whether the name of a setting, such as ``password`` or ``api_key``, means that its value is a secret."""
     return _SECRET_NAME.fullmatch(name) is not None
+
+
+def is_secret_variable(name: str) -> bool:
+    """Return whether the name of an environment variable, such as ``PGPASSWORD``, means that its value is a secret.
+
+    More names count as secret than with :func:`is_secret_name`, because variables such as ``DATABRICKS_TOKEN`` are not
+    mixed up with parameters of models such as ``pad_token``.
+    """
+    return is_secret_name(name) or _SECRET_VARIABLE.fullmatch(name) is not None
 
 
 @contextmanager

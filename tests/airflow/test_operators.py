@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.comms import ErrorResponse
 
@@ -25,6 +25,7 @@ from shoal.airflow.operators import (
     ScaleClusterOperator,
     SweepPoolsOperator,
 )
+from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
 from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
@@ -33,6 +34,7 @@ from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
+from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_store import POOL
@@ -415,6 +417,19 @@ def test_a_prediction_is_a_job(on_fake_head, context, tmp_path):
     assert set(BatchPredictOperator.template_fields) >= {"model", "dataset", "output_path", "spec", "pool_name"}
 
 
+def test_a_prediction_can_take_its_spec_from_an_earlier_task(on_fake_head, context, tmp_path):
+    with DAG("a_dag", schedule=None):
+        spec = task(task_id="choose")(lambda: {})()
+        predict = BatchPredictOperator(
+            task_id="predict", model="models:/m@c", dataset={"paths": ["/x"]}, output_path="/out", spec=spec
+        )
+    assert predict.upstream_task_ids == {"choose"}
+    predict.spec = {"run_config": {"artifact_location": "out"}}
+    with pytest.raises(InvalidArgumentError, match="artifact_location of task predict is the relative path"):
+        predict.execute(context)
+    assert on_fake_head.submissions == 0
+
+
 def test_a_callable_travels_with_its_arguments(on_fake_head, context, tmp_path):
     driver = meanwhile(ended, JobState.SUCCEEDED)
     others = {"hyper_params": {"rate": 0.1}, "run_config": {"artifact_location": str(tmp_path)}}
@@ -463,6 +478,8 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
         ({"spec": {"register": {"holdout": {"paths": ["h"]}}}}, "register.holdout.paths of task train is the relative"),
         ({"spec": {"run_config": {"artifact_location": "out"}}}, "run_config.artifact_location of task train"),
         ({"spec": {"run_config": {"code": ["./mypkg"]}}}, 'run_config.code of task train is the relative path "./my'),
+        ({"spec": {"run_config": RunConfig(code=("./mypkg",))}}, "run_config.code of task train is the relative path"),
+        ({"spec": {"dataset": DatasetSpec(paths=("flights",))}}, "dataset.paths of task train is the relative path"),
         ({"train_func": "train.py"}, 'train_func of task train is the relative path "train.py"'),
     ],
 )

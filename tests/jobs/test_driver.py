@@ -380,6 +380,21 @@ class TestDriver:
         assert "trying ***" in log()
         assert password not in log()
 
+    def test_a_variable_of_the_spec_wins_over_the_submitters(self, store, spec, monkeypatch):
+        seen = []
+
+        def train(request: TrainRequest, *, env: dict[str, str], **_: object) -> TrainResult:
+            seen.extend((env["AWS_REGION"], env["AWS_PROFILE"]))
+            return plain_xgboost(request)
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train)
+        config = RunConfig(env={"AWS_REGION": "eu-central-1"})
+        secrets = Secrets({"AWS_REGION": "us-east-1", "AWS_PROFILE": "mine"})
+
+        drive(store, spec.model_copy(update={"run_config": config, "tracking": None}), secrets)
+
+        assert seen == ["eu-central-1", "mine"]
+
     @pytest.mark.parametrize("compiled", [False, True], ids=["in Python", "in compiled code of Ray"])
     def test_sigterm_cancels(self, store, spec, monkeypatch, compiled):
         import mlflow

@@ -24,6 +24,7 @@ from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.state.schema import Pool
 from shoal.training.host import shipped_modules
+from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.run_config import RunConfig
 from tests.support.wheels import write_wheel
 
@@ -56,8 +57,14 @@ def test_options_that_are_unset_are_not_stored():
         ({"env": {"A B": "1"}}, '"A B" is not the name of an environment variable'),
         ({"env": {"RAY_ADDRESS": "x"}}, "RAY_ADDRESS cannot be set for a job"),
         ({"env": {"PYTHONPATH": "x"}}, "For modules that the workers import, use code or packages"),
+        ({"env": {"MY_PIN": "1"}, "secret_env": ["MY_PIN"]}, "MY_PIN is in env and in secret_env: name it in only one"),
         ({"secret_env": "HF_TOKEN"}, r'must be a list such as \["a", "b"\]'),
         ({"packages": ["--index-url=http://x"]}, "is not a package"),
+        (
+            {"packages": ["x @ https://me:hf_123456@host/x.whl"]},
+            r'"x @ https://host/x.whl" contains credentials, .* set UV_INDEX .* secret_env=\["UV_INDEX"\]',
+        ),
+        ({"packages": ["x @ git+https://hf_123456@host/x.git"]}, "contains credentials"),
         ({"code": 3}, "code"),
     ],
 )
@@ -65,6 +72,53 @@ def test_wrong_options_are_refused(given: dict[str, Any], says: str):
     with pytest.raises(InvalidArgumentError, match=says) as refused:
         RunConfig.parse(given)
     assert "hf_123456" not in str(refused.value)
+
+
+def test_a_variable_with_a_secret_name_is_refused():
+    passed_on = [
+        *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+        *("AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
+        *("AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "DATABRICKS_TOKEN"),
+        *("DATABRICKS_PASSWORD", "DATABRICKS_CLIENT_SECRET", "SNOWFLAKE_PASSWORD", "SNOWFLAKE_TOKEN"),
+        *("SNOWFLAKE_PRIVATE_KEY", "SNOWFLAKE_PRIVATE_KEY_RAW", "SNOWFLAKE_PRIVATE_KEY_PASSPHRASE"),
+    ]
+    others = [
+        "PGPASSWORD",
+        "NPM_TOKEN",
+        "OPENAI_KEY",
+        "OPENAI_APIKEY",
+        "MYSQL_PWD",
+        "DB_PASS",
+        "HF_TOKEN_2",
+        "my_token",
+    ]
+    assert credentials.from_environment(dict.fromkeys(passed_on, "x")).keys() == set(passed_on)
+    for name in (*passed_on, *others):
+        with pytest.raises(InvalidArgumentError, match=rf'the name "{name}" says that the value is a secret'):
+            RunConfig(env={name: "12345678"})
+    plain = [
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "AWS_REGION",
+        "AZURE_STORAGE_ACCOUNT",
+        "SNOWFLAKE_PRIVATE_KEY_FILE",
+    ]
+    plain += [
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "MONKEY",
+        "COMPASS",
+        "KEYBOARD",
+        "UV_INDEX",
+    ]
+    assert RunConfig(env=dict.fromkeys(plain, "1")).env.keys() == set(plain)
+
+
+def test_variables_that_shoal_sets_are_refused():
+    (theirs,) = environments([Machine("a", "::1", ("0",), 1)], threads=1, restarts=0, max_restarts=0)
+    for name in (*theirs, "MLFLOW_RUN_ID"):
+        with pytest.raises(InvalidArgumentError, match=f"{name} cannot be set for a job"):
+            RunConfig(env={name: "1"})
 
 
 def test_settings_of_databricks_travel_but_not_those_of_its_machines():
@@ -137,6 +191,13 @@ class TestPackages:
         assert first == again != new
         assert capsys.readouterr().out.count("installed tidbit==1.0") == 2
         assert [Path(folder).exists() for folder in (*first, *new)] == [False, True]
+
+    def test_the_driver_can_import_them_too_but_prefers_those_of_the_node(self, fresh_home, package, monkeypatch):
+        before = [*sys.path]
+        monkeypatch.setattr(sys, "path", [*before])
+        config = RunConfig(packages=["tidbit"], code=code.stored([str(package)], None))
+        installed, own = modules.runtime_env(config, "p", "a:1")["py_modules"]
+        assert sys.path == [*before, own, installed]
 
 
 def test_shipped_modules_come_before_those_of_the_node(tmp_path, monkeypatch):

@@ -298,14 +298,22 @@ class BatchPredictOperator(_JobOperator):
     template_fields_renderers = {"dataset": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
-        self, *, model: str, dataset: Any, output_path: str, spec: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        *,
+        model: str,
+        dataset: Any,
+        output_path: str,
+        spec: Mapping[str, Any] | XComArg | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.model = model
         self.dataset = dataset
         self.output_path = output_path
-        self.spec: Mapping[str, Any] = spec or {}
-        check_paths(self.task_id, self._fields())
+        self.spec = spec
+        # The result of an earlier task is checked when the task runs.
+        known = spec if isinstance(spec, Mapping) else {}
+        check_paths(self.task_id, {**known, "dataset": dataset, "output_path": output_path})
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
@@ -316,7 +324,8 @@ class BatchPredictOperator(_JobOperator):
         return self.run_job(PredictJobSpec.parse(self._fields()), context).to_dict()
 
     def _fields(self) -> dict[str, Any]:
-        return {**self.spec, "model": self.model, "dataset": self.dataset, "output_path": self.output_path}
+        given = cast("Mapping[str, Any] | None", self.spec)
+        return {**(given or {}), "model": self.model, "dataset": self.dataset, "output_path": self.output_path}
 
 
 class CleanupPoolOperator(PoolOperator):

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from shoal.data.spec import is_relative
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.train_func import is_name
@@ -45,6 +47,7 @@ def check_paths(task_id: str, fields: Any, script: Any = None) -> None:
 
 def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
     """Yield a pair for each path in a spec's fields: the name of the option that contains the path, and the path."""
+    value = value.model_dump() if isinstance(value, BaseModel) else value
     if not isinstance(value, Mapping):
         return
     for name, item in value.items():

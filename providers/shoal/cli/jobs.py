@@ -46,8 +46,7 @@ def train(
     from shoal.pool.holder import cli_holder
 
     with on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
-        run_config = job.run_config.model_copy(update={"pool_name": name})
-        handle = submit(job.model_copy(update={"run_config": run_config}), holder=cli_holder())
+        handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
     if result is not None:
         _show_result(result, as_json)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from shoal.redaction import is_secret_name
+from shoal.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
 from shoal.training.mlflow.tracking import Tracking
@@ -17,7 +17,11 @@ _NEWER = ("priority", "env", "secret_env", "packages", "code")
 """Options that did not exist in earlier versions, which have already stored specs without these options."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_THE_NODES = re.compile(r"(RAY|SHOAL)_.*|PWD|PYTHONPATH|PYTHONHOME|PATH|LD_LIBRARY_PATH")
+_OF_THE_NODES = re.compile(
+    r"(RAY|SHOAL|TORCHELASTIC)_.*|PWD|PYTHONPATH|PYTHONHOME|PATH|LD_LIBRARY_PATH"
+    r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|OMP_NUM_THREADS"
+    r"|CUDA_VISIBLE_DEVICES|MLFLOW_RUN_ID"
+)
 """Variables that shoal or Ray sets, or that have no effect in a process that runs already."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
@@ -141,7 +145,7 @@ class RunConfig(Settings):
     def _legal_variables(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             _check_variable(name)
-            if is_secret_name(name):
+            if is_secret_variable(name):
                 raise ValueError(
                     f'the name "{name}" says that the value is a secret, which would be stored with the job: set the '
                     f'variable in this process, and give secret_env=["{name}"]'
@@ -166,6 +170,12 @@ class RunConfig(Settings):
             _check_variable(name)
         return names
 
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        if twice := sorted(self.env.keys() & set(self.secret_env)):
+            raise ValueError(f"{', '.join(twice)} is in env and in secret_env: name it in only one of them")
+        return self
+
     @field_validator("packages")
     @classmethod
     def _requirements(cls, packages: tuple[str, ...]) -> tuple[str, ...]:
@@ -174,6 +184,12 @@ class RunConfig(Settings):
                 raise ValueError(
                     f'"{package}" is not a package: write a name, or a requirement such as "einops==0.8". Settings of '
                     "the index belong in uv's configuration on the nodes"
+                )
+            if has_credentials(package):
+                raise ValueError(
+                    f'"{redact_value(package)}" contains credentials, which every user of the node could read on the '
+                    "command line of uv: give the package without a URL, set UV_INDEX in this process to the URL of "
+                    'its index, and give secret_env=["UV_INDEX"]'
                 )
         return packages
 

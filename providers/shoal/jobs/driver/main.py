@@ -264,7 +264,7 @@ class Driver:
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
         """Return the workers' environment variables: the spec's, and those for credentials, folder and MLflow run."""
-        environment = {**self._spec.run_config.env, **self._secrets.variables()}
+        environment = {**self._secrets.variables(), **self._spec.run_config.env}
         environment["PWD"] = working_folder.of_attempt(self._store, self._job, self._key.submission_id)
         if run:
             environment |= {

@@ -51,7 +51,6 @@ class Tracking(Settings):
     tags: dict[str, str] = Field(
         default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
     )
-
     system_metrics: bool = Field(
         default=False,
         description="Whether to log the CPU, memory, disk, network and GPU usage of the nodes of a training function "
