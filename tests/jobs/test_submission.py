@@ -38,6 +38,7 @@ from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.lost_attempts import HEAD_PATIENCE_S
+from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
@@ -214,6 +215,29 @@ class TestSubmit:
         assert submit(spec).wait() == RESULT
         assert head.submissions == 1
         assert submit(spec).attempt == 2
+
+    def test_a_result_of_a_later_version_is_read(self, store, submit, spec):
+        champion = {"version": "1", "value": 2.0}
+        stored = RESULT.document() | {"champion": champion, "decision": {"reason": "better", "sentence": "It is."}}
+        later = stored | {"new": 1, "champion": {**champion, "new": 1}, "decision": {**stored["decision"], "new": 1}}
+        attempts.end(store, key(submit(spec)), JobState.SUCCEEDED, 1.0, result=later)
+
+        assert submit(spec).wait(on_log=None) == JobResult.model_validate(stored)
+
+    def test_a_result_that_cannot_be_read_is_not_collected(self, store, submit, spec):
+        first = submit(spec)
+        attempts.end(store, key(first), JobState.SUCCEEDED, 1.0, result=RESULT.document() | {"rows": "many"})
+
+        with pytest.raises(ValueError, match="rows"):
+            submit(spec).wait(on_log=None)
+
+        assert row(store, first).collected_at is None
+
+    def test_a_stored_result_has_no_field_that_an_earlier_version_does_not_read(self):
+        usage = [{"cpu": 1.0}]
+
+        assert "peak_usage_per_worker" not in RESULT.document()
+        assert result_of(peak_usage_per_worker=usage).document()["peak_usage_per_worker"] == usage
 
     def test_a_result_is_returned_again_if_its_reader_is_killed_while_the_driver_cleans_up(
         self, store, submit, held, spec, clock

@@ -661,10 +661,11 @@ class JobHandle:
         if job.state is JobState.FAILED:
             raise JobFailedError(f"{what} failed: {job.error}")
         self._await_clean_up(job)
-        # The last step marks the result as collected. If this process is killed before that, the result is still found
-        # when the same job is submitted again.
+        result = JobResult.model_validate(job.result)
+        # The last step marks the result as collected. If this process cannot read the result, or is killed before that,
+        # the result is still found when the same job is submitted again.
         attempts.collect(self._store, self._key, self._clock())
-        return JobResult.model_validate(job.result)
+        return result
 
     def _await_clean_up(self, job: Job) -> None:
         """Wait until the job's driver has ended the MLflow run and exited, if the driver runs on this host.

@@ -173,7 +173,7 @@ class Driver:
             False if another process has recorded another end already, or if the row cannot be written.
         """
         error = None if end.error is None else self._secrets.redact(end.error)
-        result = None if end.result is None else end.result.model_dump(mode="json")
+        result = None if end.result is None else end.result.document()
         if error is not None:
             print(f"{end.state.value}: {error}", flush=True)
 
