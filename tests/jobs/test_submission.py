@@ -184,6 +184,27 @@ class TestSubmit:
             assert submit(allowed, key="third").attempt == 1
         assert head.submissions == 3
 
+    def test_what_a_new_attempt_would_need_is_not_needed_to_attach_or_to_collect(
+        self, store, head, submit, spec, monkeypatch
+    ):
+        monkeypatch.setenv("MY_PIN", "hunter22")
+        needing = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"secret_env": ("MY_PIN",)})})
+        first = submit(needing)
+        monkeypatch.delenv("MY_PIN")
+        upgraded = replace(head.endpoint, versions={"python": "3.11.0", "shoal": "99.0.0"})
+
+        assert submit(needing, at=upgraded).attempt == 1
+        assert credentials.take(key(first).submission_id).environment["MY_PIN"] == "hunter22"
+        run(store, head, first)
+        assert submit(needing, at=upgraded).attempt == 1
+        attempts.end(store, key(first), JobState.SUCCEEDED, 1.0, result=RESULT.document())
+        assert submit(needing, at=upgraded).wait(on_log=None) == RESULT
+
+        with pytest.raises(InvalidArgumentError, match=r"runs shoal 99\.0\.0"):
+            submit(needing, at=upgraded)
+        with pytest.raises(InvalidArgumentError, match="secret_env names MY_PIN"):
+            submit(needing)
+
     def test_an_engine_that_asks_again_finds_its_job(self, head, submit, spec):
         first, second = submit(spec), submit(spec)
 
