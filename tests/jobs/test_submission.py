@@ -211,6 +211,13 @@ class TestSubmit:
         assert (first.job_id, first.attempt) == (second.job_id, second.attempt)
         assert len(head.jobs) == 1
 
+    def test_an_engine_that_asks_again_from_another_mlflow_session_finds_its_job(self, submit, spec, monkeypatch):
+        tracked = spec.model_copy(update={"tracking": Tracking()})
+        first = submit(tracked)
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+
+        assert submit(tracked).job_id == first.job_id
+
     def test_a_person_who_asks_again_gets_another(self, head, submit, spec):
         assert submit(spec, holder="cli:me@here").job_id != submit(spec, holder="cli:me@here").job_id
 

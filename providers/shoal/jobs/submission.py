@@ -80,10 +80,10 @@ def submit(
     config = spec.run_config
     config = config.model_copy(update={"code": code.stored(config.code, config.artifact_location)})
     given = spec.model_copy(update={"run_config": config})
-    spec = given.completed(pool, os.environ)
-    spec = spec.model_copy(update={"fingerprint": fingerprint(spec)})
+    digest = fingerprint(given.identifying(pool, os.environ))
+    spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
     document, uris = credentials.hide(spec.document())
-    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)
+    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, digest, key)
     while True:
         endpoint = endpoint_of(pool)
         order = Order(
