@@ -23,6 +23,9 @@ def fingerprint(spec: AnySpec) -> str:
     # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. Tasks of
     # earlier versions of shoal did not set `skip_if_unchanged`. A retry of such a task therefore still finds its job.
     document["run_config"].pop("priority", None)
+    # The name of a code archive is the digest of its content. Its folder may be another one on another host.
+    if archives := document["run_config"].get("code"):
+        document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
     # These options do not change what the job computes.
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
