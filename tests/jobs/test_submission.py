@@ -31,7 +31,7 @@ from shoal.errors import (
 )
 from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.files import artifacts
+from shoal.jobs.files import artifacts, working_folder
 from shoal.jobs.files.logs import LogFollower, log_path
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobTimeoutError
@@ -842,6 +842,21 @@ class TestCancel:
         assert "was not staged by shoal: it is not removed" in caplog.text
         with pytest.raises(JobCancelledError):
             handle.wait(on_log=None)
+
+    def test_a_working_folder_that_cannot_be_removed_keeps_no_staged_data(self, submit, held, monkeypatch, caplog):
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
+        handle = held(submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y")))
+        folder = Path(str(connector.staging))
+        del connector
+
+        def refuse(submission_id: str) -> None:
+            raise PermissionError("not yours")
+
+        monkeypatch.setattr(working_folder, "discard", refuse)
+        assert handle.cancel()
+
+        assert not folder.exists()
+        assert "could not be removed: not yours" in caplog.text
 
     @pytest.mark.parametrize("mine", [True, False], ids=["its own folder", "a folder of others"])
     def test_half_written_files_are_removed_where_the_attempt_has_marked_the_folder(

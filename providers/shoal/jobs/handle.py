@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -713,15 +714,23 @@ class JobHandle:
         Errors are only logged, because the attempt's end is recorded already.
         """
         with act(JobStep.TIDY):
-            try:
+            with self._logged():
                 credentials.discard(self._key.submission_id)
+            with self._logged():
                 working_folder.discard(self._key.submission_id)
-                spec = parse_spec(job.spec)
-                staging.give_up(self._key, spec.staged())
-                results = artifacts.folder(self._key, spec.run_config.artifact_location)
+            with self._logged():
+                staging.give_up(self._key, parse_spec(job.spec).staged())
+            with self._logged():
+                results = artifacts.folder(self._key, parse_spec(job.spec).run_config.artifact_location)
                 artifacts.discard_unfinished(results, artifacts.claim_of(self._store, self._key))
-            except (ShoalError, OSError) as error:
-                log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Log an error that the `with` block raises while it removes files, instead of passing it on."""
+        try:
+            yield
+        except (ShoalError, OSError) as error:
+            log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
 
 
 def _progress(job: Job) -> Progress | None:
