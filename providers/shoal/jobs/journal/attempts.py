@@ -124,7 +124,7 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         last_polled_clock=stamps.stamp(now),
         submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
         priority=order.priority,
-        gang=order.gang,
+        gang=_gang(order.gang, uses_gpu),
         uses_gpu=uses_gpu,
         created_at=now,
     )
@@ -274,9 +274,16 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
     with transaction(store, JobStep.NOTE_GPU) as session:
         job = get(session, key)
         job.uses_gpu = choice if job.uses_gpu is None else job.uses_gpu
-        if job.gang:
-            job.gang = job.gang | {"gpus": int(job.uses_gpu)}
+        job.gang = _gang(job.gang, job.uses_gpu)
         return job.uses_gpu
+
+
+def _gang(gang: dict[str, Any] | None, uses_gpu: bool | None) -> dict[str, Any] | None:
+    """Return the group of workers with the number of GPUs per worker, as far as it is known whether the job uses GPUs.
+
+    A job that is known to use none then does not wait for them in the queue.
+    """
+    return gang if not gang or uses_gpu is None else gang | {"gpus": int(uses_gpu)}
 
 
 def end(
