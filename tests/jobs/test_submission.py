@@ -21,6 +21,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
+    DataError,
     InvalidArgumentError,
     JobCancelledError,
     JobError,
@@ -246,7 +247,10 @@ class TestSubmit:
 
     def test_a_result_of_a_later_version_is_read(self, store, submit, spec):
         champion = {"version": "1", "value": 2.0}
-        stored = RESULT.document() | {"champion": champion, "decision": {"reason": "better", "sentence": "It is."}}
+        stored = RESULT.model_dump(mode="json") | {
+            "champion": champion,
+            "decision": {"reason": "better", "sentence": "It is."},
+        }
         later = stored | {"new": 1, "champion": {**champion, "new": 1}, "decision": {**stored["decision"], "new": 1}}
         attempts.end(store, key(submit(spec)), JobState.SUCCEEDED, 1.0, result=later)
 
@@ -254,7 +258,9 @@ class TestSubmit:
 
     def test_a_result_that_cannot_be_read_is_not_collected(self, store, submit, spec):
         first = submit(spec)
-        attempts.end(store, key(first), JobState.SUCCEEDED, 1.0, result=RESULT.document() | {"rows": "many"})
+        attempts.end(
+            store, key(first), JobState.SUCCEEDED, 1.0, result=RESULT.model_dump(mode="json") | {"rows": "many"}
+        )
 
         with pytest.raises(ValueError, match="rows"):
             submit(spec).wait(on_log=None)
@@ -359,6 +365,23 @@ class TestSubmit:
         assert key(first) == key(second)
         assert staged_first.exists()
         assert not staged_second.exists()
+
+    @pytest.mark.parametrize("gone", [True, False], ids=["gone", "not writable"])
+    def test_staged_data_that_cannot_be_claimed_fail_the_attempt(self, store, head, submit, monkeypatch, gone):
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
+        config = RunConfig(job_id="nightly")
+        spec = JobSpec(dataset=connector.to_spec(), input_cols=("a",), label_col="y", run_config=config)
+        if gone:
+            (Path(str(connector.staging)) / MARKER).unlink()
+        else:
+            (Path(str(connector.staging)) / "_shoal_used_by.nightly-1").mkdir()
+
+        with pytest.raises(DataError, match="do not exist any more: stage them again" if gone else "Is a directory"):
+            submit(spec)
+
+        job = attempts.load(store, Key("nightly", 1))
+        assert (job.state, head.submissions) == (JobState.FAILED, 0)
+        assert "staged data" in str(job.error)
 
     def test_staged_data_outlive_the_jobs_of_their_connector(self, store, head, submit, held):
         connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0.0, 1.0]}))

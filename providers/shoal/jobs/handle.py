@@ -502,7 +502,7 @@ class JobHandle:
         if missing and job.admitted_at is None and self._submitter_is_gone(job):
             pid = job.submitter and job.submitter["pid"]
             why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit it again"
-            return self._end_pending(job, JobState.FAILED, why)
+            return self.end_pending(job, JobState.FAILED, why)
         if self._is_orphan(job, _ORPHAN_GRACE_S):
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
             return self._cancel(job, {job.state}, reason)
@@ -519,16 +519,22 @@ class JobHandle:
         """
         if self._is_orphan(job, 0.0):
             why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited for room"
-            return self._end_pending(job, JobState.CANCELLED, why)
+            return self.end_pending(job, JobState.CANCELLED, why)
         if self._has_waited_too_long(job):
             why = f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
-            return self._end_pending(job, JobState.FAILED, why)
+            return self.end_pending(job, JobState.FAILED, why)
         if find_head(self._store, job.pool, self._endpoint_of) is Silence.POOL_GONE:
-            return self._end_pending(job, JobState.FAILED, f'pool "{job.pool}" went down while the job was waiting')
+            return self.end_pending(job, JobState.FAILED, f'pool "{job.pool}" went down while the job was waiting')
         return False
 
-    def _end_pending(self, job: Job, state: JobState, why: str) -> bool:
-        """Record the end of an attempt that has no driver yet; return False if a driver has started meanwhile."""
+    def end_pending(self, job: Job, state: JobState, why: str) -> bool:
+        """Record the end of an attempt that has no driver yet; return False if a driver has started meanwhile.
+
+        Args:
+            job: The attempt's row.
+            state: Final state of the attempt.
+            why: Stored as the attempt's error.
+        """
         if not attempts.end(self._store, self._key, state, self._clock(), seen={JobState.PENDING}, error=why):
             return False
         self._tidy(job)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
+from shoal.errors import DataError, InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import credentials, ids
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
@@ -26,6 +26,7 @@ from shoal.pool.journal import rows
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
+from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
@@ -70,6 +71,7 @@ def submit(
         InvalidArgumentError: A job of this id is pending or running with another spec; or a path in `code` does not
             exist. Only for a new attempt: a database connection or a secret variable is not known, the pool runs
             another version of Python or shoal, or the pool cannot reach the file of this process's MLflow.
+        DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
     holder = storable(holder or python_holder())
@@ -117,7 +119,7 @@ def submit(
         # If the job was submitted before, its attempt uses the data that were staged for that submission. The data that
         # were staged for this submission are then not used, so the attempt does not claim them.
         if job.state is JobState.PENDING:
-            staging.claim(Key(job.id, job.attempt), spec.staged() & parse_spec(job.spec).staged())
+            _claim(handle, job, spec.staged() & parse_spec(job.spec).staged())
         if _is_usable(handle, job, order):
             return handle
         # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
@@ -164,6 +166,21 @@ def _check_tracking(given: AnyJobSpec, completed: AnyJobSpec, pool: str, store: 
                 f'MLflow writes to the file {tracking.uri} on this machine, which the nodes of pool "{pool}" cannot '
                 "reach: set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing"
             )
+
+
+def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
+    """Note in directories of staged data that the attempt uses them; if that fails, record the attempt as failed.
+
+    Raises:
+        DataError: The staged data do not exist any more, or their directory cannot be written to.
+    """
+    try:
+        staging.claim(Key(job.id, job.attempt), locations)
+    except Exception as error:  # Each kind of storage raises other exceptions, so all types are caught.
+        why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
+        # If another process has started the attempt meanwhile, that process has claimed the data.
+        if handle.end_pending(job, JobState.FAILED, why):
+            raise DataError(why) from error
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
