@@ -52,6 +52,7 @@ def test_every_attempt_of_a_job_uses_the_device_of_the_first(store):
 
     again = asked(store, 2.0, gang={"workers": 1, "cpus": 1, "gpus": -1})
 
+    assert again.gang == {"workers": 1, "cpus": 1, "gpus": 1}  # known in the queue, before the driver starts
     assert attempts.keep_gpu_choice(store, Key("job", again.attempt), False) is True
     assert attempts.load(store, Key("job", again.attempt)).gang == {"workers": 1, "cpus": 1, "gpus": 1}
     attempts.end(store, Key("job", again.attempt), JobState.FAILED, 3.0, error="why")

@@ -30,7 +30,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeat
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.files import artifacts, queries
+from shoal.jobs.files import artifacts, queries, working_folder
 from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
@@ -513,9 +513,11 @@ class TestResultComesFirst:
 
     def test_a_staging_folder_that_cannot_be_removed(self, store, spec, monkeypatch):
         spec, folder = staged(spec)
+        work: list[set[str]] = []
 
         def train(request: TrainRequest, **more: object) -> TrainResult:
             trained = plain_xgboost(request, **more)
+            work.append(working_folder.left())
             (folder / staged_data.MARKER).unlink()
             return trained
 
@@ -526,6 +528,7 @@ class TestResultComesFirst:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         assert "was not staged by shoal" in log()
         assert folder.exists()
+        assert (work, working_folder.left()) == ([{KEY.submission_id}], set())
 
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow

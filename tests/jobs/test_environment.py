@@ -295,3 +295,8 @@ def test_the_fingerprint_counts_the_new_options():
     plain = fingerprint(JobSpec.parse(fields))
     assert fingerprint(JobSpec.parse({**fields, "run_config": {"packages": []}})) == plain
     assert fingerprint(JobSpec.parse({**fields, "run_config": {"packages": ["einops"]}})) != plain
+    here, moved, changed = (
+        fingerprint(JobSpec.parse({**fields, "run_config": {"code": [f"{home}/jobs/_code/{digest * 64}"]}}))
+        for home, digest in [("/a", "0"), ("/b", "0"), ("/a", "1")]
+    )
+    assert here == moved and len({here, changed, plain}) == 3

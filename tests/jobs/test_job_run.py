@@ -15,7 +15,6 @@ import pytest
 
 from shoal.data.gang_position import GangPosition
 from shoal.jobs import Tracking
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.mlflow.tracking import Run, artifacts_of
 from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.training.context import GangContext
@@ -211,16 +210,16 @@ class TestCaller:
         import mlflow
 
         spec = FunctionJobSpec(train_func="a:b")
-        alone = spec.completed("p", os.environ)
+        alone, identity = spec.completed("p", os.environ), spec.identifying("p", {})
         assert (alone.tracking.uri, alone.tracking.experiment_id, alone.tracking.parent_run_id) == (None, None, None)
         experiment = mlflow.set_experiment("mine")
         chosen = spec.completed("p", os.environ)
         with mlflow.start_run() as parent:
             nested = spec.completed("p", os.environ)
+            assert spec.identifying("p", {}) == identity == alone
         assert nested.tracking.uri == chosen.tracking.uri == f"sqlite:///{session}/mlflow.db"
         assert nested.tracking.experiment_id == chosen.tracking.experiment_id == experiment.experiment_id
         assert (chosen.tracking.parent_run_id, nested.tracking.parent_run_id) == (None, parent.info.run_id)
-        assert fingerprint(nested) == fingerprint(chosen) != fingerprint(alone)
         assert FunctionJobSpec.parse(nested.document()) == nested
 
         run = Run.begin(nested.tracking, name="job-1", tags={})

@@ -116,14 +116,19 @@ def test_fingerprints_are_those_of_the_versions_before():
         "params": {"objective": "reg:squarederror", "eta": 0.1, "names": ["ä", None, True]},
         "eval_set": {"eval": {"paths": ["/data/eval"]}},
     }
-    asked = fingerprint(JobSpec.parse(fields).completed("retrain", {}))
+    session = {"MLFLOW_EXPERIMENT_NAME": "mine", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "true"}
+    asked = fingerprint(JobSpec.parse(fields).identifying("retrain", session))
     assert asked == "32671c0ca63003309e6b01b4638bb688c3b042d58e705560ccf5a129576f2f9a"
     assert job_id("xgboost", "airflow:d/r", asked, "task/-1") == "xgboost-44426d8f76ec"
 
-    odd = fingerprint(JobSpec.parse(TRAIN | {"params": {"missing": float("nan")}}).completed("retrain", {}))
+    session |= {"MLFLOW_TRACKING_URI": "http://tracking:5000", "MLFLOW_EXPERIMENT_ID": "5"}
+    tracked = fingerprint(JobSpec.parse(fields).identifying("retrain", session))
+    assert tracked == "ee86378af53d94f1e7659d9971064dfb01c6d1a68e262385f54d90abd92a41ec"
+
+    odd = fingerprint(JobSpec.parse(TRAIN | {"params": {"missing": float("nan")}}).identifying("retrain", {}))
     assert job_id("xgboost", "airflow:d/r", odd, "task/-1") == "xgboost-cfe0294bbc39"
 
-    function = FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3}).completed("retrain", {})
+    function = FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3}).identifying("retrain", {})
     assert job_id("pytorch", "airflow:d/r", fingerprint(function), "task/-1") == "pytorch-9e696d35c9c4"
 
 

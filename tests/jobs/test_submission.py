@@ -21,6 +21,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
+    DataError,
     InvalidArgumentError,
     JobCancelledError,
     JobError,
@@ -31,13 +32,14 @@ from shoal.errors import (
 )
 from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.files import artifacts
+from shoal.jobs.files import artifacts, working_folder
 from shoal.jobs.files.logs import LogFollower, log_path
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.lost_attempts import HEAD_PATIENCE_S
+from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
@@ -183,11 +185,39 @@ class TestSubmit:
             assert submit(allowed, key="third").attempt == 1
         assert head.submissions == 3
 
+    def test_what_a_new_attempt_would_need_is_not_needed_to_attach_or_to_collect(
+        self, store, head, submit, spec, monkeypatch
+    ):
+        monkeypatch.setenv("MY_PIN", "hunter22")
+        needing = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"secret_env": ("MY_PIN",)})})
+        first = submit(needing)
+        monkeypatch.delenv("MY_PIN")
+        upgraded = replace(head.endpoint, versions={"python": "3.11.0", "shoal": "99.0.0"})
+
+        assert submit(needing, at=upgraded).attempt == 1
+        assert credentials.take(key(first).submission_id).environment["MY_PIN"] == "hunter22"
+        run(store, head, first)
+        assert submit(needing, at=upgraded).attempt == 1
+        attempts.end(store, key(first), JobState.SUCCEEDED, 1.0, result=RESULT.document())
+        assert submit(needing, at=upgraded).wait(on_log=None) == RESULT
+
+        with pytest.raises(InvalidArgumentError, match=r"runs shoal 99\.0\.0"):
+            submit(needing, at=upgraded)
+        with pytest.raises(InvalidArgumentError, match="secret_env names MY_PIN"):
+            submit(needing)
+
     def test_an_engine_that_asks_again_finds_its_job(self, head, submit, spec):
         first, second = submit(spec), submit(spec)
 
         assert (first.job_id, first.attempt) == (second.job_id, second.attempt)
         assert len(head.jobs) == 1
+
+    def test_an_engine_that_asks_again_from_another_mlflow_session_finds_its_job(self, submit, spec, monkeypatch):
+        tracked = spec.model_copy(update={"tracking": Tracking()})
+        first = submit(tracked)
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+
+        assert submit(tracked).job_id == first.job_id
 
     def test_a_person_who_asks_again_gets_another(self, head, submit, spec):
         assert submit(spec, holder="cli:me@here").job_id != submit(spec, holder="cli:me@here").job_id
@@ -214,6 +244,34 @@ class TestSubmit:
         assert submit(spec).wait() == RESULT
         assert head.submissions == 1
         assert submit(spec).attempt == 2
+
+    def test_a_result_of_a_later_version_is_read(self, store, submit, spec):
+        champion = {"version": "1", "value": 2.0}
+        stored = RESULT.model_dump(mode="json") | {
+            "champion": champion,
+            "decision": {"reason": "better", "sentence": "It is."},
+        }
+        later = stored | {"new": 1, "champion": {**champion, "new": 1}, "decision": {**stored["decision"], "new": 1}}
+        attempts.end(store, key(submit(spec)), JobState.SUCCEEDED, 1.0, result=later)
+
+        assert submit(spec).wait(on_log=None) == JobResult.model_validate(stored)
+
+    def test_a_result_that_cannot_be_read_is_not_collected(self, store, submit, spec):
+        first = submit(spec)
+        attempts.end(
+            store, key(first), JobState.SUCCEEDED, 1.0, result=RESULT.model_dump(mode="json") | {"rows": "many"}
+        )
+
+        with pytest.raises(ValueError, match="rows"):
+            submit(spec).wait(on_log=None)
+
+        assert row(store, first).collected_at is None
+
+    def test_a_stored_result_has_no_field_that_an_earlier_version_does_not_read(self):
+        usage = [{"cpu": 1.0}]
+
+        assert "peak_usage_per_worker" not in RESULT.document()
+        assert result_of(peak_usage_per_worker=usage).document()["peak_usage_per_worker"] == usage
 
     def test_a_result_is_returned_again_if_its_reader_is_killed_while_the_driver_cleans_up(
         self, store, submit, held, spec, clock
@@ -307,6 +365,23 @@ class TestSubmit:
         assert key(first) == key(second)
         assert staged_first.exists()
         assert not staged_second.exists()
+
+    @pytest.mark.parametrize("gone", [True, False], ids=["gone", "not writable"])
+    def test_staged_data_that_cannot_be_claimed_fail_the_attempt(self, store, head, submit, monkeypatch, gone):
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
+        config = RunConfig(job_id="nightly")
+        spec = JobSpec(dataset=connector.to_spec(), input_cols=("a",), label_col="y", run_config=config)
+        if gone:
+            (Path(str(connector.staging)) / MARKER).unlink()
+        else:
+            (Path(str(connector.staging)) / "_shoal_used_by.nightly-1").mkdir()
+
+        with pytest.raises(DataError, match="do not exist any more: stage them again" if gone else "Is a directory"):
+            submit(spec)
+
+        job = attempts.load(store, Key("nightly", 1))
+        assert (job.state, head.submissions) == (JobState.FAILED, 0)
+        assert "staged data" in str(job.error)
 
     def test_staged_data_outlive_the_jobs_of_their_connector(self, store, head, submit, held):
         connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0.0, 1.0]}))
@@ -804,6 +879,21 @@ class TestCancel:
         assert "was not staged by shoal: it is not removed" in caplog.text
         with pytest.raises(JobCancelledError):
             handle.wait(on_log=None)
+
+    def test_a_working_folder_that_cannot_be_removed_keeps_no_staged_data(self, submit, held, monkeypatch, caplog):
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0.0]}))
+        handle = held(submit(JobSpec(dataset=connector, input_cols=("a",), label_col="y")))
+        folder = Path(str(connector.staging))
+        del connector
+
+        def refuse(submission_id: str) -> None:
+            raise PermissionError("not yours")
+
+        monkeypatch.setattr(working_folder, "discard", refuse)
+        assert handle.cancel()
+
+        assert not folder.exists()
+        assert "could not be removed: not yours" in caplog.text
 
     @pytest.mark.parametrize("mine", [True, False], ids=["its own folder", "a folder of others"])
     def test_half_written_files_are_removed_where_the_attempt_has_marked_the_folder(

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.jobs.driver.function import _Sender
 from shoal.training.host.usage import Meter, measured
-from shoal.training.mlflow.node_metrics import Collectors
+from shoal.training.mlflow.node_metrics import Collectors, NodeMetrics
 
 
 def test_a_short_block_is_measured_once_and_its_error_goes_on() -> None:
@@ -105,3 +105,17 @@ def test_a_node_is_measured_with_mlflows_names() -> None:
     values = Collectors().measure()
     assert values.keys() >= {"cpu_utilization_percentage", "system_memory_usage_megabytes", "disk_usage_percentage"}
     assert values["system_memory_usage_megabytes"] > 10
+
+
+def test_node_metrics_end_without_an_error_after_ray_was_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def killed(actor: object) -> None:
+        raise RuntimeError("Ray has not been started yet")
+
+    actor_class = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=SimpleNamespace))
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: actor_class)
+    monkeypatch.setattr(ray, "kill", killed)
+    monkeypatch.setattr(NodeMetrics, "_collect", lambda self: None)
+
+    NodeMetrics({"a" * 56: "node-a", "b" * 56: "node-b"}, lambda name, values: None).close()

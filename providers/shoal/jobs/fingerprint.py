@@ -13,6 +13,9 @@ def fingerprint(spec: AnySpec) -> str:
     The digest depends on the content of staged data, but not on their folder: a task that runs again writes its
     DataFrame into another folder, and must still find its job.
 
+    Args:
+        spec: Spec as `AnySpec.identifying` returns it.
+
     Raises:
         DataError: Staged data are gone, because a job that used them has ended and removed them.
     """
@@ -20,8 +23,10 @@ def fingerprint(spec: AnySpec) -> str:
     # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. Tasks of
     # earlier versions of shoal did not set `skip_if_unchanged`. A retry of such a task therefore still finds its job.
     document["run_config"].pop("priority", None)
-    # These options may come from the caller's MLflow session. When the same job is submitted again, that session may be
-    # another one, with another active run. So these options do not count.
+    # The name of a code archive is the digest of its content. Its folder may be another one on another host.
+    if archives := document["run_config"].get("code"):
+        document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
+    # These options do not change what the job computes.
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)

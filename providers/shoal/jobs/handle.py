@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -501,7 +502,7 @@ class JobHandle:
         if missing and job.admitted_at is None and self._submitter_is_gone(job):
             pid = job.submitter and job.submitter["pid"]
             why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit it again"
-            return self._end_pending(job, JobState.FAILED, why)
+            return self.end_pending(job, JobState.FAILED, why)
         if self._is_orphan(job, _ORPHAN_GRACE_S):
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
             return self._cancel(job, {job.state}, reason)
@@ -518,16 +519,22 @@ class JobHandle:
         """
         if self._is_orphan(job, 0.0):
             why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited for room"
-            return self._end_pending(job, JobState.CANCELLED, why)
+            return self.end_pending(job, JobState.CANCELLED, why)
         if self._has_waited_too_long(job):
             why = f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
-            return self._end_pending(job, JobState.FAILED, why)
+            return self.end_pending(job, JobState.FAILED, why)
         if find_head(self._store, job.pool, self._endpoint_of) is Silence.POOL_GONE:
-            return self._end_pending(job, JobState.FAILED, f'pool "{job.pool}" went down while the job was waiting')
+            return self.end_pending(job, JobState.FAILED, f'pool "{job.pool}" went down while the job was waiting')
         return False
 
-    def _end_pending(self, job: Job, state: JobState, why: str) -> bool:
-        """Record the end of an attempt that has no driver yet; return False if a driver has started meanwhile."""
+    def end_pending(self, job: Job, state: JobState, why: str) -> bool:
+        """Record the end of an attempt that has no driver yet; return False if a driver has started meanwhile.
+
+        Args:
+            job: The attempt's row.
+            state: Final state of the attempt.
+            why: Stored as the attempt's error.
+        """
         if not attempts.end(self._store, self._key, state, self._clock(), seen={JobState.PENDING}, error=why):
             return False
         self._tidy(job)
@@ -661,10 +668,11 @@ class JobHandle:
         if job.state is JobState.FAILED:
             raise JobFailedError(f"{what} failed: {job.error}")
         self._await_clean_up(job)
-        # The last step marks the result as collected. If this process is killed before that, the result is still found
-        # when the same job is submitted again.
+        result = JobResult.model_validate(job.result)
+        # The last step marks the result as collected. If this process cannot read the result, or is killed before that,
+        # the result is still found when the same job is submitted again.
         attempts.collect(self._store, self._key, self._clock())
-        return JobResult.model_validate(job.result)
+        return result
 
     def _await_clean_up(self, job: Job) -> None:
         """Wait until the job's driver has ended the MLflow run and exited, if the driver runs on this host.
@@ -712,15 +720,23 @@ class JobHandle:
         Errors are only logged, because the attempt's end is recorded already.
         """
         with act(JobStep.TIDY):
-            try:
+            with self._logged():
                 credentials.discard(self._key.submission_id)
+            with self._logged():
                 working_folder.discard(self._key.submission_id)
-                spec = parse_spec(job.spec)
-                staging.give_up(self._key, spec.staged())
-                results = artifacts.folder(self._key, spec.run_config.artifact_location)
+            with self._logged():
+                staging.give_up(self._key, parse_spec(job.spec).staged())
+            with self._logged():
+                results = artifacts.folder(self._key, parse_spec(job.spec).run_config.artifact_location)
                 artifacts.discard_unfinished(results, artifacts.claim_of(self._store, self._key))
-            except (ShoalError, OSError) as error:
-                log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Log an error that the `with` block raises while it removes files, instead of passing it on."""
+        try:
+            yield
+        except (ShoalError, OSError) as error:
+            log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
 
 
 def _progress(job: Job) -> Progress | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import from_json, to_json
 
 from shoal.redaction import redact_value
-from shoal.settings import Settings
+from shoal.settings import Settings, without_defaults
 
 Reason = Literal[
     "first",
@@ -32,7 +32,18 @@ DATA_TAGS = "shoal.data_"
 """Begin of the names of a registered version's tags that describe its training rows."""
 
 
-class PlainResult(Settings):
+_NEWER = ("peak_usage_per_worker",)
+"""Fields that results of earlier versions of shoal do not have."""
+
+
+class _Stored(Settings):
+    """Base class of results and their parts. Unknown fields are ignored, because a later version of shoal may have
+    stored the result."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class PlainResult(_Stored):
     """Base class of results that can be converted to plain data for an XCom."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,14 +56,14 @@ class PlainResult(Settings):
         return plain
 
 
-class ChampionResult(Settings):
+class ChampionResult(_Stored):
     """The champion (the registered version with the alias) with which the newly trained model was compared."""
 
     version: str = Field(description="Version number of the champion in MLflow's registry.")
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
 
 
-class RecentVersion(Settings):
+class RecentVersion(_Stored):
     """A version of the model that was registered before the version that this job has trained."""
 
     version: str = Field(description="Version number in MLflow's registry.")
@@ -63,14 +74,14 @@ class RecentVersion(Settings):
     promoted: bool = Field(description="Whether the version became the champion.")
 
 
-class DecisionResult(Settings):
+class DecisionResult(_Stored):
     """The reason why the newly trained model was promoted to champion, or why it was not."""
 
     reason: Reason = Field(description="Name of the rule that decided.")
     sentence: str = Field(description="Explanation of the decision in one sentence, for people.")
 
 
-class DataResult(Settings):
+class DataResult(_Stored):
     """Description of the rows that a model was trained on."""
 
     rows: int = Field(description="Number of rows that the model was trained on.")
@@ -170,6 +181,11 @@ class JobResult(PlainResult):
         description="Reason why the job trained no model: rows and settings are those of the newest registered "
         "version, which `model_version` and `model_uri` name. None: the job was not skipped.",
     )
+
+    def document(self) -> dict[str, Any]:
+        """Return the result as plain data for the store. Fields that earlier versions of shoal do not have are left out
+        if they have their default values, so that processes of these versions can read the result."""
+        return without_defaults(self, self.model_dump(mode="json"), _NEWER)
 
     @field_validator("model_path", "model_uri", "results_path", "output_path")
     @classmethod

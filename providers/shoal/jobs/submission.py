@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from shoal.errors import InvalidArgumentError, JobNotFoundError, shown
+from shoal.errors import DataError, InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import credentials, ids
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
@@ -26,6 +26,7 @@ from shoal.pool.journal import rows
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
+from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
@@ -67,8 +68,10 @@ def submit(
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
-        InvalidArgumentError: A job of this id is pending or running with another spec; a database connection, a secret
-            variable or a path in `code` is not known; or the pool runs another version of Python or shoal.
+        InvalidArgumentError: A job of this id is pending or running with another spec; or a path in `code` does not
+            exist. Only for a new attempt: a database connection or a secret variable is not known, the pool runs
+            another version of Python or shoal, or the pool cannot reach the file of this process's MLflow.
+        DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
     holder = storable(holder or python_holder())
@@ -76,17 +79,13 @@ def submit(
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
     library = spec.framework if returns_model else None
-    versions.check(pool, endpoint_of(pool).versions, library)
     config = spec.run_config
-    hidden = credentials.secrets_of(config.secret_env, os.environ)
     config = config.model_copy(update={"code": code.stored(config.code, config.artifact_location)})
-    spec = _completed(spec.model_copy(update={"run_config": config}), pool, store)
-    spec = spec.model_copy(update={"fingerprint": fingerprint(spec)})
+    given = spec.model_copy(update={"run_config": config})
+    digest = fingerprint(given.identifying(pool, os.environ))
+    spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
     document, uris = credentials.hide(spec.document())
-    named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
-    databases = credentials.connections(named, os.environ, connection_url)
-    secrets = Secrets({**credentials.from_environment(os.environ), **databases, **hidden}, uris, frozenset(hidden))
-    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)
+    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, digest, key)
     while True:
         endpoint = endpoint_of(pool)
         order = Order(
@@ -99,7 +98,16 @@ def submit(
             spec.run_config.priority,
             Gang.of(spec).to_json(),
         )
-        job = attempts.ask(store, order, clock())
+        secrets: Secrets | None = None
+        refusal: InvalidArgumentError | None = None
+        try:
+            versions.check(pool, endpoint.versions, library)
+            _check_tracking(given, spec, pool, store)
+            secrets = _secrets(spec, uris, connection_url)
+        except InvalidArgumentError as error:
+            # Only a new attempt is refused. A job that was submitted before has its credentials already.
+            refusal = error
+        job = attempts.ask(store, order, clock(), refusal)
         handle = JobHandle(
             store,
             job,
@@ -111,25 +119,46 @@ def submit(
         # If the job was submitted before, its attempt uses the data that were staged for that submission. The data that
         # were staged for this submission are then not used, so the attempt does not claim them.
         if job.state is JobState.PENDING:
-            staging.claim(Key(job.id, job.attempt), spec.staged() & parse_spec(job.spec).staged())
+            _claim(handle, job, spec.staged() & parse_spec(job.spec).staged())
         if _is_usable(handle, job, order):
             return handle
         # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
 
 
-def _completed(spec: AnyJobSpec, pool: str, store: Store) -> AnyJobSpec:
-    """Return a copy of the spec with the pool's name. MLflow options that the spec does not set get the values of this
-    process's MLflow session.
+def _secrets(spec: AnyJobSpec, uris: dict[str, str], connection_url: Callable[[str], str | None] | None) -> Secrets:
+    """Return the credentials for the driver of a job.
+
+    Args:
+        spec: Spec of the job.
+        uris: The spec's URIs with credentials, by their places in the spec.
+        connection_url: Finds the URL of a database connection by its name.
+
+    Raises:
+        InvalidArgumentError: A database connection or a secret variable is not known.
+    """
+    hidden = credentials.secrets_of(spec.run_config.secret_env, os.environ)
+    named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
+    databases = credentials.connections(named, os.environ, connection_url)
+    return Secrets({**credentials.from_environment(os.environ), **databases, **hidden}, uris, frozenset(hidden))
+
+
+def _check_tracking(given: AnyJobSpec, completed: AnyJobSpec, pool: str, store: Store) -> None:
+    """Refuse a job whose MLflow run would be recorded in a local file of this machine.
+
+    Args:
+        given: The spec as the caller has given it.
+        completed: The spec with the values of this process's MLflow session.
+        pool: Name of the pool.
+        store: Store that has the pool's row.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         InvalidArgumentError: The MLflow of this process writes to a local file, which the pool's nodes cannot reach.
     """
-    completed = spec.completed(pool, os.environ)
-    given, tracking = spec.tracking, completed.tracking
+    asked, tracking = given.tracking, completed.tracking
     # If the spec itself names a file for MLflow, the file may be in a folder that all nodes share. So the URI is
     # checked only if it comes from the MLflow session of this process.
-    if given and given.uri is None and tracking and tracking.uri and tracking.uri.startswith(SQLITE):
+    if asked and asked.uri is None and tracking and tracking.uri and tracking.uri.startswith(SQLITE):
         with store.reading() as session:
             backend = PoolSpec.model_validate(rows.load(session, pool, lock=False).pool.spec).backend
         if not BACKENDS[backend]().bound_to_host:
@@ -137,7 +166,21 @@ def _completed(spec: AnyJobSpec, pool: str, store: Store) -> AnyJobSpec:
                 f'MLflow writes to the file {tracking.uri} on this machine, which the nodes of pool "{pool}" cannot '
                 "reach: set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing"
             )
-    return completed
+
+
+def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
+    """Note in directories of staged data that the attempt uses them; if that fails, record the attempt as failed.
+
+    Raises:
+        DataError: The staged data do not exist any more, or their directory cannot be written to.
+    """
+    try:
+        staging.claim(Key(job.id, job.attempt), locations)
+    except Exception as error:  # Each kind of storage raises other exceptions, so all types are caught.
+        why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
+        # If another process has started the attempt meanwhile, that process has claimed the data.
+        if handle.end_pending(job, JobState.FAILED, why):
+            raise DataError(why) from error
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:

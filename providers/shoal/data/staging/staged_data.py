@@ -102,8 +102,16 @@ def claim(location: str, user: str) -> None:
     Args:
         location: Directory or URI that :func:`staged` created.
         user: Id under which the attempt of the job is submitted.
+
+    Raises:
+        DataError: If the directory was removed.
     """
+    from pyarrow.fs import FileType
+
     filesystem, inner = resolve(normalise(location))
+    # Object stores have no directories. There, the claim alone would make a directory that is never removed.
+    if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
+        raise DataError(f"the staged data in {location} do not exist any more: stage them again")
     with filesystem.open_output_stream(f"{inner}/{_USED_BY}{user}"):
         pass
 

@@ -107,10 +107,13 @@ class Driver:
         # the end of the attempt from being stored. The process ends by itself soon after that.
         self._watchdog.stop()
         stored = self._store_end(end)
-        with _logged("staged data and the working folder could not be removed"), act(JobStep.TIDY):
-            staging.discard(queries.locations(self._spec, self._key).values())
-            staging.give_up(self._key, self._spec.staged())
-            working_folder.discard(self._key.submission_id)
+        with act(JobStep.TIDY):
+            with _logged("the rows of SQL queries could not be removed"):
+                staging.discard(queries.locations(self._spec, self._key).values())
+            with _logged("staged data could not be removed"):
+                staging.give_up(self._key, self._spec.staged())
+            with _logged("the working folder could not be removed"):
+                working_folder.discard(self._key.submission_id)
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
@@ -173,7 +176,7 @@ class Driver:
             False if another process has recorded another end already, or if the row cannot be written.
         """
         error = None if end.error is None else self._secrets.redact(end.error)
-        result = None if end.result is None else end.result.model_dump(mode="json")
+        result = None if end.result is None else end.result.document()
         if error is not None:
             print(f"{end.state.value}: {error}", flush=True)
 

@@ -56,7 +56,7 @@ class Key:
         return ids.submission_id(self.job_id, self.attempt)
 
 
-def ask(store: Store, order: Order, now: float) -> Job:
+def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | None = None) -> Job:
     """Return the row of the job's newest attempt if `submit` can attach to it; else add and return a new attempt's row.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
@@ -66,9 +66,10 @@ def ask(store: Store, order: Order, now: float) -> Job:
         store: Store that has the rows.
         order: The fields of the new attempt's row.
         now: Seconds since the epoch.
+        refusal: Error to raise if a new attempt is needed. None: a new attempt is allowed.
 
     Raises:
-        InvalidArgumentError: The newest attempt is pending or running, and has another fingerprint.
+        InvalidArgumentError: The newest attempt is pending or running, and has another fingerprint; or `refusal`.
     """
     while True:
         with store.reading(snapshot=False) as session:
@@ -83,6 +84,8 @@ def ask(store: Store, order: Order, now: float) -> Job:
             found = _poll_active(store, Key(newest.id, newest.attempt), now)
         elif newest is not None and same and newest.state is JobState.SUCCEEDED and newest.collected_at is None:
             found = newest
+        elif refusal is not None:
+            raise refusal
         else:
             uses_gpu = newest.uses_gpu if newest and same else None
             found = _add(store, order, newest.attempt + 1 if newest else 1, uses_gpu, now)
@@ -121,7 +124,7 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         last_polled_clock=stamps.stamp(now),
         submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
         priority=order.priority,
-        gang=order.gang,
+        gang=_gang(order.gang, uses_gpu),
         uses_gpu=uses_gpu,
         created_at=now,
     )
@@ -271,9 +274,16 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
     with transaction(store, JobStep.NOTE_GPU) as session:
         job = get(session, key)
         job.uses_gpu = choice if job.uses_gpu is None else job.uses_gpu
-        if job.gang:
-            job.gang = job.gang | {"gpus": int(job.uses_gpu)}
+        job.gang = _gang(job.gang, job.uses_gpu)
         return job.uses_gpu
+
+
+def _gang(gang: dict[str, Any] | None, uses_gpu: bool | None) -> dict[str, Any] | None:
+    """Return the group of workers with the number of GPUs per worker, as far as it is known whether the job uses GPUs.
+
+    A job that is known to use none then does not wait for them in the queue.
+    """
+    return gang if not gang or uses_gpu is None else gang | {"gpus": int(uses_gpu)}
 
 
 def end(

@@ -117,10 +117,25 @@ class AnySpec(Settings, ABC):
             pool: Name of the pool that the job is submitted to.
             environment: Environment variables of the submitter, such as MLFLOW_TRACKING_URI.
         """
+        return self._completed(pool, Caller.of(environment))
+
+    def identifying(self, pool: str, environment: Mapping[str, str]) -> Self:
+        """Return a copy of the spec from which the fingerprint is computed. It differs from the result of `completed`
+        in that only MLFLOW_TRACKING_URI is taken over from the MLflow session.
+
+        The rest of the session may be another one when the same job is submitted again, in another process.
+
+        Args:
+            pool: Name of the pool that the job is submitted to.
+            environment: Environment variables of the submitter.
+        """
+        return self._completed(pool, Caller(environment.get("MLFLOW_TRACKING_URI") or None))
+
+    def _completed(self, pool: str, caller: Caller) -> Self:
         spec = self.on_pool(pool).with_datasets(DatasetSpec.located)
         if spec.tracking is None:
             return spec
-        return spec.model_copy(update={"tracking": spec.tracking.completed(Caller.of(environment))})
+        return spec.model_copy(update={"tracking": spec.tracking.completed(caller)})
 
     def on_pool(self, name: str) -> Self:
         """Return a copy of the spec whose job runs on the pool of the given name."""

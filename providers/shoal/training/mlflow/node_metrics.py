@@ -6,6 +6,7 @@ apart from the workers, which do not import MLflow for this.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -78,7 +79,9 @@ class NodeMetrics:
 
         self._ended.set()
         for actor in self._actors.values():
-            ray.kill(actor)
+            # If Ray was shut down already, the actor has ended with it.
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
         self._thread.join(_END_SECONDS)
 
     def _collect(self) -> None:
