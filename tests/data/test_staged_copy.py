@@ -110,3 +110,15 @@ def test_files_that_somebody_else_has_removed_disturb_nothing(tmp_path: Path, ca
     assert staged_data.discard(str(connector.staging))
     del connector
     assert caplog.text == ""
+
+
+def test_a_spec_that_was_only_written_as_json_may_be_submitted_by_another_process_later(tmp_path: Path) -> None:
+    """As where one Airflow task returns the spec, and the next one trains."""
+    connector = DataConnector.from_dataframe(TABLE, staging_location=tmp_path)
+    location = str(connector.staging)
+    assert location in connector.to_spec().model_dump_json()
+    del connector
+    assert staged_data.is_held(location, unknown=True)
+    staged_data.claim(location, "one-1")
+    staged_data.unclaim(location, "one-1")
+    assert staged_data.discard_unused(location)

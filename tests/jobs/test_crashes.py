@@ -226,7 +226,7 @@ CASES = {
         tried=(NOTE_RUN, *PROMOTING, END),
     ),
     "beating": Case(Stage.running, (BEAT,), ("written beat",)),
-    "collecting": Case(Stage.succeeded, (ASK, COLLECT), ("written collect",), tried=(COLLECT,)),
+    "collecting": Case(Stage.succeeded, (COLLECT,), ("written collect",), tried=(COLLECT,)),
     "cancelling": Case(Stage.submitted, (END, STOP, TIDY), ("written end", "after end", "before tidy")),
     "sweeping": Case(Stage.lost, (END, TIDY), ("after end",)),
 }

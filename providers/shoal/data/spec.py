@@ -136,6 +136,8 @@ class DatasetSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        if self._staged_copy is not None:
+            self._staged_copy.written()
         return without_defaults(self, write(self), _NEWER)
 
 

@@ -76,6 +76,9 @@ def submit(
     """
     holder = storable(holder or python_holder())
     store = Store()
+    for dataset in spec.datasets():
+        if dataset.staged_copy is not None:
+            dataset.staged_copy.submitted()
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, spec.run_config.pool_name)
     library = spec.framework if returns_model else None

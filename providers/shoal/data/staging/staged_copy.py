@@ -7,18 +7,21 @@ import os
 import weakref
 from typing import Any, Self
 
-from shoal.data.staging.staged_data import discard, release
+from shoal.data.staging.staged_data import discard, hand_over, release
 
 log = logging.getLogger(__name__)
 
 _kept: list[StagedCopy] = []
+
+_WRITTEN, _SUBMITTED = "written as JSON", "submitted"
 
 
 class StagedCopy:
     """A staged copy of data that this process holds.
 
     The sources of connectors and the specs of datasets refer to this object. When the last of them is gone, at the
-    latest when the process exits, the copy is removed. If a job uses it then, the end of the job removes it.
+    latest when the process exits, the copy is removed. If a job uses it then, the end of the job removes it. If a spec
+    was only written as JSON, another process may submit it later, so the copy stays until a job has used it.
 
     Args:
         location: Directory or URI of the copy.
@@ -26,7 +29,8 @@ class StagedCopy:
 
     def __init__(self, location: str) -> None:
         self.location = location
-        self._release = weakref.finalize(self, _release, location, os.getpid())
+        self._uses: set[str] = set()
+        self._release = weakref.finalize(self, _release, location, os.getpid(), self._uses)
 
     def __eq__(self, other: object) -> bool:
         # Specs with equal fields are equal, whether or not this process holds the staged copy that they name.
@@ -47,17 +51,28 @@ class StagedCopy:
         self._release.detach()
         return discard(self.location)
 
+    def written(self) -> None:
+        """Note that a spec that names the copy was written as JSON, which another process may read."""
+        self._uses.add(_WRITTEN)
+
+    def submitted(self) -> None:
+        """Note that this process has submitted a job that uses the copy."""
+        self._uses.add(_SUBMITTED)
+
     def keep(self) -> None:
         """Keep the copy until this process exits."""
         _kept.append(self)
 
 
-def _release(location: str, pid: int) -> None:
+def _release(location: str, pid: int, uses: set[str]) -> None:
     # A forked child process inherits this function as a finalizer, but only the process that made the StagedCopy may
     # release the data.
     if os.getpid() != pid:
         return
     try:
-        release(location)
+        if uses == {_WRITTEN}:
+            hand_over(location)
+        else:
+            release(location)
     except Exception as error:
         log.warning("the staged data in %s could not be removed: %s", location, error)

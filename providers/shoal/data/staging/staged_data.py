@@ -151,6 +151,16 @@ def release(location: str) -> bool:
     return discard_unused(location)
 
 
+def hand_over(location: str) -> None:
+    """Note in a directory of staged data that no process is known that holds the data, but that one may.
+
+    The directory then stays until a job that uses it has ended.
+    """
+    filesystem, inner = resolve(normalise(location))
+    with filesystem.open_output_stream(f"{inner}/{MARKER}"):
+        pass
+
+
 def discard_unused(location: str) -> bool:
     """Remove a directory of staged data if no process holds the data and no job uses them.
 
