@@ -111,7 +111,9 @@ class Site:
 
         spec = PoolSpec.parse(pool.uri)
         gpus = spec.gpus_per_node
-        if gpus == ALL:  # to count the GPUs may take seconds, so they are counted only if the workers need any
+        if gpus == ALL:
+            # An active node has claimed all GPUs, so a further node gets none. If no node is active, the GPUs are
+            # counted, but only if the workers need any, because counting may take seconds.
             wanted = self.claim.resource_requirements_per_worker.num_gpus
             gpus = len(visible_gpus(os.environ)) if wanted and not pool.active else 0
         size = nodes_needed(

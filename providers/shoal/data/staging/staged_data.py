@@ -152,9 +152,9 @@ def release(location: str) -> bool:
 
 
 def hand_over(location: str) -> None:
-    """Note in a directory of staged data that no process is known that holds the data, but that one may.
+    """Leave a directory of staged data to the process that will submit a job with it.
 
-    The directory then stays until a job that uses it has ended.
+    The marker file then names no process, so the directory stays until a job that uses it has ended.
     """
     filesystem, inner = resolve(normalise(location))
     with filesystem.open_output_stream(f"{inner}/{MARKER}"):

@@ -45,7 +45,8 @@ def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
         folder = _kept(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
         shipped.append(folder)
     # The driver unpickles callbacks of boosting trainings and return values of functions, so it also has to import the
-    # packages and the code. They come last, so that they cannot replace the node's own packages.
+    # packages and the code. They come last, so that they cannot replace the node's own packages. The code comes before
+    # the packages, as in the workers.
     sys.path.extend(reversed(shipped))
     return {"py_modules": shipped, "worker_process_setup_hook": shipped_modules.HOOK} if shipped else {}
 

@@ -75,7 +75,7 @@ class Admission(Enum):
 def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Admission:
     """Put an attempt into its pool's queue if it is not there yet, and take it out (admit it) if it may start now.
 
-    The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.queue`).
+    The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.capacity`).
 
     Args:
         store: Store that has the attempt's row.

@@ -49,11 +49,11 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
     Raises:
         InvalidArgumentError: The minor version of Python, of shoal or of the library differs.
     """
-    ours = mine()
     # If the pool uses the same environment (the same folder) as this process, the pool's new processes import what is
     # installed there now, even after an upgrade. So the recorded versions are not compared.
-    if theirs.get("prefix") == ours["prefix"]:
+    if theirs.get("prefix") == sys.prefix:
         return
+    ours = mine()
     for name in ("python", "shoal", *([library] if library else [])):
         if name in theirs and name in ours and _minor(theirs[name]) != _minor(ours[name]):
             what = _TITLES[name]
