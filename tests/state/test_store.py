@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sqlite3
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.exc import OperationalError
 
 from shoal.errors import StoreError
-from shoal.state import Store
+from shoal.state import Store, engines
 from shoal.state.home import home
 from shoal.state.schema import Lock
 from shoal.state.store import SCHEMA_VERSION
@@ -61,6 +62,22 @@ def test_no_update_of_many_processes_is_lost(either_store):
 @pytest.mark.processes
 def test_many_processes_make_one_database(either_store):
     in_processes(6, Store)
+
+
+def test_a_new_file_that_another_connection_writes_is_switched_to_wal_later(fresh_home, monkeypatch):
+    """SQLite does not wait here: it fails at once, as it does when many processes make one database."""
+    other = sqlite3.connect(fresh_home / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waited = []
+
+    def release(seconds: float) -> None:
+        waited.append(seconds)
+        other.close()
+
+    monkeypatch.setattr(engines.time, "sleep", release)
+    with Store().reading() as session:
+        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+    assert len(waited) == 1
 
 
 def test_a_transaction_that_raises_changes_nothing(either_store):

@@ -22,7 +22,9 @@ another process has kept the lock for too long, probably because it is paused. O
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
+import time
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
@@ -159,12 +161,39 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(made, "connect")
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
 
     _begin_late(made, writing=_begin_writing_sqlite, reading=lambda connection: _run(connection, "BEGIN"))
     return made
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch a SQLite file to WAL (write-ahead log), which has no effect if it was switched before.
+
+    While one connection switches a new file, SQLite fails in all others at once, regardless of the busy timeout. So
+    they try again here.
+
+    Raises:
+        OperationalError: The file could not be switched for `LOCK_WAIT_S` seconds.
+    """
+    end = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > end:
+                raise
+        time.sleep(random.uniform(0.005, 0.02))  # random, so that two connections do not meet again
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    """Return whether SQLite failed because another connection has locked the file."""
+    # The lowest byte of SQLite's error code is the kind of error. The higher bytes say more about it:
+    # SQLITE_BUSY_RECOVERY, for example, is of the kind SQLITE_BUSY.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _begin_writing_sqlite(connection: Connection) -> None:
@@ -178,11 +207,9 @@ def _begin_writing_sqlite(connection: Connection) -> None:
     while True:
         try:
             _run(connection, "BEGIN IMMEDIATE")
-            break
+            return
         except OperationalError as error:
-            # The lowest byte of SQLite's error code is the kind of error. The higher bytes say more about it:
-            # SQLITE_BUSY_RECOVERY, for example, is of the kind SQLITE_BUSY.
-            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+            if not _is_busy(error.orig):
                 raise
             # The limit is a number of tries, and not a time. If this process and the one that holds the lock are both
             # paused, a time limit could be over before the other process can release the lock.
@@ -190,7 +217,6 @@ def _begin_writing_sqlite(connection: Connection) -> None:
             tries_left = tries_left - 1 if version == before else LOCK_WAIT_S // _TRY_S
             if not tries_left:
                 raise
-    _run(connection, f"PRAGMA busy_timeout={LOCK_WAIT_S * 1000:.0f}")
 
 
 def _postgresql(url: URL) -> Engine:

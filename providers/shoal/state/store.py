@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from shoal.state import engines
 from shoal.state.explain import explain, too_new
 from shoal.state.home import home
-from shoal.state.locks import file_lock
 from shoal.state.signals import uninterrupted
 
 SCHEMA_VERSION = "0008"
@@ -92,13 +91,8 @@ class Store:
                 if _version(connection) == SCHEMA_VERSION:
                     return
             # If two processes upgrade the tables at the same time, the second one waits for the first, because this is
-            # a write transaction. For SQLite, a file lock is needed, too: while one process changes a new database file
-            # to WAL (write-ahead log), SQLite returns an error to all other processes at once, regardless of the busy
-            # timeout.
-            with (
-                file_lock(home() / "migrate.lock") if self._file else nullcontext(),
-                self._engine.begin() as connection,
-            ):
+            # a write transaction.
+            with self._engine.begin() as connection:
                 version = _version(connection)
                 if version == SCHEMA_VERSION:
                     return
