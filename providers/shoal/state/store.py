@@ -12,13 +12,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from shoal.state import engines
-from shoal.state.explain import explain, too_new
+from shoal.state.explain import explain
 from shoal.state.home import home
+from shoal.state.migrate import SCHEMA_VERSION, too_new, upgrade
 from shoal.state.signals import uninterrupted
-
-SCHEMA_VERSION = "0008"
-"""Newest revision in `migrations/versions`. If a store already has this version, Alembic is not imported, which saves
-0.3 s."""
 
 
 def default_url() -> str:
@@ -98,8 +95,6 @@ class Store:
                     return
                 if version is not None and version > SCHEMA_VERSION:
                     raise too_new(self.url, version, SCHEMA_VERSION)
-                from shoal.state.migrate import upgrade
-
                 upgrade(connection)
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error
