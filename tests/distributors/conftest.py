@@ -1,4 +1,4 @@
-"""Fixture: a driver for each module of this package."""
+"""Fixtures: a driver for each module of this package, and a store with a pool whose head is an HTTP server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.job_store import head, store
 from tests.support.two_node_cluster import TwoNodes, connected
+
+__all__ = ["driver", "head", "store"]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
 from shoal.distributors.embedded_pool import embedded_pool
-from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor, get_context
+from shoal.distributors.pytorch import PyTorchDistributor, Response, TorchDistributor, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
@@ -47,13 +47,13 @@ def outside(monkeypatch):
 
 
 def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "pool_for", lambda _: pytest.fail("a pool was asked for"))
+    monkeypatch.setattr(as_job, "pool_for", lambda *_, **__: pytest.fail("a pool was asked for"))
     with pytest.raises(DataError, match='no column "aa"'):
         XGBEstimator().fit(frame, ["aa", "b"], "y")
 
 
 def test_a_callback_that_cannot_travel_is_refused_before_a_job_is_made(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "pool_for", lambda _: nullcontext("nowhere"))
+    monkeypatch.setattr(as_job, "pool_for", lambda *_, **__: nullcontext("nowhere"))
     with pytest.raises(
         InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent to the pool: .*lock"
     ):
@@ -162,11 +162,13 @@ def calls(outside, monkeypatch):
     """The pools on which functions would run, as they are then: each call notes one instead of submitting a job."""
     seen = []
 
-    def note(request, program, *, embedded):
-        seen.append(ComputePool(request.run_config.pool_name).describe())
-        return SimpleNamespace(results=("done",))
+    def note(spec, **_):
+        seen.append(ComputePool(spec.run_config.pool_name).describe())
+        return SimpleNamespace(wait=lambda *_: None)
 
-    monkeypatch.setattr("shoal.distributors.dispatch.run_function", note)
+    monkeypatch.setattr("shoal.jobs.submit", note)
+    answer = Response(SimpleNamespace(results=("done",)))
+    monkeypatch.setattr("shoal.distributors.values.function_value", lambda *_, **__: answer)
     return seen
 
 
@@ -280,7 +282,7 @@ def test_an_embedded_pool_has_the_gpus_that_no_other_pool_has(outside, fresh_hom
     with embedded_pool() as first:
         assert ComputePool(first).get_nodes()[0]["gpus"] == 3
         config = RunConfig(pool_name=first)
-        monkeypatch.setattr(as_job, "embedded_pool", lambda: nullcontext(first))
+        monkeypatch.setattr("shoal.distributors.embedded_pool.embedded_pool", lambda **_: nullcontext(first))
         # One worker for each GPU, and each sees all of the node's, as with torchrun.
         seen = distributed(num_cpus=0, run_config=config)(gpus).distributed()
         assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]

@@ -91,12 +91,12 @@ def test_before_fit_there_is_nothing_to_get() -> None:
 def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[TrainRequest] = []
 
-    def elsewhere(request: TrainRequest, user_code: UserCode) -> Any:
+    def elsewhere(request: TrainRequest, user_code: UserCode, returned: object) -> Any:
         asked.append(request)
         raise InvalidArgumentError("stopped here")
 
     monkeypatch.setattr(dispatch, "is_connected", lambda: False)
-    monkeypatch.setattr("shoal.distributors.as_job.run_as_job", elsewhere)
+    monkeypatch.setattr("shoal.distributors.as_job.training", elsewhere)
     estimator = XGBEstimator(
         7, "reg:squarederror", {"max_depth": np.int64(3)}, run_config=RunConfig(pool_name="p", seed=5)
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.holder import job_holder
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.process import ProcessId
@@ -33,5 +34,20 @@ def test_down_leaves_no_trace_once_its_process_has_ended(tiny):
     owner.kill()
     owner.wait()
     sweep(Store())
+    assert not (tiny / "pools" / "mine").exists()
+    nothing_left()
+
+
+def test_it_outlives_its_process_while_a_job_has_a_lease_on_it(tiny):
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pool = ComputePool("local://mine", holder=job_holder("job"))
+    lease = pool.lease(1, bring_up=True, owner=ProcessId.of(owner.pid))
+    owner.kill()
+    owner.wait()
+    assert sweep(Store()) == []
+    assert len(node_rows()) == 1
+    assert list_pools() == []
+    lease.leave_to_job()  # there is no such job any more
+    wait_until(lambda: sweep(Store()) == [] and not node_rows(), "its end")
     assert not (tiny / "pools" / "mine").exists()
     nothing_left()

@@ -10,6 +10,7 @@ import pytest
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
 from shoal.pool import lease_renewal
 from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.holder import job_holder
 from shoal.pool.journal import commands
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.reconcile.rounds import reconcile
@@ -131,6 +132,38 @@ def test_it_stays_while_another_ones_job_runs(tiny):
     nodes_are(1)
     with Store().transaction() as session:
         session.get_one(Job, ("theirs", 1)).state = JobState.SUCCEEDED
+    wait_until(lambda: reconcile(Store(), "tiny") and pool.describe().state == "down", "the pool's end")
+
+
+def test_the_lease_of_a_job_lasts_until_its_driver_has_exited(tiny):
+    pool = ComputePool("local://tiny?max_nodes=4", holder=job_holder("mine"))
+    first = pool.lease(2, bring_up=True)
+    ended = ProcessId(ProcessId.mine().boot, ProcessId.mine().pid, 1, ProcessId.mine().host)
+
+    def job_is(state: JobState, driver: ProcessId | None) -> None:
+        with Store().transaction() as session:
+            job = session.get(Job, ("mine", 1)) or Job(
+                id="mine", attempt=1, pool="tiny", holder="test:b", spec={}, endpoint={},
+                last_polled_at=0.0, created_at=0.0,
+            )  # fmt: skip
+            job.state, job.driver = state, driver and driver.to_json()
+            session.add(job)
+
+    job_is(JobState.FAILED, ended)  # an earlier attempt: the lease is for the one that is submitted next
+    assert reconcile(Store(), "tiny").decided == ()
+    lease = pool.lease(2)
+    first.leave_to_job()  # was requested again
+    assert reconcile(Store(), "tiny").decided == ()
+    for state, driver in (
+        (JobState.PENDING, None),
+        (JobState.RUNNING, ProcessId.mine()),
+        (JobState.SUCCEEDED, ProcessId.mine()),
+    ):
+        job_is(state, driver)
+        lease.leave_to_job()
+        assert reconcile(Store(), "tiny").decided == ()
+    job_is(JobState.SUCCEEDED, ended)
+    assert reconcile(Store(), "tiny").decided[0] == "the lease of job:mine expired"
     wait_until(lambda: reconcile(Store(), "tiny") and pool.describe().state == "down", "the pool's end")
 
 

@@ -238,13 +238,15 @@ def _show(status: PoolStatus, as_json: bool) -> None:
         rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", n.error) for n in everyone]
         show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "ERROR"), rows))
     if status.leases:
+        from shoal.pool.holder import job_of
+
         leased = [
             (
                 lease.holder,
                 lease.size,
                 "exclusive" if lease.exclusive else "shared",
                 "granted" if lease.position is None else status.queue_note(lease.holder),
-                when(lease.expires_at),
+                when(lease.expires_at) if job_of(lease.holder) is None else "the end of the job",
             )
             for lease in status.leases
         ]

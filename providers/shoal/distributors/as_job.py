@@ -1,16 +1,23 @@
 """Run a training, a function or a prediction as a job on a pool.
 
 If no pool is named and none is up, an embedded pool is started: a pool with one node that belongs to this process and
-ends with the run.
+ends with the run, or that belongs to the job and ends with it if the call does not wait for the job.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shoal.distributors.embedded_pool import embedded_pool, pool_for
+from shoal.distributors import values
+from shoal.distributors.embedded_pool import pool_for
+from shoal.distributors.submitted_call import SubmittedCall
+from shoal.distributors.values import Returns
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -18,97 +25,150 @@ from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
 from shoal.training.mlflow.tracking import Caller, Tracking
 from shoal.training.progress import ProgressDisplay
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult
+from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.jobs import JobHandle, JobResult
+    from shoal.jobs import AnyJobSpec, JobResult
+
+T = TypeVar("T")
+
+PoolOf = Callable[[str | None], AbstractContextManager[str]]
+"""Function that returns a context manager, which yields the name of the pool of a call. Its argument is the id of the
+job, if pool and nodes are to last as long as the job. None: as long as the block."""
 
 
-def run_as_job(request: TrainRequest, user_code: UserCode) -> TrainResult:
-    """Submit a training as a job, print the job's log in this process, and return the training's result.
+@dataclass(frozen=True)
+class JobCall(Generic[T]):
+    """A call that runs as a job on a pool.
+
+    Args:
+        config: Pool and limits of the run.
+        framework: First part of the id of the job.
+        spec: Builds the job's spec; its argument is the name of the pool.
+        read: Reads the value of the call from the result of the job.
+        pool: Finds the pool, and starts an embedded one if necessary.
+        returns_model: Whether the value is a model, whose library this process needs in the same version.
+    """
+
+    config: RunConfig
+    framework: str
+    spec: Callable[[str], AnyJobSpec]
+    read: Callable[[JobResult], T]
+    pool: PoolOf
+    returns_model: bool = False
+
+    def run(self) -> T:
+        """Submit the job, print its log in this process, and return the value of the call.
+
+        Raises:
+            JobFailedError: The job failed. The message ends with the cause.
+        """
+        from shoal.jobs import submit
+
+        with self.pool(None) as pool_name:
+            call = SubmittedCall(submit(self.spec(pool_name), returns_model=self.returns_model), self.read)
+            # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains
+            # such lines, so `first_line_s=math.inf` turns them off.
+            with ProgressDisplay(first_line_s=math.inf) as display:
+                return call.result(on_log=say, on_progress=display.show)
+
+    def submit(self) -> SubmittedCall[T]:
+        """Submit the job, and return without waiting for it.
+
+        The job goes on without a process that polls it, unless the caller has set `orphan_after`.
+        """
+        from shoal.jobs import attach, ids, submit
+
+        job_id = self.config.job_id or ids.new_job_id(self.framework)
+        with self.pool(job_id) as pool_name:
+            spec = self.spec(pool_name)
+            if "orphan_after" not in spec.run_config.model_fields_set:
+                config = spec.run_config.model_copy(update={"orphan_after": None})
+                spec = spec.model_copy(update={"run_config": config})
+            job = submit(spec, returns_model=self.returns_model, job_id=job_id)
+        # Ctrl-C while the caller waits cancels the job of the submitter's handle, but not that of an attached handle.
+        return SubmittedCall(attach(job.job_id, job.attempt), self.read)
+
+
+def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> JobCall[T]:
+    """Return the call that trains a boosting model as a job.
 
     Args:
         request: Description of the training.
         user_code: Callbacks, objective and metrics of the user.
+        returned: Converts the result of the training to the value of the call.
 
     Raises:
-        InvalidArgumentError: A callback or function cannot be pickled.
-        DataError: The footers of the Parquet files show that the data cannot be used. Nothing was started then.
-        JobFailedError: The training failed. The message ends with the cause.
+        DataError: The footers of the Parquet files show that the data cannot be used.
+        InvalidArgumentError: The folder for the model cannot be written.
     """
-    from shoal.jobs import submit
+    from shoal.jobs import load_training
     from shoal.jobs.files import code_store, storage
-    from shoal.jobs.files.artifacts import load_training
     from shoal.jobs.specs.training import JobSpec
     from shoal.training.boosting.inputs import checked_data
 
+    config = request.run_config
+    location = config.artifact_location
     # The job makes the following checks, too. They are also made here, before a pool is started, so that no pool is
     # started in vain if the name of a column or folder is misspelt.
     checked_data(request)
-    locations.try_out(storage.root(request.run_config.artifact_location))
-    with pool_for(request.run_config.pool_name) as pool_name:
-        along = code_store.store_user_code(user_code, request.run_config.artifact_location) if user_code else None
-        spec = JobSpec(**_on_pool(request, pool_name), user_code=along)
-        handle = submit(spec, returns_model=True)
-        return load_training(_result(handle), request.run_config.artifact_location)
+    locations.try_out(storage.root(location))
+
+    def spec(pool_name: str) -> JobSpec:
+        along = code_store.store_user_code(user_code, location) if user_code else None
+        return JobSpec(**_on_pool(request, pool_name), user_code=along)
+
+    def read(result: JobResult) -> T:
+        return returned(load_training(result, location))
+
+    return JobCall(config, request.framework, spec, read, partial(_pool, config), returns_model=True)
 
 
-def run_function_as_job(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
-    """Run a function as a job: submit the job, print its log in this process, and return the function's results.
+def function(
+    request: FunctionRequest, program: bytes, *, pool: PoolOf | None = None, returns: Returns = None
+) -> JobCall[Any]:
+    """Return the call that runs a function on all ranks as a job.
 
     Args:
         request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
-        embedded: Whether to use an embedded pool (see this module's docstring) even if another pool exists.
+        pool: Finds the pool; by default the pool in `run_config`, or an embedded one.
+        returns: Kind of the call's value.
 
     Raises:
-        JobFailedError: A rank raised an error or was lost. The message ends with the cause.
+        InvalidArgumentError: The folder for the results cannot be written.
     """
-    from shoal.jobs import load_results, submit
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.specs.function import FunctionJobSpec
+    from shoal.training.pytorch.train_func import FRAMEWORK
 
-    locations.try_out(storage.root(request.run_config.artifact_location))
-    with embedded_pool() if embedded else pool_for(request.run_config.pool_name) as pool_name:
-        stored = code_store.store(program, request.run_config.artifact_location)
-        spec = FunctionJobSpec(**_on_pool(request, pool_name), program=stored)
-        return load_results(_result(submit(spec)), request.run_config.artifact_location)
+    config = request.run_config
+    location = config.artifact_location
+    locations.try_out(storage.root(location))
 
+    def spec(pool_name: str) -> FunctionJobSpec:
+        stored = code_store.store(program, location)
+        return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
-def _result(handle: JobHandle) -> JobResult:
-    """Wait for a job, and return its result; meanwhile print the job's log, and show a progress bar in a terminal."""
-    # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains such
-    # lines, so `first_line_s=math.inf` turns them off.
-    with ProgressDisplay(first_line_s=math.inf) as display:
-        return handle.wait(on_log=say, on_progress=display.show)
+    read = partial(values.function_value, location=location, returns=returns)
+    return JobCall(config, FRAMEWORK, spec, read, pool or partial(_pool, config))
 
 
-def predict_as_job(spec: PredictJobSpec) -> PredictResult:
-    """Submit a batch prediction as a job, print the job's log in this process, and return the prediction's result.
+def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
+    """Return the call that predicts the rows of a dataset as a job.
 
     Args:
         spec: Spec of the prediction. If it names no pool, the pool in `$SHOAL_POOL`, the only pool that is up or an
             embedded one is used.
-
-    Raises:
-        JobFailedError: The prediction failed. The message ends with the cause.
     """
-    from shoal.jobs import submit
-    from shoal.jobs.files import storage
+    config = spec.run_config
+    read = partial(values.prediction, output_path=spec.output_path)
+    return JobCall(config, spec.framework, spec.on_pool, read, partial(_pool, config))
 
-    with pool_for(spec.run_config.pool_name) as pool_name:
-        result = submit(spec.on_pool(pool_name)).wait(on_log=say)
-    assert result.output_path is not None
-    assert result.rows is not None
-    return PredictResult(
-        storage.as_given(result.output_path, spec.output_path),
-        result.rows,
-        result.model_uri,
-        result.num_workers,
-        result.restarts,
-        result.seconds,
-        result.peak_memory_per_worker,
-    )
+
+def _pool(config: RunConfig, job_id: str | None) -> AbstractContextManager[str]:
+    return pool_for(config.pool_name, job_id=job_id)
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

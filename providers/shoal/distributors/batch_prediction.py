@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.dispatch import is_connected, worker_environment
+from shoal.distributors import dispatch
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
-from shoal.training.claims import Claim
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
+
+if TYPE_CHECKING:
+    from shoal.distributors.submitted_call import SubmittedCall
 
 
 def predict(
@@ -63,7 +65,53 @@ def predict(
         >>> predict("models:/delays@champion", DataConnector.from_parquet("today/"), "predictions/today").rows
         27034
     """
-    spec = PredictJobSpec(
+    spec = _spec(
+        model, dataset, output_path, keep_cols, prediction_col, input_cols, overwrite, scaling_config, run_config
+    )
+    return dispatch.prediction(spec).run()
+
+
+def submit_predict(
+    model: str,
+    dataset: DataConnector,
+    output_path: str | os.PathLike[str],
+    *,
+    keep_cols: Sequence[str] | None = None,
+    prediction_col: str = "prediction",
+    input_cols: Sequence[str] = (),
+    overwrite: bool = False,
+    scaling_config: ScalingConfig | None = None,
+    run_config: RunConfig | None = None,
+) -> SubmittedCall[PredictResult]:
+    """Predict every row of a dataset as a job, and return without waiting for it.
+
+    The job goes on when this process ends. The arguments are those of `predict`.
+
+    Returns:
+        Handle of the call, whose ``result()`` returns the same as `predict`.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls are
+            no jobs.
+    """
+    spec = _spec(
+        model, dataset, output_path, keep_cols, prediction_col, input_cols, overwrite, scaling_config, run_config
+    )
+    return dispatch.prediction(spec).submit()
+
+
+def _spec(
+    model: str,
+    dataset: DataConnector,
+    output_path: str | os.PathLike[str],
+    keep_cols: Sequence[str] | None,
+    prediction_col: str,
+    input_cols: Sequence[str],
+    overwrite: bool,
+    scaling_config: ScalingConfig | None,
+    run_config: RunConfig | None,
+) -> PredictJobSpec:
+    return PredictJobSpec(
         model=model,
         dataset=dataset.to_spec(),
         output_path=os.fspath(output_path),
@@ -74,14 +122,3 @@ def predict(
         scaling_config=scaling_config or ScalingConfig(),
         run_config=run_config or RunConfig(),
     )
-    if is_connected():
-        import mlflow
-
-        from shoal.jobs.prediction.engine import run
-
-        claim = Claim(spec.run_config.job_id or f"predict-{secrets.token_hex(6)}", f"python:{os.getuid()}")
-        env = worker_environment(spec.run_config) | {"MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
-        return run(spec, claim=claim, env=env)
-    from shoal.distributors.as_job import predict_as_job
-
-    return predict_as_job(spec)

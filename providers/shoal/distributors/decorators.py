@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -28,6 +28,9 @@ from shoal.training.pytorch.scaling import (
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
+    from shoal.distributors.dispatch import Call
+    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.values import Returns
     from shoal.pool.status import PoolStatus
 
 P = ParamSpec("P")
@@ -53,10 +56,17 @@ class Site:
     run_config: RunConfig
     one_per_gpu: bool = False
 
-    def run(
-        self, function: Callable[..., Any], args: Any, kwargs: Any, scaling: AnyScaling, *, once: bool = False
-    ) -> tuple[Any, ...]:
-        """Call a function in every worker, and wait until all calls have ended.
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        scaling: AnyScaling,
+        *,
+        once: bool = False,
+        returns: Returns = None,
+    ) -> Call[Any]:
+        """Return the call of a function in every worker.
 
         Args:
             function: The function.
@@ -65,9 +75,10 @@ class Site:
             scaling: Workers that call the function.
             once: Whether the resources in `claim` are for the Ray tasks and actors that the function starts itself,
                 instead of for the workers that call the function.
+            returns: Kind of the value of a call that is submitted. A call that waits returns a `Response`.
 
-        Returns:
-            The return values of the function in all workers, in the order of the ranks.
+        Raises:
+            InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
         """
         program = Program.of(function, args, kwargs).dumps()
         request = FunctionRequest(
@@ -76,34 +87,33 @@ class Site:
             room_for=self.claim if once else None,
             run_config=self.run_config,
         )
-        with self._nodes() as run_config:
-            request = request.model_copy(update={"run_config": run_config})
-            return dispatch.run_function(request, program, embedded=not self.remote).results
+        return dispatch.function(request, program, pool=self._pool, returns=returns)
 
-    @contextmanager
-    def _nodes(self) -> Iterator[RunConfig]:
-        """Lease as many nodes of a pool as the call needs, and yield the run config with the name of this pool.
+    def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
+        """Return a context manager that yields the name of the pool of a call, with as many nodes as the call needs.
 
-        If there is no pool that the call could use, an embedded pool is started. A pool that is named and down is
-        started for the call. If the function runs on this node or in a connected Ray cluster, nothing is leased.
+        If the function runs on this node, or if there is no pool that the call could use, an embedded pool is started.
+        Otherwise nodes of the pool are leased. A pool that is named and down is started for the call.
+
+        Args:
+            job_id: Id of the job to which nodes and pool belong; None: they belong to the block.
 
         Raises:
             InvalidArgumentError: A worker needs more CPUs or GPUs than one node has, or the call needs more nodes than
                 the pool's MAX_NODES.
         """
-        if not self.remote or dispatch.is_connected():
-            yield self.run_config
-            return
-        from shoal.distributors.embedded_pool import pool_for
-        from shoal.pool.api import ComputePool
+        from shoal.distributors.embedded_pool import embedded_pool, pool_for
 
+        if not self.remote:
+            return embedded_pool(job_id=job_id)
         each, workers = self.claim.resource_requirements_per_worker, self.claim.num_workers
-        with pool_for(
-            self.run_config.pool_name, cpus=workers * each.num_cpus, gpus=workers * each.num_gpus
-        ) as pool_name:
-            pool = ComputePool(pool_name)
-            with pool.lease(self._size(pool.describe()), bring_up=True):
-                yield self.run_config.model_copy(update={"pool_name": pool_name})
+        return pool_for(
+            self.run_config.pool_name,
+            cpus=workers * each.num_cpus,
+            gpus=workers * each.num_gpus,
+            size_on=lambda pool: self._size(pool.describe()),
+            job_id=job_id,
+        )
 
     def _size(self, pool: PoolStatus) -> int:
         from shoal.pool.backends.local.gpus import ALL, visible_gpus
@@ -169,10 +179,30 @@ class DistributedFunction(_Decorated[P, T]):
             ScaleError: The pool could not be started or grow, and was restored to its previous state.
             TrainingError: A rank raised an exception; the error describes the first one.
         """
+        results: list[T] = self._call(args, kwargs).run().get_results()
+        return results
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> SubmittedCall[list[T]]:
+        """Call the decorated function once in every worker as a job, and return without waiting for it.
+
+        The job goes on when this process ends. Leased nodes, or an embedded pool, last as long as the job.
+
+        Returns:
+            Handle of the call, whose ``result()`` returns the same as `distributed`.
+
+        Raises:
+            InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them; or this
+                process is connected to a Ray cluster, where calls are no jobs.
+            ScaleError: The pool could not be started or grow, and was restored to its previous state.
+        """
+        return self._call(args, kwargs, returns="ranks").submit()
+
+    def _call(self, args: Any, kwargs: Any, returns: Returns = None) -> Call[Any]:
         claim = self._site.claim
         all_gpus = not claim.resource_requirements_per_worker.num_gpus
         here = on_one_node(claim, all_gpus=all_gpus, per_gpu=all_gpus and self._site.one_per_gpu)
-        return list(self._site.run(self._function, args, kwargs, claim if self._site.remote else here))
+        scaling = claim if self._site.remote else here
+        return self._site.call(self._function, args, kwargs, scaling, returns=returns)
 
 
 class LaunchedFunction(_Decorated[P, T]):
@@ -198,9 +228,27 @@ class LaunchedFunction(_Decorated[P, T]):
             ScaleError: The pool could not be started or grow, and was restored to its previous state.
             TrainingError: The function raised an exception.
         """
-        alone = SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=_CLAIMS_NOTHING)
-        result: T = self._site.run(self._function, args, kwargs, alone, once=True)[0]
+        result: T = self._call(args, kwargs).run().get_results()[0]
         return result
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> SubmittedCall[T]:
+        """Call the decorated function once as a job, and return without waiting for it; see `distributed`.
+
+        The job goes on when this process ends. Leased nodes, or an embedded pool, last as long as the job.
+
+        Returns:
+            Handle of the call, whose ``result()`` returns the same as `distributed`.
+
+        Raises:
+            InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them; or this
+                process is connected to a Ray cluster, where calls are no jobs.
+            ScaleError: The pool could not be started or grow, and was restored to its previous state.
+        """
+        return self._call(args, kwargs, returns="rank-0").submit()
+
+    def _call(self, args: Any, kwargs: Any, returns: Returns = None) -> Call[Any]:
+        alone = SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=_CLAIMS_NOTHING)
+        return self._site.call(self._function, args, kwargs, alone, once=True, returns=returns)
 
 
 def distributed(
@@ -212,6 +260,8 @@ def distributed(
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function `f`: ``f.distributed(...)`` then calls it in several workers, ``f(...)`` in this process.
+
+    ``f.submit(...)`` calls it in several workers, too, but returns a handle instead of waiting for the results.
 
     Args:
         gpus: Number of GPUs of all workers together. 0: all GPUs of this node, if it has any; none with `remote`.
@@ -251,8 +301,8 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
     """Decorate a function `f` so that ``f.distributed(...)`` calls `f` once, in a process that is connected to Ray.
 
-    A plain call ``f(...)`` still runs the function in this process. The options tell how many resources the Ray tasks
-    and actors need that the function starts.
+    A plain call ``f(...)`` still runs the function in this process. ``f.submit(...)`` returns a handle instead of
+    waiting for the result. The options tell how many resources the Ray tasks and actors need that the function starts.
 
     Args:
         gpus: Number of GPUs that the function's own tasks and actors need together.

@@ -1,64 +1,147 @@
-"""Run a training in the Ray cluster that this process is connected to; without a connection, as a job on a pool."""
+"""Decide where a call runs: in the Ray cluster that this process is connected to; without a connection, as a job on a
+pool."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.claims import Claim
 from shoal.training.cluster import is_connected
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult
+from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.pytorch.train_func import FRAMEWORK
 from shoal.training.run_config import RunConfig
 
-__all__ = ["is_connected", "run", "run_function", "worker_environment"]
+if TYPE_CHECKING:
+    from shoal.distributors.as_job import PoolOf
+    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.values import Returns
+    from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
+
+__all__ = ["Call", "check_submit", "function", "is_connected", "prediction", "training", "worker_environment"]
+
+T = TypeVar("T")
+
+_NO_JOB = (
+    "submit needs a job on a pool, but this process is connected to a Ray cluster, where calls are no jobs: call fit, "
+    "run, distributed or predict instead (in a thread, if this process has other work to do), or submit from a process "
+    "that is not connected"
+)
 
 
-def run(request: TrainRequest, user_code: UserCode) -> TrainResult:
-    """Run a training in the Ray cluster that this process is connected to; without a connection, as a job on a pool.
+class Call(Protocol[T]):
+    """A call of an estimator, a distributor, a decorated function or `predict` that is ready to run."""
+
+    def run(self) -> T:
+        """Run the call, and return its value."""
+
+    def submit(self) -> SubmittedCall[T]:
+        """Submit the call as a job, and return without waiting for it."""
+
+
+@dataclass(frozen=True)
+class _ClusterCall(Generic[T]):
+    """A call that runs in the Ray cluster that this process is connected to.
+
+    Args:
+        function: Runs the call, and returns its value.
+    """
+
+    function: Callable[[], T]
+
+    def run(self) -> T:
+        return self.function()
+
+    def submit(self) -> NoReturn:
+        raise InvalidArgumentError(_NO_JOB)
+
+
+def check_submit() -> None:
+    """Check that calls of this process are jobs, so that they can be submitted.
+
+    Raises:
+        InvalidArgumentError: This process is connected to a Ray cluster.
+    """
+    if is_connected():
+        raise InvalidArgumentError(_NO_JOB)
+
+
+def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> Call[T]:
+    """Return the call that trains a boosting model.
 
     Args:
         request: Description of the training.
         user_code: The user's callbacks, objective and metrics.
-
-    Returns:
-        The trained model and statistics of the training.
+        returned: Converts the trained model and the statistics of the training to the value of the call.
     """
-    if is_connected():
+    if not is_connected():
+        from shoal.distributors import as_job
+
+        return as_job.training(request, user_code, returned)
+
+    def train_here() -> T:
         from shoal.training.boosting.engine import train
 
-        return train(request, user_code=user_code, env=worker_environment(request.run_config))
-    from shoal.distributors.as_job import run_as_job
+        return returned(train(request, user_code=user_code, env=worker_environment(request.run_config)))
 
-    return run_as_job(request, user_code)
+    return _ClusterCall(train_here)
 
 
-def run_function(request: FunctionRequest, program: bytes, *, embedded: bool = False) -> FunctionResult:
-    """Run a function on all ranks, in the connected Ray cluster or, if there is no connection, as a job on a pool.
+def function(
+    request: FunctionRequest, program: bytes, *, pool: PoolOf | None = None, returns: Returns = None
+) -> Call[Any]:
+    """Return the call that runs a function on all ranks.
 
     Args:
         request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
-        embedded: Whether to use an embedded pool (a pool with one node that ends with this process) even if another
-            pool exists. The option has no effect if this process is connected to a Ray cluster.
-
-    Returns:
-        The return values of the function on all ranks, and statistics of the run.
+        pool: Finds the pool; by default the pool in `run_config`, or an embedded one. It has no effect if this process
+            is connected to a Ray cluster.
+        returns: Kind of the value of a call that is submitted. A call that waits returns a `Response`.
     """
-    if is_connected():
+    if not is_connected():
+        from shoal.distributors import as_job
+
+        return as_job.function(request, program, pool=pool, returns=returns)
+
+    def run_here() -> Any:
+        from shoal.distributors.values import Response
         from shoal.jobs.files import storage
-        from shoal.training.pytorch.engine import run as run_here
+        from shoal.training.pytorch.engine import run
 
         config = request.run_config
-        job_id = config.job_id or f"pytorch-{secrets.token_hex(6)}"
-        claim = Claim(job_id, f"python:{os.getuid()}")
-        location = storage.root(config.artifact_location)
-        return run_here(request, program, claim=claim, location=location, env=worker_environment(config))
-    from shoal.distributors.as_job import run_function_as_job
+        location, env = storage.root(config.artifact_location), worker_environment(config)
+        return Response(run(request, program, claim=_claim(config, FRAMEWORK), location=location, env=env))
 
-    return run_function_as_job(request, program, embedded=embedded)
+    return _ClusterCall(run_here)
+
+
+def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
+    """Return the call that predicts the rows of a dataset.
+
+    Args:
+        spec: Spec of the prediction.
+    """
+    if not is_connected():
+        from shoal.distributors import as_job
+
+        return as_job.prediction(spec)
+
+    def predict_here() -> PredictResult:
+        import mlflow
+
+        from shoal.jobs.prediction.engine import run
+
+        env = worker_environment(spec.run_config) | {"MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
+        return run(spec, claim=_claim(spec.run_config, spec.framework), env=env)
+
+    return _ClusterCall(predict_here)
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:
@@ -75,3 +158,8 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
     from shoal.jobs import credentials
 
     return {**config.env, **credentials.secrets_of(config.secret_env, os.environ)}
+
+
+def _claim(config: RunConfig, framework: str) -> Claim:
+    """Return the claim on the folders of a run in the connected Ray cluster."""
+    return Claim(config.job_id or f"{framework}-{secrets.token_hex(6)}", f"python:{os.getuid()}")

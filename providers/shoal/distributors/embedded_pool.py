@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.errors import NoPoolError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.holder import job_holder
+from shoal.pool.names import pool_name_of
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import JOB_LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
 
@@ -20,7 +23,14 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def pool_for(name: str | None, *, cpus: int = 0, gpus: int = 0) -> Iterator[str]:
+def pool_for(
+    name: str | None,
+    *,
+    cpus: int = 0,
+    gpus: int = 0,
+    size_on: Callable[[ComputePool], int] | None = None,
+    job_id: str | None = None,
+) -> Iterator[str]:
     """Yield the name of the pool that a call uses: the pool that is named, else the only pool that is up. Otherwise
     start an embedded pool, and print why.
 
@@ -28,6 +38,10 @@ def pool_for(name: str | None, *, cpus: int = 0, gpus: int = 0) -> Iterator[str]
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
         cpus: Number of CPUs that an embedded pool needs at least.
         gpus: Number of GPUs that an embedded pool needs.
+        size_on: Returns how many nodes of a pool that is not embedded are leased for the call. None: no nodes are
+            leased.
+        job_id: Id of the job to which the leased nodes, or the embedded pool, belong: they last as long as this job,
+            which the block submits. None: they last as long as the block.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -37,38 +51,79 @@ def pool_for(name: str | None, *, cpus: int = 0, gpus: int = 0) -> Iterator[str]
         selected = which_pool(Store(), name, only_up=True)
     except NoPoolError as error:
         why = str(error)
-    if selected is not None:
+    if selected is None:
+        print(f"{why}. This call uses an embedded pool", file=sys.stderr, flush=True)
+        with embedded_pool(cpus=cpus, gpus=gpus, job_id=job_id) as embedded:
+            yield embedded
+    elif size_on is None:
         yield selected
-        return
-    print(f"{why}. This call uses an embedded pool", file=sys.stderr, flush=True)
-    with embedded_pool(cpus=cpus, gpus=gpus) as embedded:
-        yield embedded
+    elif job_id is None:
+        pool = ComputePool(selected)
+        with pool.lease(size_on(pool), bring_up=True):
+            yield selected
+    else:
+        pool = ComputePool(selected, holder=job_holder(job_id))
+        with _leased_for_job(pool, size_on(pool)):
+            yield selected
 
 
 @contextmanager
-def embedded_pool(*, cpus: int = 0, gpus: int = 0) -> Iterator[str]:
-    """Start a pool with one node for this process, yield its name, and take it down at the end.
+def embedded_pool(*, cpus: int = 0, gpus: int = 0, job_id: str | None = None) -> Iterator[str]:
+    """Start a pool with one node for this process or for a job, and yield its name.
 
     Args:
         cpus: Number of CPUs that the node offers at least. By default, it offers all CPUs of this process.
         gpus: Number of GPUs that the node offers. 0: all GPUs that this process may use and that no other node has
             claimed.
+        job_id: Id of the job to which the pool belongs: the pool goes down when this job, which the block submits, has
+            ended. None: the pool goes down at the end of the block, or with this process.
 
     Raises:
         InvalidArgumentError: This machine has fewer GPUs.
     """
     own = len(os.sched_getaffinity(0))
     spec = PoolSpec(
-        name=f"embedded-{os.getpid()}-{next(_numbers)}",
+        # If the same job is submitted again, it has the same pool, and is recognised.
+        name=pool_name_of(f"embedded-{job_id}") if job_id else f"embedded-{os.getpid()}-{next(_numbers)}",
         max_nodes=1,
         cpus_per_node=max(own, cpus),
         gpus_per_node=gpus or ALL,
     )
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
-    print(f"running on a pool that is embedded in this process, {spec.uri}{few}", file=sys.stderr, flush=True)
-    pool = ComputePool(spec)
-    pool.up(owner=ProcessId.mine())
+    if job_id is None:
+        print(f"running on a pool that is embedded in this process, {spec.uri}{few}", file=sys.stderr, flush=True)
+        pool = ComputePool(spec)
+        pool.up(owner=ProcessId.mine())
+        try:
+            yield pool.name
+        finally:
+            pool.down()
+    else:
+        ends = "which goes down when the job has ended, even if this process has ended before"
+        print(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}", file=sys.stderr, flush=True)
+        pool = ComputePool(spec, holder=job_holder(job_id))
+        with _leased_for_job(pool, 1, owner=ProcessId.mine()):
+            yield pool.name
+
+
+@contextmanager
+def _leased_for_job(pool: ComputePool, size: int, owner: ProcessId | None = None) -> Iterator[None]:
+    """Lease nodes for a job that the block submits. The lease ends with the job, whichever processes live then.
+
+    If the block raises, the lease ends at once. If this process is killed in the block, the lease expires a minute
+    later.
+
+    Args:
+        pool: The pool, with the job as the holder. It is started if it is down, and goes down with its last lease and
+            job.
+        size: Number of nodes.
+        owner: Process to which a started pool belongs.
+    """
+    lease = pool.lease(size, ttl=JOB_LEASE_TTL, bring_up=True, owner=owner)
     try:
-        yield pool.name
-    finally:
-        pool.down()
+        with lease.renewed():
+            yield
+    except BaseException:
+        lease.release()
+        raise
+    lease.leave_to_job()

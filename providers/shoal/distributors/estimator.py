@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.dispatch import run
+from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
@@ -20,6 +21,9 @@ from shoal.training.scaling import ScalingConfig, gpu_wish
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from shoal.distributors.dispatch import Call
+    from shoal.distributors.submitted_call import SubmittedCall
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a pandas DataFrame."""
@@ -59,7 +63,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         gpu_wish(self.scaling_config, self._device())
         self._result: TrainResult | None = None
         self._booster: BoosterT | None = None
-        self._request: TrainRequest | None = None
+        self._input_cols: tuple[str, ...] = ()
+        self._base_margin_col: str | None = None
 
     def fit(
         self,
@@ -112,7 +117,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         own: list[DataConnector] = []
         self._result = self._booster = None
         try:
-            self._request = self._make_request(
+            return self._call(
                 dataset,
                 eval_set,
                 own,
@@ -125,19 +130,68 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 early_stopping_rounds=early_stopping_rounds,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
-            )
-            self._result = run(self._request, self.user_code)
+            ).run()
         finally:
             # DataFrames were copied to files for this training only, so the copies are removed.
             for connector in own:
                 connector.discard_staging()
-        return self.get_booster()
 
-    def get_booster(self) -> BoosterT:
-        """Return the model that the last call of `fit` has trained.
+    def submit(
+        self,
+        dataset: Dataset,
+        input_cols: Sequence[str],
+        label_col: str,
+        eval_set: Dataset | Mapping[str, Dataset] | None = None,
+        verbose_eval: bool | int | None = None,
+        *,
+        weight_col: str | None = None,
+        group_col: str | None = None,
+        base_margin_col: str | None = None,
+        early_stopping_rounds: int | None = None,
+        external_memory: bool | None = None,
+        categorical_cols: Sequence[str] = (),
+    ) -> SubmittedCall[BoosterT]:
+        """Train a model as a job on all workers together, and return without waiting for it.
+
+        The job goes on when this process ends. The arguments are those of `fit`. A DataFrame is copied to files, which
+        are kept until the job has ended.
+
+        Returns:
+            Handle of the call, whose ``result()`` returns the same as `fit`. After that, this estimator's other methods
+            such as `get_booster` and `predict` use this model.
 
         Raises:
-            InvalidArgumentError: `fit` has not been called, or has failed.
+            InvalidArgumentError: An argument is not legal, as in `fit`; or this process is connected to a Ray cluster,
+                where calls are no jobs.
+            DataError: The data cannot be used, as far as the footers of the files show this.
+        """
+        dispatch.check_submit()
+        own: list[DataConnector] = []
+        try:
+            return self._call(
+                dataset,
+                eval_set,
+                own,
+                input_cols=input_cols,
+                label_col=label_col,
+                verbose_eval=verbose_eval,
+                weight_col=weight_col,
+                group_col=group_col,
+                base_margin_col=base_margin_col,
+                early_stopping_rounds=early_stopping_rounds,
+                external_memory=external_memory,
+                categorical_cols=categorical_cols,
+            ).submit()
+        except BaseException:
+            for connector in own:
+                connector.discard_staging()
+            raise
+
+    def get_booster(self) -> BoosterT:
+        """Return the model that the last call of `fit` has trained, or the last `submit` whose result was read.
+
+        Raises:
+            InvalidArgumentError: There is no such call, or it has failed.
         """
         if self._booster is None:
             self._require()
@@ -155,7 +209,10 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             InvalidArgumentError: `fit` has not been called, or has failed.
         """
         if self._result is None:
-            raise InvalidArgumentError("this estimator has no model yet: call fit() first")
+            raise InvalidArgumentError(
+                "this estimator has no model yet: call fit() first; after submit(), call result() of the handle that "
+                "it returned"
+            )
         return self._result
 
     def predict(self, dataset: Dataset) -> np.ndarray:
@@ -171,11 +228,10 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             per row (``num_class``), XGBoost returns the index of the highest one instead.
         """
         booster = self.get_booster()
-        assert self._request is not None
         own: list[DataConnector] = []
         try:
             connector = _connector("dataset", dataset, own)
-            return self._predict(booster, connector, self._request)
+            return self._predict(booster, connector, self._input_cols, self._base_margin_col)
         finally:
             for staged in own:
                 staged.discard_staging()
@@ -185,24 +241,35 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if they name none."""
 
     @abstractmethod
-    def _predict(self, booster: BoosterT, connector: DataConnector, request: TrainRequest) -> np.ndarray:
+    def _predict(
+        self, booster: BoosterT, connector: DataConnector, input_cols: Sequence[str], base_margin_col: str | None
+    ) -> np.ndarray:
         """Return a model's predictions for the rows of a dataset.
 
         Args:
             booster: The model.
             connector: Dataset with the rows.
-            request: Description of the training of this model.
+            input_cols: Names of the feature columns that the model was trained on.
+            base_margin_col: Name of the column with the margins that the training used; None: it used none.
         """
 
-    def _make_request(
+    def _call(
         self,
         dataset: Dataset,
         eval_set: Dataset | Mapping[str, Dataset] | None,
         own: list[DataConnector],
         **options: Any,
-    ) -> TrainRequest:
+    ) -> Call[BoosterT]:
+        """Return the call that trains a model.
+
+        Args:
+            dataset: Rows to train on.
+            eval_set: Rows to evaluate on.
+            own: List to which the connectors of DataFrames are added, which are copied to files here.
+            options: Further fields of the request.
+        """
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
-        return TrainRequest(
+        request = TrainRequest(
             framework=self._framework,
             dataset=_connector("dataset", dataset, own).to_spec(),
             eval_set={name: _connector(f'eval_set "{name}"', rows, own).to_spec() for name, rows in named.items()},
@@ -212,6 +279,15 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             run_config=self.run_config,
             **options,
         )
+        return dispatch.training(
+            request, self.user_code, partial(self._trained, request.input_cols, request.base_margin_col)
+        )
+
+    def _trained(self, input_cols: tuple[str, ...], base_margin_col: str | None, result: TrainResult) -> BoosterT:
+        """Take over a trained model, and return it."""
+        self._result, self._booster = result, None
+        self._input_cols, self._base_margin_col = input_cols, base_margin_col
+        return self.get_booster()
 
     def _require(self) -> None:
         try:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.distributors.estimator import BoostingEstimator, checked_rounds
-from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.lightgbm.params import device_of, merge_params
 from shoal.training.run_config import RunConfig
@@ -79,7 +78,13 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
     def _device(self) -> str | None:
         return device_of(self.params)
 
-    def _predict(self, booster: lightgbm.Booster, connector: DataConnector, request: TrainRequest) -> np.ndarray:
+    def _predict(
+        self,
+        booster: lightgbm.Booster,
+        connector: DataConnector,
+        input_cols: Sequence[str],
+        base_margin_col: str | None,
+    ) -> np.ndarray:
         from shoal.training.lightgbm.prediction import predict_booster
 
-        return predict_booster(booster, connector, request.input_cols, base_margin_col=request.base_margin_col)
+        return predict_booster(booster, connector, input_cols, base_margin_col=base_margin_col)

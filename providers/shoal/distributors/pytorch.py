@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.dispatch import run_function
+from shoal.distributors import dispatch
 from shoal.distributors.torch_distributor import TorchDistributor
+from shoal.distributors.values import Response
 from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context, get_context
 from shoal.training.pytorch.local_run import run_local
 from shoal.training.pytorch.program import Program, name_of
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult
+from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.scaling import PyTorchScalingConfig, WorkerResourceConfig
 from shoal.training.pytorch.train_func import check_runnable
 from shoal.training.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from shoal.distributors.dispatch import Call
+    from shoal.distributors.submitted_call import SubmittedCall
 
 __all__ = [
     "Context",
@@ -30,29 +34,6 @@ __all__ = [
     "get_context",
     "run_local",
 ]
-
-
-@dataclass(frozen=True)
-class Response:
-    """Result of `PyTorchDistributor.run`: the model's location, the metrics and the return values.
-
-    Args:
-        result: The training engine's result, from which the methods read.
-    """
-
-    result: FunctionResult
-
-    def get_model_dir(self) -> str:
-        """Return the local path or URI of the folder with the merged model files of all ranks."""
-        return self.result.model_dir
-
-    def get_metrics(self) -> dict[str, float]:
-        """Return the last value of each metric that rank 0 logged."""
-        return dict(self.result.metrics)
-
-    def get_results(self) -> list[Any]:
-        """Return the return values of the function on all ranks, in the order of the ranks."""
-        return list(self.result.results)
 
 
 class PyTorchDistributor:
@@ -119,12 +100,44 @@ class PyTorchDistributor:
                 notes.
             WorkerLostError: Workers or their nodes were lost more often than `max_restarts` allows.
         """
-        if artifact_location and artifact_stage_location:
-            raise InvalidArgumentError("artifact_stage_location is another name of artifact_location: give only one")
+        location = _one_location(artifact_location, artifact_stage_location)
+        response: Response = self._call(args, kwargs, dataset_map, hyper_params, location).run()
+        return response
+
+    def submit(
+        self,
+        *args: Any,
+        dataset_map: Mapping[str, DataConnector] | None = None,
+        hyper_params: Mapping[str, Any] | None = None,
+        artifact_location: str | None = None,
+        artifact_stage_location: str | None = None,
+        **kwargs: Any,
+    ) -> SubmittedCall[Response]:
+        """Run the function or script on all ranks as a job, and return without waiting for it.
+
+        The job goes on when this process ends. The arguments are those of `run`.
+
+        Returns:
+            Handle of the call, whose ``result()`` returns the same as `run`.
+
+        Raises:
+            InvalidArgumentError: An argument is not legal, as in `run`; or this process is connected to a Ray cluster,
+                where calls are no jobs.
+        """
+        location = _one_location(artifact_location, artifact_stage_location)
+        return self._call(args, kwargs, dataset_map, hyper_params, location).submit()
+
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        dataset_map: Mapping[str, DataConnector] | None,
+        hyper_params: Mapping[str, Any] | None,
+        location: str | None,
+    ) -> Call[Any]:
         program = Program.of(self.train_func, args, kwargs)
-        location = artifact_location or artifact_stage_location
         request = self._request(name_of(program.target), dataset_map or {}, hyper_params or {}, location)
-        return Response(run_function(request, program.dumps()))
+        return dispatch.function(request, program.dumps())
 
     def _request(
         self, name: str, datasets: Mapping[str, DataConnector], hyper_params: Mapping[str, Any], location: str | None
@@ -143,3 +156,9 @@ class PyTorchDistributor:
             scaling_config=self.scaling_config,
             run_config=self.run_config.model_copy(update=changes),
         )
+
+
+def _one_location(location: str | None, stage_location: str | None) -> str | None:
+    if location and stage_location:
+        raise InvalidArgumentError("artifact_stage_location is another name of artifact_location: give only one")
+    return location or stage_location

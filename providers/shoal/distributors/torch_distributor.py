@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from shoal.distributors.dispatch import run_function
+from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError
 from shoal.training.context import say
 from shoal.training.pytorch.program import Program, name_of
@@ -18,6 +18,11 @@ from shoal.training.pytorch.scaling import (
     WorkerResourceConfig,
 )
 from shoal.training.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from shoal.distributors.dispatch import Call
+    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.values import Response, Returns
 
 
 class TorchDistributor:
@@ -72,16 +77,42 @@ class TorchDistributor:
             CapacityError: The active nodes have no room for the processes.
             TrainingError: A rank raised an exception; the error describes the first one.
         """
+        call = self._call(main, args, kwargs)
+        kind = ("local", "processes") if self.local_mode else ("distributed", "executor processes")
+        say(f"Started {kind[0]} training with {self.num_processes} {kind[1]}")
+        response: Response = call.run()
+        say(f"Finished {kind[0]} training with {response.result.num_workers} {kind[1]}")
+        return response.get_results()[0]
+
+    def submit(
+        self, main: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> SubmittedCall[Any]:
+        """Run a function or a script in all processes as a job, and return without waiting for it.
+
+        The job goes on when this process ends. The arguments are those of `run`.
+
+        Returns:
+            Handle of the call, whose ``result()`` returns the same as `run`.
+
+        Raises:
+            InvalidArgumentError: An argument is not legal, as in `run`; or this process is connected to a Ray cluster,
+                where calls are no jobs.
+        """
+        return self._call(main, args, kwargs, returns="rank-0").submit()
+
+    def _call(
+        self,
+        main: Callable[..., Any] | str | os.PathLike[str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        returns: Returns = None,
+    ) -> Call[Any]:
         program = Program.of(main, args, kwargs)
         config = self.run_config
         if self.local_mode and self.use_gpu:
             config = config.model_copy(update={"clamp": True})
         request = FunctionRequest(name=name_of(program.target), scaling_config=self._scaling(), run_config=config)
-        kind = ("local", "processes") if self.local_mode else ("distributed", "executor processes")
-        say(f"Started {kind[0]} training with {self.num_processes} {kind[1]}")
-        result = run_function(request, program.dumps())
-        say(f"Finished {kind[0]} training with {result.num_workers} {kind[1]}")
-        return result.results[0]
+        return dispatch.function(request, program.dumps(), returns=returns)
 
     def _scaling(self) -> AnyScaling:
         gpus = 1 if self.use_gpu else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -146,6 +146,9 @@ class JobStatus:
 class JobHandle:
     """Handle of one attempt of a job, returned by :func:`shoal.jobs.submit` and :func:`shoal.jobs.attach`.
 
+    In an event loop, ``await handle`` waits for the job as :meth:`wait` does, without its log, and other tasks go on
+    meanwhile. If the task that awaits the handle is cancelled, the job goes on.
+
     Args:
         store: Store that has the attempt's row.
         job: The attempt's row.
@@ -242,6 +245,19 @@ class JobHandle:
                 self.cancel("the process that waited for the job was interrupted")
             raise
         return self._outcome()
+
+    def __await__(self) -> Generator[Any, None, JobResult]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> JobResult:
+        import asyncio
+
+        steps = self._watch(None, with_log=False)
+        # A thread is taken for each look at the job only, not for the pauses. So hundreds of handles can be awaited at
+        # once, although asyncio has few threads.
+        while (pause := await asyncio.to_thread(next, steps, None)) is not None:
+            await asyncio.sleep(float(pause))
+        return await asyncio.to_thread(self._outcome)
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Return the lines of the job's log.
@@ -623,6 +639,19 @@ class JobHandle:
         self, timeout: float | None, *, with_log: bool = True, on_progress: OnProgress | None = None
     ) -> Iterator[str]:
         """Wait until the job has ended, and yield the lines of its log meanwhile."""
+        for step in self._watch(timeout, with_log=with_log, on_progress=on_progress):
+            if isinstance(step, str):
+                yield step
+            else:
+                self._sleep(step)
+
+    def _watch(
+        self, timeout: float | None, *, with_log: bool, on_progress: OnProgress | None = None
+    ) -> Iterator[str | float]:
+        """Look at the job until it has ended. Yield each new line of its log, and the seconds to pause between looks.
+
+        The caller makes the pauses: by sleeping, or in an event loop.
+        """
         follower = self._log()
         started = self._monotonic()
         head_check = started
@@ -654,7 +683,7 @@ class JobHandle:
                     f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s. The job goes on: '
                     f"reattach with shoal.jobs.attach({self.job_id!r})"
                 )
-            self._sleep(bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited))
+            yield bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited)
 
     @property
     def _turn_check_s(self) -> float:

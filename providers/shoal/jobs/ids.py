@@ -32,8 +32,14 @@ def job_id(framework: str, holder: str, fingerprint: str, key: str = "") -> str:
         fingerprint: Fingerprint of the job's spec.
         key: Text that distinguishes tasks of one holder that submit the same spec.
     """
-    suffix = uuid4().hex if is_interactive(holder) else digest([holder, key, fingerprint])
-    return f"{framework}-{suffix[:_DIGEST_LENGTH]}"
+    if is_interactive(holder):
+        return new_job_id(framework)
+    return f"{framework}-{digest([holder, key, fingerprint])[:_DIGEST_LENGTH]}"
+
+
+def new_job_id(framework: str) -> str:
+    """Build the id of a job that no earlier submission has: the framework's name and random digits."""
+    return f"{framework}-{uuid4().hex[:_DIGEST_LENGTH]}"
 
 
 def is_interactive(holder: str) -> bool:

@@ -45,6 +45,7 @@ def submit(
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
     returns_model: bool = False,
+    job_id: str | None = None,
 ) -> JobHandle:
     """Submit a job to a pool, or attach to the same job if it was submitted before.
 
@@ -65,6 +66,7 @@ def submit(
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of its library.
+        job_id: Id of the job if ``run_config.job_id`` is not set. None: an id is made.
 
     Raises:
         PoolNotFoundError: There is no such pool.
@@ -89,7 +91,7 @@ def submit(
     digest = fingerprint(given.identifying(pool, os.environ))
     spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
     document, uris = credentials.hide(spec.document())
-    job_id = spec.run_config.job_id or ids.job_id(spec.framework, holder, digest, key)
+    job_id = spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, digest, key)
     while True:
         endpoint = endpoint_of(pool)
         order = Order(

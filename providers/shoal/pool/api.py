@@ -210,6 +210,7 @@ class ComputePool:
         is_async: bool = False,
         options: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
+        owner: ProcessId | None = None,
     ) -> PoolLease:
         """Request nodes for this holder (the name under which this object makes requests) until the lease is released.
 
@@ -233,6 +234,8 @@ class ComputePool:
             is_async: Return as soon as the request is written to the database.
             options: The same options as for `scale_cluster`.
             on_progress: Function called with the pool's status while waiting.
+            owner: Process to which a started pool belongs (an embedded pool). The pool is removed when this process has
+                ended and no job has a lease on it (`shoal.pool.holder.job_holder`).
 
         Returns:
             The lease. As a context manager it is renewed inside the block and always released at its end.
@@ -290,6 +293,7 @@ class ComputePool:
         self._carry_out(
             request,
             bring_up=bring_up,
+            owner=owner,
             block_until_min_cluster_size=parsed.block_until_min_cluster_size,
             is_async=is_async,
             on_progress=on_progress,

@@ -12,6 +12,8 @@ import os
 from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool
 
+_JOB = "job:"
+
 ANYWHERE = ""
 """Value of a pool's `host` column if any host can start and end the pool's nodes, as for an existing Ray cluster."""
 
@@ -44,6 +46,16 @@ def python_holder() -> str:
 def cli_holder() -> str:
     """Return the holder name of a user at a terminal: ``cli:<user>@<host>``."""
     return f"cli:{_user()}@{hostname()}"
+
+
+def job_holder(job_id: str) -> str:
+    """Return the holder name of a job's own lease: ``job:<job_id>``. Such a lease lasts as long as the job."""
+    return _JOB + job_id
+
+
+def job_of(holder: str) -> str | None:
+    """Return the id of the job to which a holder's lease belongs; None if the holder is no job."""
+    return holder.removeprefix(_JOB) if holder.startswith(_JOB) else None
 
 
 def _user() -> str:

@@ -63,6 +63,18 @@ class PoolLease:
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.renew(session, self.id, self.epoch, self._clock())
 
+    def leave_to_job(self) -> None:
+        """Leave the lease to the job that holds it (`shoal.pool.holder.job_holder`), which was submitted: from now on,
+        the lease is not renewed, and ends with the job.
+
+        Does nothing if the same job was submitted again meanwhile, because the newest submission leaves the lease.
+        """
+        try:
+            with transaction(self._store, JournalStep.REQUEST) as session:
+                commands.leave_to_job(session, self.id, self.epoch, self._clock())
+        except StoreError as error:
+            log.warning("the lease stays for up to %.0f s after the end of its job: %s", self.ttl, error)
+
     def release(self) -> None:
         """Release the lease. Its nodes are ended, unless another lease or the base demand (the size that `up` or
         `scale` has set) needs them.

@@ -21,3 +21,6 @@ class Snapshot:
     nodes: tuple[Node, ...]
     works: bool = False
     """Whether a job is running on the pool or waiting for it."""
+    lasting: frozenset[str] = frozenset()
+    """Ids of the leases that belong to a job (see `shoal.pool.holder.job_holder`) and do not expire, because the job
+    has not ended, or its driver still cleans up."""

@@ -57,7 +57,8 @@ class LeaseStatus:
         id: Id of the lease.
         holder: Name of the run or process that requested the lease.
         size: Number of nodes that the lease requests.
-        expires_at: Time at which the lease expires if it is not renewed, in seconds since the epoch.
+        expires_at: Time at which the lease expires if it is not renewed, in seconds since the epoch. The lease of a
+            job, whose holder is ``job:<job_id>``, does not expire before the job has ended.
         exclusive: Whether the lease's nodes are added to those of other leases, instead of being shared.
         position: Place in the queue of waiting leases: 1 is granted next. None if the lease is granted.
     """

@@ -12,6 +12,11 @@ LEASE_TTL = 900.0
 """Default time after which a lease expires if it is not renewed. It is long enough for an orchestrator that polls
 slowly to renew the lease several times. It is also the longest time for which a dead run keeps its nodes."""
 
+JOB_LEASE_TTL = 60.0
+"""Time after which the lease of a job expires if the job was not submitted. The process that submits the job renews the
+lease until then. The time is above the 30 s that a write to a busy SQLite store may take, so a renewal every 20 s is in
+time."""
+
 START_TIMEOUT = 120.0
 """Time that a local node may take to start. After this time its start counts as failed. On the test machine, a single
 node starts in 3 to 9 s. The rest of the time is for waiting, because only a few nodes may start at the same time."""

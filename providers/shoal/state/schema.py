@@ -154,8 +154,8 @@ class Pool(Base):
     next_node: Mapped[int]
     """Number that the next node gets in its name. Within one epoch, no two nodes get the same number."""
     owner: Mapped[dict[str, Any] | None]
-    """Identity of the process to which the pool belongs (an embedded pool). The pool is removed when this process ends.
-    None for other pools."""
+    """Identity of the process to which the pool belongs (an embedded pool). The pool is removed when this process ends,
+    or later, when no job has a lease on it any more. None for other pools."""
     start_failures: Mapped[int] = mapped_column(default=0)
     """Number of nodes in a row that failed to start, or died soon after, while no operation was open."""
     last_failure: Mapped[str | None] = mapped_column(_Text)

@@ -13,8 +13,12 @@ from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
+from shoal.settings import without_defaults
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK, is_name
+
+_NEWER = ("returns",)
+"""Options that earlier versions of shoal did not have. They are left out of the stored spec while they are unset."""
 
 
 class FunctionRegister(Register):
@@ -91,6 +95,13 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         "registered.",
     )
 
+    returns: Literal["ranks", "rank-0"] | None = Field(
+        default=None,
+        description="Value that `shoal.distributors.attach` returns for the job: `ranks` is the list of the return "
+        "values of all ranks, `rank-0` the return value of rank 0. `submit` of a decorated function or a distributor "
+        "sets it. None: a `Response`, which has the metrics and the model folder, too.",
+    )
+
     @model_validator(mode="after")
     def _one_function(self) -> Self:
         if (self.train_func is None) == (self.program is None):
@@ -107,13 +118,18 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
             )
         return self
 
+    def document(self) -> dict[str, Any]:
+        """Return the spec as plain data for JSON, without options that earlier versions lack and that are not set."""
+        return without_defaults(self, super().document(), _NEWER)
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets that the training function gets."""
         yield from self.dataset_map.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
-        return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
+        changes = {"program": self.program and "by value", "returns": None}
+        return super().comparable(by_content).model_copy(update=changes)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""

@@ -50,7 +50,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
     return (
         not is_bound_here(snapshot.pool)
         or clock.has_jumped(snapshot.pool)
-        or any(_has_expired(lease, shared_now) for lease in snapshot.leases)
+        or any(_has_expired(snapshot, lease, shared_now) for lease in snapshot.leases)
         or any(_news(snapshot, looked_at, seen))
         or scaling_plan.is_due(snapshot, now)
     )
@@ -119,7 +119,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
 def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
     """Delete the leases that were not renewed in time."""
     shared_now = stamps.shared_now(session, now)
-    expired = [lease for lease in snapshot.leases if _has_expired(lease, shared_now)]
+    expired = [lease for lease in snapshot.leases if _has_expired(snapshot, lease, shared_now)]
     for lease in expired:
         session.delete(lease)
     if expired:
@@ -188,12 +188,15 @@ def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
     return started
 
 
-def _has_expired(lease: Lease, shared_now: float) -> bool:
-    """Return whether a lease has expired, because it was not renewed within its time to live.
+def _has_expired(snapshot: Snapshot, lease: Lease, shared_now: float) -> bool:
+    """Return whether a lease has expired, because it was not renewed within its time to live. The lease of a job that
+    goes on does not expire.
 
     A lease renewed on this host since its last boot is checked against the monotonic clock, which a suspend or a change
     of the wall clock does not affect. A lease of another host is checked against the clock that both hosts share.
     """
+    if lease.id in snapshot.lasting:
+        return False
     unrenewed = stamps.age(lease.expires_at, lease.renewed_clock)
     return lease.expires_at <= shared_now if unrenewed is None else unrenewed >= lease.ttl
 

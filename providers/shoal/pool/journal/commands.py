@@ -219,6 +219,15 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     pool.touched_at = now
 
 
+def leave_to_job(session: Session, lease_id: str, epoch: int, now: float) -> None:
+    """Let a lease expire as soon as the job that holds it has ended. Do nothing if the lease is gone, or was requested
+    again under a newer epoch."""
+    lease = session.get(Lease, lease_id, with_for_update=True)
+    if lease is not None and lease.epoch == epoch:
+        lease.ttl = 0.0
+        _prolong(session, lease, now)
+
+
 def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
     """Renew a holder's lease on a pool: set its expiry to now plus the lease's time to live. Return False if the holder
     has no lease on the pool.

@@ -13,7 +13,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.pool.holder import ANYWHERE, bind_here, is_here
+from shoal.pool.holder import ANYWHERE, bind_here, is_here, job_of
 from shoal.pool.journal import clock
 from shoal.pool.snapshot import Snapshot
 from shoal.state.host import hostname
@@ -22,6 +22,7 @@ from shoal.state.schema import (
     JOB_ENDED,
     Demand,
     Job,
+    JobState,
     Lease,
     Node,
     NodeState,
@@ -61,15 +62,17 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
         raise PoolNotFoundError(name, pool_names(session))
     if lock:
         clock.follow(session, pool)
+    leases = tuple(session.scalars(select(Lease).where(Lease.pool == name).order_by(Lease.created_at)))
     return Snapshot(
         pool=pool,
         demand=session.get(Demand, name),
-        leases=tuple(session.scalars(select(Lease).where(Lease.pool == name).order_by(Lease.created_at))),
+        leases=leases,
         operations=tuple(
             session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
         ),
         nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
         works=any(map(_works, session.scalars(select(Job.driver).where(Job.pool == name, _UNFINISHED)))),
+        lasting=_lasting(session, name, leases),
     )
 
 
@@ -77,6 +80,26 @@ def _works(driver: dict[str, Any] | None) -> bool:
     """Return whether a job that is unfinished by its row in the database still uses the pool. It does not if its driver
     (the process that runs the job) has died without updating the row."""
     return driver is None or not ProcessId.from_json(driver).known_dead()
+
+
+def _lasting(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[str]:
+    """Return the ids of those leases that belong to a job which has not ended, or whose driver has not exited yet."""
+    of_jobs = {job_id: lease.id for lease in leases if (job_id := job_of(lease.holder)) is not None}
+    if not of_jobs:
+        return frozenset()
+    found = session.execute(select(Job.id, Job.state, Job.driver).where(Job.pool == pool, Job.id.in_(of_jobs)))
+    return frozenset(of_jobs[job_id] for job_id, state, driver in found if _goes_on(state, driver))
+
+
+def _goes_on(state: JobState, driver: dict[str, Any] | None) -> bool:
+    """Return whether an attempt of a job has not ended, or its driver still cleans up on this host.
+
+    A driver first records the end, and then finishes the MLflow run and removes files, which it could not do if the
+    pool had gone down meanwhile.
+    """
+    if state not in JOB_ENDED:
+        return _works(driver)
+    return driver is not None and ProcessId.from_json(driver).alive()
 
 
 def require_here(pool: Pool) -> None:

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
-from shoal.pool.holder import is_here
+from shoal.pool.holder import is_here, job_of
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.steps import JournalStep, act, transaction
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -77,13 +78,13 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     backend = BACKENDS[spec.backend]()
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     seen = backend.look(spec, refs)
-    orphaned = snapshot.pool.owner is not None and ProcessId.from_json(snapshot.pool.owner).known_dead()
-    orphaned = orphaned and snapshot.pool.state is PoolState.UP
+    orphaned = _is_orphan(snapshot)
     if not orphaned and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
-        if orphaned:
+        # A process may have submitted the pool's job again since the rows were read.
+        if orphaned and _is_orphan(rows.load(session, name)):
             commands.down(session, name, now)
         snapshot = rows.load(session, name)
         rows.adopt(snapshot.pool)
@@ -100,6 +101,17 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     return Changes(
         tuple(node.name for node in intents.start), tuple(node.name for node in intents.end), tuple(intents.decided)
     )
+
+
+def _is_orphan(snapshot: Snapshot) -> bool:
+    """Return whether a pool is up, but belonged to a process (an embedded pool) that has ended, and no job has a lease
+    on it."""
+    owner = snapshot.pool.owner
+    if snapshot.pool.state is not PoolState.UP or owner is None:
+        return False
+    if any(job_of(lease.holder) is not None for lease in snapshot.leases):
+        return False
+    return ProcessId.from_json(owner).known_dead()
 
 
 def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) -> None:

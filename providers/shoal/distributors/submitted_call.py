@@ -1,0 +1,125 @@
+"""Provide `SubmittedCall`, the handle of a call that does not wait, and `attach`, which finds it from any process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from shoal.distributors import values
+
+if TYPE_CHECKING:
+    from shoal.jobs import JobHandle, JobResult, JobStatus
+    from shoal.training.progress import OnProgress
+
+T = TypeVar("T")
+
+
+class SubmittedCall(Generic[T]):
+    """Handle of a call that runs as a job, from `submit` of an estimator, a distributor or a decorated function.
+
+    The job goes on when this process ends. Any process can get another handle of it with
+    ``shoal.distributors.attach(call.job_id)``.
+
+    In an event loop, ``await call`` returns the same as :meth:`result`, and other tasks go on meanwhile. If the task
+    that awaits the call is cancelled, the job goes on.
+
+    Args:
+        job: Handle of the job.
+        read: Reads the value of the call from the result of the job.
+
+    Attributes:
+        job: Handle of the job.
+    """
+
+    def __init__(self, job: JobHandle, read: Callable[[JobResult], T]) -> None:
+        self.job = job
+        self._read = read
+
+    def __repr__(self) -> str:
+        return f"SubmittedCall({self.job_id!r})"
+
+    @property
+    def job_id(self) -> str:
+        """Return the id of the job."""
+        return self.job.job_id
+
+    def result(
+        self,
+        timeout: float | None = None,
+        *,
+        on_log: Callable[[str], Any] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> T:
+        """Wait until the call has ended, and return what the call without `submit` returns. Ctrl-C ends the wait, and
+        the job goes on.
+
+        Args:
+            timeout: Seconds to wait; the job goes on after that time. None: wait without a limit.
+            on_log: Function that is called with each line of the job's log, such as `print`. None: the log is not read.
+            on_progress: Function that is called with the training's progress each time the progress has changed.
+
+        Raises:
+            JobFailedError: The job failed; the message ends with the cause.
+            JobCancelledError: The job was cancelled.
+            JobTimeoutError: The call has not ended within `timeout` seconds. It is a `TimeoutError`.
+            FileNotFoundError: The files of the result are gone, or cannot be reached from this machine.
+        """
+        return self._read(self.job.wait(timeout, on_log, on_progress))
+
+    def status(self) -> JobStatus:
+        """Return the present status of the job."""
+        return self.job.status()
+
+    def cancel(self, reason: str = "cancelled on request") -> bool:
+        """Cancel the job and end its workers; return False if the job had ended already.
+
+        Args:
+            reason: Stored as the job's error.
+        """
+        return self.job.cancel(reason)
+
+    def logs(self, *, follow: bool = False) -> Iterator[str]:
+        """Return the lines of the job's log.
+
+        Args:
+            follow: Whether to wait for further lines until the job has ended, instead of returning only the present
+                ones.
+        """
+        return self.job.logs(follow=follow)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> T:
+        import asyncio
+
+        return await asyncio.to_thread(self._read, await self.job)
+
+
+def attach(job_id: str) -> SubmittedCall[Any]:
+    """Return the handle of a call that was submitted before, by this process or another one.
+
+    Its :meth:`~SubmittedCall.result` is the same as that of the handle that `submit` returned: the booster of an
+    estimator, the `Response` of a `PyTorchDistributor`, the value of a decorated function or a `TorchDistributor`, or
+    the `PredictResult` of a prediction. Jobs that were submitted in another way have a result by the kind of their
+    spec.
+
+    Args:
+        job_id: Id of the job.
+
+    Raises:
+        JobNotFoundError: There is no such job.
+
+    Example:
+        >>> from shoal.distributors import attach
+        >>> attach("xgboost-2f1c9a64b0de").status().state
+        'running'
+    """
+    from shoal import jobs
+    from shoal.jobs.journal import attempts
+    from shoal.jobs.journal.attempts import Key
+    from shoal.state import Store
+
+    job = jobs.attach(job_id)
+    spec = jobs.parse_spec(attempts.load(Store(), Key(job.job_id, job.attempt)).spec)
+    return SubmittedCall(job, values.reader(spec))

@@ -1,0 +1,100 @@
+"""Read the value that a call returns, such as a booster, from the result of the call's job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from shoal.training.pytorch.request import FunctionResult
+
+if TYPE_CHECKING:
+    from shoal.jobs import AnyJobSpec, JobResult, PredictResult
+
+Returns = Literal["ranks", "rank-0"] | None
+"""Value that a call of a function returns: the return values of all ranks, that of rank 0, or (None) a `Response`."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """Result of `PyTorchDistributor.run`: the model's location, the metrics and the return values.
+
+    Args:
+        result: The training engine's result, from which the methods read.
+    """
+
+    result: FunctionResult
+
+    def get_model_dir(self) -> str:
+        """Return the local path or URI of the folder with the merged model files of all ranks."""
+        return self.result.model_dir
+
+    def get_metrics(self) -> dict[str, float]:
+        """Return the last value of each metric that rank 0 logged."""
+        return dict(self.result.metrics)
+
+    def get_results(self) -> list[Any]:
+        """Return the return values of the function on all ranks, in the order of the ranks."""
+        return list(self.result.results)
+
+
+def reader(spec: AnyJobSpec) -> Callable[[JobResult], Any]:
+    """Return the function that reads the value of a call from the result of its job.
+
+    Args:
+        spec: Spec of the job. The function does not keep it, so that data that were staged for the job are not kept.
+    """
+    from shoal.jobs import FunctionJobSpec, PredictJobSpec
+
+    location = spec.run_config.artifact_location
+    if isinstance(spec, PredictJobSpec):
+        return partial(prediction, output_path=spec.output_path)
+    if isinstance(spec, FunctionJobSpec):
+        return partial(function_value, location=location, returns=spec.returns)
+    return partial(_booster, location=location)
+
+
+def prediction(result: JobResult, *, output_path: str) -> PredictResult:
+    """Convert the result of a prediction's job to the value of `predict`.
+
+    Args:
+        result: Result of the job.
+        output_path: The job's `output_path`, with its credentials, which the result does not keep.
+    """
+    from shoal.jobs import PredictResult
+    from shoal.jobs.files import storage
+
+    assert result.output_path is not None
+    assert result.rows is not None
+    return PredictResult(
+        storage.as_given(result.output_path, output_path),
+        result.rows,
+        result.model_uri,
+        result.num_workers,
+        result.restarts,
+        result.seconds,
+        result.peak_memory_per_worker,
+    )
+
+
+def function_value(result: JobResult, *, location: str | None, returns: Returns) -> Any:
+    """Read the value of a function's call.
+
+    Args:
+        result: Result of the job.
+        location: The job's `artifact_location`.
+        returns: Kind of the value.
+    """
+    from shoal.jobs import load_results
+
+    answer = load_results(result, location)
+    if returns == "ranks":
+        return list(answer.results)
+    return answer.results[0] if returns == "rank-0" else Response(answer)
+
+
+def _booster(result: JobResult, *, location: str | None) -> Any:
+    from shoal.jobs import load_training
+
+    return load_training(result, location).booster()
