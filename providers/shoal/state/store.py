@@ -16,7 +16,7 @@ from shoal.state.explain import explain, too_new
 from shoal.state.home import home
 from shoal.state.signals import uninterrupted
 
-SCHEMA_VERSION = "0008"
+SCHEMA_VERSION = "0009"
 """Newest revision in `migrations/versions`. If a store already has this version, Alembic is not imported, which saves
 0.3 s."""
 
