@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from shoal import PoolSpec, RunConfig
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import JobSpec
+from shoal.jobs import FunctionJobSpec, JobSpec
 
 TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
 
@@ -17,7 +19,10 @@ TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
         ({"input_colss": ["a"]}, 'unknown option "input_colss": did you mean input_cols?'),
         ({"run_config": {"max_restart": 1}}, 'unknown option "run_config.max_restart": did you mean max_restarts?'),
         ({"eval_set": {"eval": {"path": "/x"}}}, 'unknown option "eval_set.eval.path": did you mean paths?'),
-        ({"framework": "xgbost"}, "unknown framework \"xgbost\": it can be 'xgboost' or 'lightgbm'"),
+        (
+            {"framework": "xgbost"},
+            "unknown framework \"xgbost\": it can be 'xgboost' or 'lightgbm'; did you mean xgboost?",
+        ),
         ({"label_col": None}, "label_col=None: Input should be a valid string"),
         ({"n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
         (
@@ -32,6 +37,36 @@ def test_a_wrong_option_is_named_with_its_path_and_the_nearest_name(fields: dict
         with pytest.raises(InvalidArgumentError) as caught:
             build()
         assert said in str(caught.value)
+
+
+def is_known(value: object) -> bool:
+    return "?" not in str(value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"input_colss": ["?"]}, 'unknown option "input_colss": did you mean input_cols?'),
+        ({"label_col": "?", "n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
+        ({"run_config": {"max_restart": "?"}}, 'unknown option "run_config.max_restart": did you mean max_restarts?'),
+        ({"n_estimators": "?", "eval_set": {"e": {}}}, "eval_set.e={}: a dataset needs the option paths"),
+        ({"n_estimators": "?", "early_stopping_rounds": 5}, None),  # needs an eval_set
+        ({"label_col": "?", "weight_col": "a"}, None),  # a feature is also the weight
+        ({"dataset": {"paths": "?"}, "params": {"eta": "?"}, "verbose_eval": "?", "framework": "?"}, None),
+        ({"run_config": {"tracking": {"tag": "?"}}}, None),  # moved to the field tracking
+    ],
+)
+def test_options_that_are_not_known_yet_are_not_checked(fields: dict, said: str | None):
+    with pytest.raises(InvalidArgumentError) if said else nullcontext() as caught:
+        JobSpec.check({**TRAIN, **fields}, is_known)
+    assert not said or said in str(caught.value)
+
+
+def test_a_model_of_a_union_is_checked_when_all_its_values_are_known():
+    """Which of the two scaling configs is meant is not certain before."""
+    FunctionJobSpec.check({"train_func": "m:f", "scaling_config": {"num_nodes": "?"}}, is_known)
+    with pytest.raises(InvalidArgumentError, match="num_nodez"):
+        FunctionJobSpec.check({"train_func": "m:f", "scaling_config": {"num_nodez": 1}, "args": ["?"]}, is_known)
 
 
 def test_a_missing_option_is_named():

@@ -29,7 +29,12 @@ class ShoalError(Exception):
 
     Credentials in the message are removed, so that the message can be logged. Characters that UTF-8 cannot encode are
     escaped, so that the message can be printed and stored.
+
+    Attributes:
+        permanent: Whether the same call would fail again in the same way, so that a retry is useless.
     """
+
+    permanent: bool = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact(_printable(arg)) if isinstance(arg, str) else arg for arg in args))
@@ -37,6 +42,8 @@ class ShoalError(Exception):
 
 class InvalidArgumentError(ShoalError, ValueError):
     """An argument, option or spec is invalid. The call had no effect: nothing was started, and nothing was changed."""
+
+    permanent = True
 
 
 class MissingExtraError(ShoalError, ImportError):
@@ -88,6 +95,8 @@ class NoPoolError(InvalidArgumentError):
     """No pool was named, and the pools in the store do not determine which one to use: none exists, none is up, or
     several are up."""
 
+    permanent = False
+
 
 class PoolDownError(ShoalError):
     """The pool is not up (start it with ``up()``), or it is bound to another host."""
@@ -135,9 +144,19 @@ class ScaleError(ShoalError):
 class CapacityError(ShoalError):
     """The training requests more nodes, CPUs or GPUs than the pool has, or they did not become free in time."""
 
+    permanent = True
+
+
+class CapacityTimeoutError(CapacityError):
+    """The pool has the nodes, CPUs or GPUs that the training requests, but they did not become free in time."""
+
+    permanent = False
+
 
 class DataError(ShoalError, ValueError):
     """The dataset cannot be used: missing column, null label, wrong dtype, or a corrupt, missing or empty file."""
+
+    permanent = True
 
 
 class TrainingError(ShoalError):
@@ -165,7 +184,16 @@ class RegistryError(ShoalError):
 
 
 class JobFailedError(JobError):
-    """The job ended without a result. The message ends with the cause."""
+    """The job ended without a result. The message ends with the cause.
+
+    Args:
+        message: The error message.
+        permanent: Whether a further attempt of the job would fail in the same way.
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
 
 
 class JobCancelledError(JobError):

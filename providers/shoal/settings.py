@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -47,6 +48,22 @@ class Settings(RedactedRepr, BaseModel):
         with _explained(cls):
             return cls.model_validate(dict(fields))
 
+    @classmethod
+    def check(cls, fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> None:
+        """Check the options as far as they are known: their names, and the values that are known.
+
+        A rule about several options is checked only if all of them are known.
+
+        Args:
+            fields: Names of the options and their values.
+            is_known: Returns False for a value that contains a placeholder, such as a template, at any depth.
+
+        Raises:
+            InvalidArgumentError: An option is unknown or missing, or a known value is not allowed.
+        """
+        with _explained(cls, lambda problem: _is_certain(problem, fields, is_known)):
+            cls.model_validate(dict(fields))
+
 
 def without_defaults(options: Settings, document: Mapping[str, Any], newer: Collection[str]) -> dict[str, Any]:
     """Return the stored document of some options without those that earlier versions of shoal lack and that have
@@ -67,23 +84,59 @@ def without_defaults(options: Settings, document: Mapping[str, Any], newer: Coll
     }
 
 
+def unknown_value(field: str, given: str, allowed: str) -> str:
+    """Return the message about a text that is none of the allowed values, with the most similar one of them.
+
+    Args:
+        field: Name of the option.
+        given: The text, without credentials.
+        allowed: The allowed values, each in single quotation marks, such as ``'xgboost' or 'lightgbm'``.
+    """
+    near = difflib.get_close_matches(given, re.findall("'([^']*)'", allowed), n=1)
+    return f'unknown {field} "{given}": it can be {allowed}' + (f"; did you mean {near[0]}?" if near else "")
+
+
 @contextlib.contextmanager
-def _explained(model: type[BaseModel]) -> Iterator[None]:
+def _explained(
+    model: type[BaseModel], is_certain: Callable[[Mapping[str, Any]], bool] = lambda problem: True
+) -> Iterator[None]:
     """Replace an error that pydantic raises in the ``with`` block by an `InvalidArgumentError` that names each wrong
     option.
 
     Args:
         model: Class whose options are validated in the ``with`` block.
+        is_certain: Returns False for a problem that is not an error, because the values are not known yet.
     """
     try:
         yield
     except ValidationError as error:
-        problems = "; ".join(_sentence(model, problem) for problem in error.errors(include_url=False))
-        raise InvalidArgumentError(problems) from None
+        problems = [_sentence(model, problem) for problem in error.errors(include_url=False) if is_certain(problem)]
+        if problems:
+            raise InvalidArgumentError("; ".join(problems)) from None
     # A text with a lone surrogate cannot be encoded in UTF-8. For such a text, pydantic raises UnicodeEncodeError
     # instead of ValidationError.
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"options must be text that UTF-8 can encode: {error}") from None
+
+
+def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any], bool]) -> bool:
+    """Return whether a problem that pydantic has found remains, whatever the values are that are not known yet.
+
+    Args:
+        problem: The problem.
+        fields: The options that were validated.
+        is_known: Returns False for a value that contains a placeholder.
+    """
+    found = fields
+    for step in problem["loc"][:-1]:
+        try:
+            found = found[step]
+        # pydantic inserts the name of each model of a union into the path. Which of the models is meant depends on all
+        # values, so the problem is certain only if all of them are known.
+        except (KeyError, IndexError, TypeError):
+            return is_known(found)
+    # The name of an option is never a placeholder.
+    return problem["type"] in ("missing", "extra_forbidden") or is_known(problem["input"])
 
 
 def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
@@ -97,7 +150,7 @@ def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         return f'unknown option "{field}"{_hint(str(where[-1]), _names(model, where[:-1]))}'
     if kind == "literal_error" and isinstance(given, str):
-        return f'unknown {field} "{redact_all(given)}": it can be {problem["ctx"]["expected"]}'
+        return unknown_value(field, redact_all(given), problem["ctx"]["expected"])
     if isinstance(given, str) and kind == "tuple_type":
         message = 'must be a list such as ["a", "b"], not a text'
     if isinstance(given, str) and is_secret_name(str(where[-1])):

@@ -12,7 +12,12 @@ from types import SimpleNamespace
 import cloudpickle
 import pytest
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowRuntimeError,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+)
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from shoal import jobs
@@ -90,10 +95,12 @@ def test_a_scaling_that_fails_says_why_and_is_rolled_back(up, context, tiny):
 
 
 def test_what_the_core_refuses_is_refused(up, context):
-    with pytest.raises(InvalidArgumentError, match="MAX_NODES=4"):
+    with pytest.raises(AirflowFailException, match="MAX_NODES=4"):
         ScaleClusterOperator(task_id="scale", expected_cluster_size=9, pool_name="tiny").execute(context)
-    with pytest.raises(InvalidArgumentError, match="did you mean rollback_after_seconds"):
-        LeasePoolOperator(task_id="lease", size=2, pool_name="tiny", options={"rollback_after": 1}).execute(context)
+    lease = LeasePoolOperator(task_id="lease", size=2, pool_name="tiny", options="{{ params.options }}")
+    lease.options = {"rollback_after": 1}
+    with pytest.raises(AirflowFailException, match="did you mean rollback_after_seconds"):
+        lease.execute(context)
 
 
 def test_a_kill_takes_the_claim_back(up, context, monkeypatch):
@@ -288,9 +295,12 @@ def test_a_metric_that_is_not_finite_fits_into_an_xcom(on_fake_head, spec, conte
     assert math.isnan(metrics["eval-auc"]) and metrics["eval-loss"] == float("inf")
 
 
-def test_a_failure_ends_with_its_cause(on_fake_head, spec, context):
-    driver = meanwhile(ended, JobState.FAILED, error='column "a" is not there')
-    with pytest.raises(JobFailedError, match=r'column "a" is not there$'):
+@pytest.mark.parametrize(
+    ("is_permanent", "expected"), [(None, JobFailedError), (False, JobFailedError), (True, AirflowFailException)]
+)
+def test_a_failure_ends_with_its_cause(on_fake_head, spec, context, is_permanent, expected):
+    driver = meanwhile(ended, JobState.FAILED, error='column "a" is not there', error_is_permanent=is_permanent)
+    with pytest.raises(expected, match=r'column "a" is not there$'):
         train(spec).execute(context)
     driver.join()
 
@@ -407,7 +417,7 @@ def test_a_prediction_is_a_job(on_fake_head, context, tmp_path):
         pool_name=POOL,
     )
     predict.model = "models:/delays"
-    with pytest.raises(InvalidArgumentError, match="names no version"):
+    with pytest.raises(AirflowFailException, match="names no version"):
         predict.execute(context)
     predict.model = "models:/delays@champion"
     driver = meanwhile(ended, JobState.SUCCEEDED)
@@ -425,7 +435,7 @@ def test_a_prediction_can_take_its_spec_from_an_earlier_task(on_fake_head, conte
         )
     assert predict.upstream_task_ids == {"choose"}
     predict.spec = {"run_config": {"artifact_location": "out"}}
-    with pytest.raises(InvalidArgumentError, match="artifact_location of task predict is the relative path"):
+    with pytest.raises(AirflowFailException, match="artifact_location is the relative path"):
         predict.execute(context)
     assert on_fake_head.submissions == 0
 
@@ -462,7 +472,7 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "task train has neither a spec nor a train_func"),
+        ({}, "task train: neither a spec nor a train_func is given"),
         ({"train_func": 3}, "must be a function, the name of a function"),
         (
             {"train_func": len, "framework": "xgboost"},
@@ -473,14 +483,14 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
         ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script accepts only command line arguments"),
         ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts framework="pytorch" in the spec'),
         ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "without a train_func"),
-        ({"spec": {"dataset": {"paths": ["flights/"]}}}, 'dataset.paths of task train is the relative path "flights/"'),
-        ({"spec": {"dataset_map": {"a": {"paths": ["x-{{ ds }}"]}}}}, "dataset_map.a.paths of task train is the rel"),
-        ({"spec": {"register": {"holdout": {"paths": ["h"]}}}}, "register.holdout.paths of task train is the relative"),
-        ({"spec": {"run_config": {"artifact_location": "out"}}}, "run_config.artifact_location of task train"),
-        ({"spec": {"run_config": {"code": ["./mypkg"]}}}, 'run_config.code of task train is the relative path "./my'),
-        ({"spec": {"run_config": RunConfig(code=("./mypkg",))}}, "run_config.code of task train is the relative path"),
-        ({"spec": {"dataset": DatasetSpec(paths=("flights",))}}, "dataset.paths of task train is the relative path"),
-        ({"train_func": "train.py"}, 'train_func of task train is the relative path "train.py"'),
+        ({"spec": {"dataset": {"paths": ["flights/"]}}}, 'task train: dataset.paths is the relative path "flights/"'),
+        ({"spec": {"dataset_map": {"a": {"paths": ["x-{{ ds }}"]}}}}, "task train: dataset_map.a.paths is the rel"),
+        ({"spec": {"register": {"holdout": {"paths": ["h"]}}}}, "task train: register.holdout.paths is the relative"),
+        ({"spec": {"run_config": {"artifact_location": "out"}}}, "task train: run_config.artifact_location"),
+        ({"spec": {"run_config": {"code": ["./mypkg"]}}}, 'task train: run_config.code is the relative path "./my'),
+        ({"spec": {"run_config": RunConfig(code=("./mypkg",))}}, "task train: run_config.code is the relative path"),
+        ({"spec": {"dataset": DatasetSpec(paths=("flights",))}}, "task train: dataset.paths is the relative path"),
+        ({"train_func": "train.py"}, 'task train: train_func is the relative path "train.py"'),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_dag(given, says):
@@ -489,12 +499,12 @@ def test_what_cannot_be_is_refused_with_the_dag(given, says):
 
 
 def test_a_path_that_a_template_gives_is_checked_in_the_task(on_fake_head, context):
-    columns = {"label_col": "y", "input_cols": ["x"], "hyper_params": {"paths": ["left/alone"]}}
+    columns = {"label_col": "y", "input_cols": ["x"], "params": {"paths": ["left/alone"]}}
     operator = train({"dataset": {"paths": ["{{ params.folder }}/x", "/data/x", "s3://b/x"]}, **columns})
     operator.spec = {**operator.spec, "dataset": {"paths": ["flights/x"]}}
-    with pytest.raises(InvalidArgumentError, match='relative path "flights/x", but the working folder of an Airflow'):
+    with pytest.raises(AirflowFailException, match='relative path "flights/x", but the working folder of an Airflow'):
         operator.execute(context)
-    with pytest.raises(InvalidArgumentError, match="output_path of task predict is the relative path"):
+    with pytest.raises(InvalidArgumentError, match="task predict: output_path is the relative path"):
         BatchPredictOperator(task_id="predict", model="models:/m@champion", dataset={"paths": ["/x"]}, output_path="p")
     assert on_fake_head.submissions == 0
 
@@ -503,13 +513,12 @@ def test_a_path_that_a_template_gives_is_checked_in_the_task(on_fake_head, conte
     ("given", "says"),
     [
         ({"train_func": "/nowhere.py"}, "nowhere.py.* cannot be read"),
-        ({"train_func": print, "spec": {"hyper_parms": {}}}, "hyper_parms"),
         ({"train_func": len}, "len: missing a required argument"),
     ],
 )
 def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
     operator = DistributedTrainOperator(task_id="train", pool_name=POOL, **given)
-    with pytest.raises(InvalidArgumentError, match=says):
+    with pytest.raises(AirflowFailException, match=says):
         operator.execute(context)
     assert on_fake_head.submissions == 0
 
@@ -530,7 +539,9 @@ def test_what_a_decorated_task_cannot_be_is_refused(given, says):
         distributed_task(pool_name=POOL, **given)(lambda: None)()
 
 
-def test_a_wrong_spec_is_refused_by_name(on_fake_head, context):
-    with pytest.raises(InvalidArgumentError, match="input_cols"):
-        train({"dataset": {"paths": ["/data"]}, "label_col": "y", "input_cols": []}).execute(context)
+def test_a_spec_that_a_template_makes_wrong_is_refused_by_name(on_fake_head, spec, context):
+    operator = train({**spec.document(), "n_estimators": "{{ dag_run.run_id }}"})
+    operator.render_template_fields(context)
+    with pytest.raises(AirflowFailException, match="n_estimators='a_run': Input should be a valid integer"):
+        operator.execute(context)
     assert on_fake_head.submissions == 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 from shoal.airflow import results
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.results import CAUSE, training_results
-from shoal.errors import InvalidArgumentError
 from shoal.jobs import NoResult
 
 
@@ -61,11 +61,18 @@ def test_a_mapped_task_that_was_never_expanded(ran):
     ]
 
 
+def wrong_training() -> DistributedTrainOperator:
+    """A task of which an earlier task has returned a wrong spec."""
+    operator = DistributedTrainOperator(task_id="train", spec="{{ ti.xcom_pull('prepare') }}")
+    operator.spec = {"input_cols": ["x"]}
+    return operator
+
+
 def test_a_failed_training_leaves_its_cause(context):
     pushed = {}
     context["ti"].xcom_push = lambda key, value: pushed.update({key: value})
-    with pytest.raises(InvalidArgumentError):
-        DistributedTrainOperator(task_id="train", spec={"input_cols": ["x"]}).execute(context)
+    with pytest.raises(AirflowFailException):
+        wrong_training().execute(context)
     assert "dataset is missing" in pushed[CAUSE]
 
 
@@ -74,5 +81,5 @@ def test_a_cause_that_cannot_be_stored_does_not_hide_it(context):
         raise ConnectionError("no API server")
 
     context["ti"].xcom_push = refuse
-    with pytest.raises(InvalidArgumentError, match="dataset is missing"):
-        DistributedTrainOperator(task_id="train", spec={"input_cols": ["x"]}).execute(context)
+    with pytest.raises(AirflowFailException, match="dataset is missing"):
+        wrong_training().execute(context)

@@ -23,7 +23,7 @@ from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
-from shoal.errors import StoreError, StoreUnreachableError, TrainingError
+from shoal.errors import CapacityError, CapacityTimeoutError, StoreError, StoreUnreachableError, TrainingError
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
@@ -41,7 +41,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.state import Store
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import Demand, Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.progress import OnProgress, Progress
 from shoal.training.run_config import RunConfig
@@ -348,6 +348,7 @@ class TestDriver:
 
         assert (code, job.state, trained) == (1, JobState.FAILED, [])
         assert f"50 rows of {spec.dataset.paths[0]}. Name a holdout without rows of the training data" in str(job.error)
+        assert job.error_is_permanent is True
 
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow
@@ -360,8 +361,18 @@ class TestDriver:
         code, job = drive(store, spec)
 
         assert (code, job.state, job.error) == (1, JobState.FAILED, "rank 1: out of memory")
+        assert job.error_is_permanent is False
         assert log().rstrip().endswith("failed: rank 1: out of memory")
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "FAILED"
+
+    def test_too_few_nodes_are_a_permanent_error_if_the_pool_has_all_its_nodes(self, store, spec):
+        attempt = driver.Driver(store, Job(id="job", attempt=1, pool=POOL), spec, Secrets())
+        refused, came_late = CapacityError("no room"), CapacityTimeoutError("no room in time")
+        with store.transaction() as session:
+            session.add(Demand(pool=POOL, size=1, operation_id=None, set_at=0.0))
+        assert [attempt._is_permanent(error) for error in (refused, came_late)] == [False, False]  # its head is missing
+        add_node(store, cpus=1)
+        assert [attempt._is_permanent(error) for error in (refused, came_late)] == [True, False]
 
     def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
         password = "hunter22"

@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ONLY_LEASE
+from shoal.airflow.checks import check_slots, pool_of
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import InvalidArgumentError, shown
@@ -195,8 +196,8 @@ def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTa
     In nested blocks, a task gets the lease of the innermost block that leases the task's pool. A lease that the user
     has set is not changed.
     """
-    pool = _pool_of(tasks.setup.pool_name, tasks.setup.compute_pool_conn_id)
-    outer_pools = {_pool_of(one.setup.pool_name, one.setup.compute_pool_conn_id) for one in around}
+    pool = pool_of(vars(tasks.setup))
+    outer_pools = {pool_of(vars(one.setup)) for one in around}
     for task in created:
         if isinstance(task, MappedOperator):
             if not issubclass(task.operator_class, PoolOperator | NodesSensor):
@@ -206,20 +207,10 @@ def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTa
             arguments = vars(task)
         else:
             continue
-        its_pool = _pool_of(arguments.get("pool_name"), arguments.get("compute_pool_conn_id"))
+        its_pool = pool_of(arguments)
         belongs_here = its_pool in (None, pool) or its_pool not in outer_pools
         if belongs_here and arguments.get("lease") is None:
             arguments["lease"] = tasks.setup.task_id
-
-
-def _pool_of(pool_name: str | None, compute_pool_conn_id: str | None) -> str | None:
-    """Return a text that identifies the pool of a task, or None if the task names no pool.
-
-    Name and URI of the same pool give the same text. A connection gives a text of its own.
-    """
-    if compute_pool_conn_id:
-        return f"connection {compute_pool_conn_id}"
-    return pool_name.partition("?")[0].rpartition("://")[2] if isinstance(pool_name, str) else None
 
 
 def _checked_prefix(prefix: str) -> str:
@@ -241,8 +232,5 @@ def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, [*legal, *inspect.signature(pool_for_run).parameters], n=1)
             hint = f": did you mean {near[0]}?" if near else "; allowed: arguments of pool_for_run and BaseOperator"
             raise InvalidArgumentError(f'unknown argument "{name}" of pool_for_run{hint}')
-        if name == "pool" and "://" in str(value):
-            raise InvalidArgumentError(
-                f"pool={shown(value)}: the argument pool= is Airflow's pool of slots: use pool_name= for the compute "
-                "pool"
-            )
+        if name == "pool":
+            check_slots(value)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError
 from shoal.training.run_config import RunConfig
 
@@ -49,27 +50,17 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         spec: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        from shoal.training.pytorch.scaling import spread
-
-        if not isinstance(spec, Mapping | None):
-            raise InvalidArgumentError(
-                f"spec of @task.distributed must be a dict (its values may be templated), not {type(spec).__name__}"
-            )
-        if spec and "scaling_config" in spec:
-            raise InvalidArgumentError(
-                "spec of @task.distributed must not contain scaling_config: use num_workers, num_cpus and gpus instead"
-            )
-        scaling = spread(gpus, num_workers, num_cpus, gpu_type)
         upstream = {
             "train_func": python_callable,
             "op_args": op_args,
             "op_kwargs": op_kwargs,
-            "spec": {**(spec or {}), "scaling_config": scaling.model_dump()},
+            "spec": _fields(spec, num_workers=num_workers, num_cpus=num_cpus, gpus=gpus, gpu_type=gpu_type),
         }
         super().__init__(
             python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, kwargs_to_upstream=upstream, **kwargs
         )
 
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> Any:
         """Submit the job, or attach to a job of an earlier try, and wait for its end.
 
@@ -89,6 +80,28 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         }
 
 
+def _fields(
+    spec: Any = None,
+    *,
+    num_workers: int | None = None,
+    num_cpus: int = 1,
+    gpus: int = 0,
+    gpu_type: str | None = None,
+) -> dict[str, Any]:
+    """Return the fields of the job's spec: those that the user gave, and the number and size of the workers."""
+    from shoal.training.pytorch.scaling import spread
+
+    if not isinstance(spec, Mapping | None):
+        raise InvalidArgumentError(
+            f"spec of @task.distributed must be a dict (its values may be templated), not {type(spec).__name__}"
+        )
+    if spec and "scaling_config" in spec:
+        raise InvalidArgumentError(
+            "spec of @task.distributed must not contain scaling_config: use num_workers, num_cpus and gpus instead"
+        )
+    return {**(spec or {}), "scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
+
+
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
     """Convert a function to an Airflow task that runs the function in each process of a group of workers
     (``@task.distributed``).
@@ -104,6 +117,12 @@ def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs
         raise InvalidArgumentError(
             "multiple_outputs=True is not allowed for @task.distributed, because the task returns a list: remove it"
         )
+    # For a mapped task, Airflow creates the operators only in the tasks. So the arguments are checked here already.
+    described = {name: value for name, value in kwargs.items() if name in inspect.signature(_fields).parameters}
+    DistributedDecoratedOperator.check(
+        str(kwargs.get("task_id") or getattr(python_callable, "__name__", "with @task.distributed")),
+        {**kwargs, "spec": _fields(**described), "train_func": python_callable or distributed_task},
+    )
     return task_decorator_factory(
         python_callable=python_callable,
         # For a function that returns a dict, Airflow would set `multiple_outputs`. But this task returns a list with

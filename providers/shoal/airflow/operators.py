@@ -6,6 +6,8 @@ task of the run can find and end them.
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -18,11 +20,23 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, Ai
 from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ENGINE, run_of
 from shoal.airflow.assets import PROMOTIONS
+from shoal.airflow.block_checks import check_block
+from shoal.airflow.checks import (
+    UNKNOWN,
+    Arguments,
+    check_nodes,
+    check_paths,
+    check_pool,
+    is_known,
+    node_count,
+    pool_of,
+)
 from shoal.airflow.hooks import database_url
 from shoal.airflow.outcomes import record_failure, record_success
-from shoal.airflow.paths import check_paths
 from shoal.airflow.results import CAUSE
-from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.pool.spec import is_uri
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
@@ -32,6 +46,9 @@ if TYPE_CHECKING:
 
 
 _ENDED = ("success", "failed")
+
+_PREDICTION = ("model", "dataset", "output_path")
+"""Fields of a prediction's spec that are arguments of the operator."""
 
 _LOOK_S = 0.2
 """Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
@@ -67,12 +84,19 @@ class ScaleClusterOperator(PoolOperator):
         # another meaning.
         self.returns_at_once = is_async
         self.options = options
+        self.check(self.task_id, vars(self))
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, the number of nodes and the options."""
+        check_nodes(arguments, "expected_cluster_size", check_pool(arguments))
+
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> bool:
         """Set the number of nodes that the pool keeps, and wait until they are ready. If Airflow kills the task during
         the wait, restore the previous number."""
         return self.hook.pool(self.holder_in(context)).scale(
-            int(self.expected_cluster_size),
+            node_count(self.expected_cluster_size, "expected_cluster_size"),
             is_async=self.returns_at_once,
             options=self.options,
             on_progress=self.look,
@@ -112,16 +136,25 @@ class LeasePoolOperator(PoolOperator):
         self.exclusive = exclusive
         self.returns_at_once = is_async
         self.options = options
+        self.check(self.task_id, vars(self))
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, the number of nodes and the options."""
+        check_nodes(arguments, "size", check_pool(arguments))
+
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> str:
         """Lease the nodes, and return the pool's name.
 
-        If the task is killed while it waits for the nodes, the lease is released.
+        Wrong arguments of the block's tasks fail the task before the nodes are requested (see `check_block`). If the
+        task is killed while it waits for the nodes, the lease is released.
         """
+        check_block(self, context)
         hook = self.hook
         pool = hook.pool(self.holder_in(context))
         pool.lease(
-            int(self.size),
+            node_count(self.size, "size"),
             exclusive=self.exclusive,
             bring_up=hook.spec is not None,
             is_async=self.returns_at_once,
@@ -133,6 +166,29 @@ class LeasePoolOperator(PoolOperator):
 
 class _JobOperator(PoolOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result."""
+
+    def prepare_template(self) -> None:
+        """Warn if no task of the DAG leases nodes of this task's pool. Airflow calls this when the DAG is complete.
+
+        A pool that is always up needs no lease. So there is no warning if the task has only the name of a pool, and is
+        in no block of `pool_for_run`.
+        """
+        name, dag = self.pool_name, self.get_dag()
+        if dag is None or not isinstance(name, str) or not (self.lease or is_uri(name)):
+            return
+        claims = [task for task in dag.tasks if isinstance(task, LeasePoolOperator | ScaleClusterOperator)]
+        # Without the name of a pool, it is not known yet which pool a task leases.
+        if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in claims)]):
+            return
+        pool, leased = pool_of(vars(self)), [pool_of(vars(claim)) or "" for claim in claims]
+        if pool is None or pool in leased:
+            return
+        near = difflib.get_close_matches(pool, leased, n=1)
+        warnings.warn(
+            f"task {self.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of it: "
+            + (f"did you mean {near[0]}?" if near else "use pool_for_run, unless the pool is always up"),
+            stacklevel=2,
+        )
 
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
         """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
@@ -219,18 +275,44 @@ class DistributedTrainOperator(_JobOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.outlets = [*self.outlets, PROMOTIONS]
-        if spec is None and train_func is None:
-            raise InvalidArgumentError(f"task {self.task_id} has neither a spec nor a train_func: pass one of them")
-        known = None if isinstance(spec, XComArg) else spec
-        check_train_func(train_func, op_args, op_kwargs, framework=framework, fields=known)
-        check_paths(self.task_id, known, train_func)
         self.spec = spec
         self.framework = framework
         self.train_func = train_func
         self.op_args: Collection[Any] = op_args or []
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
         self.skip_if_unchanged = skip_if_unchanged
+        self.check(self.task_id, vars(self))
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, and what to train and how."""
+        super().check_arguments(arguments)
+        train_func = arguments["train_func"]
+        # Without the function, it is not known which fields the spec must have.
+        if train_func is UNKNOWN:
+            return
+        spec = arguments["spec"]
+        # Of a dict with templates, the other fields are checked.
+        given = spec if isinstance(spec, Mapping) or is_known(spec) else None
+        args, kwargs, framework = (arguments.get(name) for name in ("op_args", "op_kwargs", "framework"))
+        check_train_func(train_func, args, kwargs, framework=framework, fields=given)
+        check_paths(given, train_func)
+        if spec is not None and given is None:
+            return
+        from shoal.jobs import check_spec, skipping_if_unchanged
+
+        checked = check_spec(
+            given,
+            is_known,
+            framework=framework,
+            train_func=train_func,
+            args=args if isinstance(args, list | tuple) else (),
+            kwargs=kwargs if isinstance(kwargs, Mapping) else {},
+        )
+        if checked is not None and is_known(arguments["skip_if_unchanged"]):
+            skipping_if_unchanged(checked, arguments["skip_if_unchanged"])
+
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
@@ -250,7 +332,7 @@ class DistributedTrainOperator(_JobOperator):
 
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
         try:
-            check_paths(self.task_id, given)
+            check_paths(given)
             spec = spec_of(
                 given,
                 framework=self.framework,
@@ -311,21 +393,34 @@ class BatchPredictOperator(_JobOperator):
         self.dataset = dataset
         self.output_path = output_path
         self.spec = spec
-        # The result of an earlier task is checked when the task runs.
-        known = spec if isinstance(spec, Mapping) else {}
-        check_paths(self.task_id, {**known, "dataset": dataset, "output_path": output_path})
+        self.check(self.task_id, vars(self))
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, the model, the dataset and the output."""
+        super().check_arguments(arguments)
+        spec = arguments["spec"] or {}
+        fields = {**(spec if isinstance(spec, Mapping) else {}), **{name: arguments[name] for name in _PREDICTION}}
+        check_paths(fields)
+        if isinstance(spec, Mapping):
+            from shoal.jobs import PredictJobSpec
+
+            PredictJobSpec.check(fields, is_known)
+        elif is_known(spec):
+            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict of further fields of a PredictJobSpec")
+
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
         from shoal.jobs import PredictJobSpec
 
-        check_paths(self.task_id, self._fields())
+        check_paths(self._fields())
         return self.run_job(PredictJobSpec.parse(self._fields()), context).to_dict()
 
     def _fields(self) -> dict[str, Any]:
         given = cast("Mapping[str, Any] | None", self.spec)
-        return {**(given or {}), "model": self.model, "dataset": self.dataset, "output_path": self.output_path}
+        return {**(given or {}), **{name: getattr(self, name) for name in _PREDICTION}}
 
 
 class CleanupPoolOperator(PoolOperator):
@@ -345,7 +440,9 @@ class CleanupPoolOperator(PoolOperator):
     def __init__(self, *, holder: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.holder = holder
+        self.check(self.task_id, vars(self))
 
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
         """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). A second run does no
         harm."""
@@ -366,6 +463,7 @@ class SweepPoolsOperator(BaseOperator):
     another Airflow. So its jobs and leases are not changed; the leases expire when they are no longer renewed.
     """
 
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> list[str]:
         """Clean up after ended DAG runs, and return a list with one sentence for each action."""
         from shoal.jobs.cleanup import clean_up_ended_runs, sweep
@@ -436,6 +534,7 @@ class CheckModelsOperator(BaseOperator):
         self.started_within = started_within
         self.models = models
 
+    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> None:
         """Raise `ModelAlertError` if a model's last promotion is too long ago, or a job has waited too long."""
         from shoal.jobs import stale_models, waiting_jobs

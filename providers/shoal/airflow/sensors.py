@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from shoal.airflow._base import CheckedOperator
 from shoal.airflow._holder import holder_of
+from shoal.airflow.checks import Arguments, check_nodes, check_pool, node_count
 from shoal.airflow.hooks import ComputePoolHook
+from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import ScaleError
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
 
-class NodesSensor(BaseSensorOperator):
+class NodesSensor(CheckedOperator, BaseSensorOperator):
     """Sensor that waits until a given number of a pool's nodes are ready, and renews the DAG run's lease during the
     wait.
 
@@ -49,12 +52,19 @@ class NodesSensor(BaseSensorOperator):
         self.pool_name = pool_name
         self.compute_pool_conn_id = compute_pool_conn_id
         self.lease = lease
+        self.check(self.task_id, vars(self))
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool and the number of nodes."""
+        check_nodes(arguments, "expected_nodes", check_pool(arguments))
+
+    @no_retry_of_permanent_errors()
     def poke(self, context: Context) -> bool:
         """Renew the DAG run's lease, and return whether the nodes are ready."""
         pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context, self.lease))
         pool.renew()
-        expected = int(self.expected_nodes)
+        expected = node_count(self.expected_nodes, "expected_nodes")
         status = pool.describe()
         self.log.info("pool %s: %d of %d nodes ready", pool.name, len(status.active), expected)
         if note := status.queue_note(pool.holder):

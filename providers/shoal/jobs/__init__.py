@@ -27,7 +27,7 @@ from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.submission import attach, cancel, list_jobs, submit
-from shoal.jobs.task_spec import skipping_if_unchanged, spec_of
+from shoal.jobs.task_spec import check_spec, skipping_if_unchanged, spec_of
 from shoal.training.mlflow.tracking import Tracking
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "WaitingJob",
     "attach",
     "cancel",
+    "check_spec",
     "clean_up",
     "describe_model",
     "for_each",

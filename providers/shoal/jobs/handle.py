@@ -696,7 +696,7 @@ class JobHandle:
         if job.state is JobState.CANCELLED:
             raise JobCancelledError(f"{what} was cancelled: {job.error}")
         if job.state is JobState.FAILED:
-            raise JobFailedError(f"{what} failed: {job.error}")
+            raise JobFailedError(f"{what} failed: {job.error}", permanent=bool(job.error_is_permanent))
         self._await_clean_up(job)
         result = JobResult.model_validate(job.result)
         # The last step marks the result as collected. If this process cannot read the result, or is killed before that,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids
 from shoal.jobs.files import code_store
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of, parse_spec
 from shoal.jobs.specs.training import JobSpec
-from shoal.training.pytorch.train_func import TrainFunc, check_train_func, is_name
+from shoal.training.pytorch.train_func import FRAMEWORK, TrainFunc, check_train_func, is_name
 
 _NOT_STORED = "not stored yet"
 
@@ -39,24 +40,82 @@ def spec_of(
             them.
     """
     check_train_func(train_func, args, kwargs, framework=framework, fields=given)
-    if train_func is None:
-        if given is None:
-            raise InvalidArgumentError("neither a spec nor a train_func is given: give one of them")
-        if not isinstance(given, Mapping):
-            return given
-        return parse_spec({**given, **({"framework": framework} if framework else {})})
-    assert given is None or isinstance(given, Mapping)
-    fields = dict(given or {})
-    if is_name(train_func):
-        return FunctionJobSpec.parse({**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}})
+    if isinstance(given, AnySpec):
+        return given
+    fields = _fields(given, framework, train_func, args, kwargs)
+    if train_func is None or is_name(train_func):
+        return parse_spec(fields)
     from shoal.training.pytorch.program import Program, name_of
 
     program = Program.of(train_func, args, kwargs or {})
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
-    spec = FunctionJobSpec.parse({**named, **fields, "program": _NOT_STORED})
+    spec = FunctionJobSpec.parse({**named, **fields})
     stored = code_store.store(program.dumps(), spec.run_config.artifact_location)
     return spec.model_copy(update={"program": stored})
+
+
+def check_spec(
+    given: AnyJobSpec | Mapping[str, Any] | None,
+    is_known: Callable[[Any], bool],
+    *,
+    framework: str | None = None,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> AnyJobSpec | None:
+    """Check the arguments of `spec_of` as far as they are known, for example while a workflow is only loaded.
+
+    The function is neither called nor pickled, and nothing is stored.
+
+    Args:
+        given: A spec, or the fields of a spec.
+        is_known: Returns False for a value that contains a placeholder, such as a template, at any depth.
+        framework: Framework that trains, unless the fields name one.
+        train_func: The function, its import name ``module:name``, or the path of a script.
+        args: Positional arguments of the function; the command line of a script.
+        kwargs: Keyword arguments of the function.
+
+    Returns:
+        The spec, without the code of a function; None if not all fields are known.
+
+    Raises:
+        InvalidArgumentError: A field is unknown or missing, or a known value is wrong. The message names it.
+    """
+    if isinstance(given, AnySpec):
+        return given
+    fields = _fields(given, framework, train_func, args, kwargs)
+    if not is_known(fields.get("framework")):
+        return None
+    kind = kind_of(fields)
+    if is_known(fields):
+        return kind.parse(fields)
+    kind.check(fields, is_known)
+    return None
+
+
+def _fields(
+    given: Mapping[str, Any] | None,
+    framework: str | None,
+    train_func: TrainFunc | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the fields of the spec that a task's arguments describe. The code of a function is not stored yet."""
+    if given is None and train_func is None:
+        raise InvalidArgumentError("neither a spec nor a train_func is given: give one of them")
+    if not isinstance(given, Mapping | None):
+        raise InvalidArgumentError(
+            f"spec={shown(given)}: it has to be a JobSpec, a FunctionJobSpec, or a dict of the fields of one of them. "
+            "Read a spec from a file with json.loads(Path(...).read_text())"
+        )
+    fields = {**(given or {}), **({"framework": framework} if framework else {})}
+    if train_func is None:
+        return fields
+    fields["framework"] = FRAMEWORK
+    if not is_name(train_func):
+        return {**fields, "program": _NOT_STORED}
+    return {**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}}
 
 
 def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJobSpec:

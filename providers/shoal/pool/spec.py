@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -13,7 +13,7 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_value
-from shoal.settings import Settings
+from shoal.settings import Settings, unknown_value
 
 _RAY_FIELDS = ("address", "gcs", "token_file")
 
@@ -143,6 +143,24 @@ class PoolSpec(Settings):
             return source
         return super().parse(_fields_of_uri(source) if isinstance(source, str) else source)
 
+    def check_size(self, size: int, name: str) -> None:
+        """Check that the pool can have a number of nodes.
+
+        The limits of a pool that exists may have been altered since; then the pool's row decides, and not this spec.
+
+        Args:
+            size: Requested number of nodes.
+            name: Name of the argument, for the message.
+
+        Raises:
+            InvalidArgumentError: The number is above `max_nodes`.
+        """
+        if size > self.max_nodes:
+            raise InvalidArgumentError(
+                f'{name}={size} is above max_nodes={self.max_nodes} of pool "{self.name}": raise max_nodes in '
+                f"{self.uri}, or request at most {self.max_nodes}"
+            )
+
     @property
     def uri(self) -> str:
         """The URI from which :meth:`parse` builds this spec."""
@@ -215,6 +233,11 @@ def _fields_of_uri(uri: str) -> dict[str, Any]:
     parts = _url_parts(uri)
     if parts is None or not parts.scheme or "://" not in uri:
         raise InvalidArgumentError(f'"{uri}" is not a pool URI; an example is local://retrain?max_nodes=4')
+    backends = get_args(BackendName)
+    if parts.scheme not in backends:
+        raise InvalidArgumentError(
+            f'"{uri}": {unknown_value("backend", parts.scheme, " or ".join(map(repr, backends)))}'
+        )
     if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
         raise InvalidArgumentError(
             f'"{uri}": a pool URI has the form {parts.scheme}://NAME?option=value, without user, port, path or fragment'

@@ -318,6 +318,8 @@ class Job(Base):
     results_digest: Mapped[str | None] = mapped_column(String(64))
     """SHA-256 of the file `results.pkl`, which contains the return values of a function job."""
     error: Mapped[str | None] = mapped_column(_Text)
+    error_is_permanent: Mapped[bool | None]
+    """Whether a further attempt would fail in the same way. None if the attempt has not failed, and in older rows."""
     mlflow_run_id: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
     """Last reported progress of the training. None before the first report, and in rows of shoal 0.2 and before."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
+from shoal.errors import CapacityError, CapacityTimeoutError, DataError, TrainingError, WorkerLostError
 from shoal.training.context import gang_context
 from shoal.training.gang import gang as gangs
 from shoal.training.gang import placement
@@ -201,7 +201,7 @@ def test_busy_cpus_are_waited_for_aloud_until_the_deadline(
     holder = Gang.start(GangShape(1, 1.0))
     monkeypatch.setattr(placement, "_QUIET_SECONDS", 0.2)
     try:
-        with pytest.raises(CapacityError, match="did not get the resources"):
+        with pytest.raises(CapacityTimeoutError, match="did not get the resources"):
             Gang.start(TWO, timeout=2.0)
         assert "waiting for 2 workers of 1 CPU" in capsys.readouterr().out
     finally:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from shoal.errors import MissingExtraError, ShoalError
+from shoal.errors import CapacityError, MissingExtraError, ShoalError
 from shoal.jobs import cleanup, credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
@@ -38,6 +38,7 @@ from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
+from shoal.pool.api import ComputePool
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
@@ -64,12 +65,14 @@ class _End:
     Attributes:
         state: Final state of the attempt.
         error: Reason why the attempt failed or was cancelled.
+        error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
         result: Result of an attempt that has succeeded.
         results_digest: SHA-256 of the file with a training function's return values.
     """
 
     state: JobState
     error: str | None = None
+    error_is_permanent: bool | None = None
     result: JobResult | None = None
     results_digest: str | None = None
 
@@ -158,7 +161,27 @@ class Driver:
                 # The error's notes contain the traceback of the user's training function, which the user needs.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             cause = _cause(error)
-            return _End(JobState.FAILED, error=cause + self._expiry_hint(cause))
+            return _End(
+                JobState.FAILED,
+                error=cause + self._expiry_hint(cause),
+                error_is_permanent=self._is_permanent(error),
+            )
+
+    def _is_permanent(self, error: Exception) -> bool:
+        """Return whether a further attempt would fail with the same error."""
+        if not isinstance(error, ShoalError) or not error.permanent:
+            return False
+        return not isinstance(error, CapacityError) or self._pool_is_complete()
+
+    def _pool_is_complete(self) -> bool:
+        """Return whether the pool has all its nodes. While nodes are missing, such as one that was lost, the pool may
+        have too few CPUs only for the moment."""
+        try:
+            status = ComputePool(self._job.pool, store=self._store).describe()
+        except ShoalError as unknown:
+            print(f"the nodes of the pool could not be counted: {unknown}", flush=True)
+            return False
+        return len(status.active) >= status.target
 
     def _expiry_hint(self, cause: str) -> str:
         """Return a sentence about credentials that may have expired while the job waited; empty if that is unlikely."""
@@ -188,6 +211,7 @@ class Driver:
                 time.time(),
                 seen={JobState.RUNNING},
                 error=error,
+                error_is_permanent=end.error_is_permanent,
                 result=result,
                 results_digest=end.results_digest,
                 progress=self._watchdog.progress,

@@ -295,6 +295,7 @@ def end(
     seen: Collection[JobState] = JOB_ACTIVE,
     most_submissions: int | None = None,
     error: str | None = None,
+    error_is_permanent: bool | None = None,
     result: dict[str, Any] | None = None,
     results_digest: str | None = None,
     progress: dict[str, Any] | None = None,
@@ -309,6 +310,7 @@ def end(
         seen: States in which the attempt may be ended, usually only the state that the caller has read.
         most_submissions: Number of submissions up to which the attempt may be ended (see `submissions`). None: any.
         error: Reason why the attempt failed or was cancelled; None if it succeeded.
+        error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
         result: Result of an attempt that succeeded, as plain data.
         results_digest: SHA-256 of the file that `result` names as `results_path`.
         progress: Latest progress of the training; None: the row keeps the progress that it has.
@@ -328,7 +330,7 @@ def end(
         if most_submissions is not None and submissions(job) > most_submissions:
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
-        job.results_digest = results_digest
+        job.results_digest, job.error_is_permanent = results_digest, error_is_permanent
         job.progress = progress or job.progress
         return True
 

@@ -78,6 +78,16 @@ class AnySpec(Settings, ABC):
         check_json(fields)
         return super().parse(fields)
 
+    @classmethod
+    def check(cls, fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> None:
+        """Check the fields of a spec as far as they are known; see :meth:`Settings.check`.
+
+        Raises:
+            InvalidArgumentError: At least one field is wrong; the message names each of them.
+        """
+        check_json(fields)
+        super().check(fields, is_known)
+
     @model_validator(mode="before")
     @classmethod
     def _tracking_of_run_config(cls, fields: Any) -> Any:

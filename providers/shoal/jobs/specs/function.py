@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -13,7 +13,9 @@ from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
-from shoal.settings import without_defaults
+from shoal.redaction import redact
+from shoal.settings import unknown_value, without_defaults
+from shoal.training.boosting.request import Framework
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK, is_name
 
@@ -140,6 +142,13 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
 """Type of a job's spec: boosting (XGBoost or LightGBM), a training function, or a batch prediction."""
 
+_KINDS: dict[str, type[AnyJobSpec]] = {
+    **dict.fromkeys(get_args(Framework), JobSpec),
+    FRAMEWORK: FunctionJobSpec,
+    PREDICT: PredictJobSpec,
+}
+"""The class of a spec, by the value of its field `framework`."""
+
 
 def parse_spec(fields: Mapping[str, Any]) -> AnyJobSpec:
     """Build the spec of a job from fields that come from a file, an operator's arguments or a job's row in the store.
@@ -149,7 +158,20 @@ def parse_spec(fields: Mapping[str, Any]) -> AnyJobSpec:
     Raises:
         InvalidArgumentError: At least one field is wrong; the message names each of them.
     """
-    kinds: dict[Any, type[FunctionJobSpec | PredictJobSpec]] = {FRAMEWORK: FunctionJobSpec, PREDICT: PredictJobSpec}
-    framework = fields.get("framework")
-    kind = kinds.get(framework, JobSpec) if isinstance(framework, str) else JobSpec
-    return kind.parse(fields)
+    return kind_of(fields).parse(fields)
+
+
+def kind_of(fields: Mapping[str, Any]) -> type[AnyJobSpec]:
+    """Return the class of the spec that the field `framework` selects.
+
+    Raises:
+        InvalidArgumentError: The framework is unknown.
+    """
+    framework = fields.get("framework", "xgboost")
+    # A value that is not a text is refused by `JobSpec`.
+    if not isinstance(framework, str):
+        return JobSpec
+    if framework not in _KINDS:
+        *most, last = (f"'{name}'" for name in _KINDS)
+        raise InvalidArgumentError(unknown_value("framework", redact(framework), f"{', '.join(most)} or {last}"))
+    return _KINDS[framework]

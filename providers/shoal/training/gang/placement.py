@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, CapacityTimeoutError
 from shoal.training import cluster
 from shoal.training.capacity import resources
 from shoal.training.context import say
@@ -94,7 +94,8 @@ def reserve(shape: GangShape, deadline: float) -> Any:
         A ready placement group with the bundles of `shape`; pass it to :func:`release` at the end.
 
     Raises:
-        CapacityError: The active nodes are too small for the gang, or had no free room before the deadline.
+        CapacityError: The active nodes are too small for the gang.
+        CapacityTimeoutError: The nodes had no free room before the deadline.
     """
     from ray.util.placement_group import placement_group
 
@@ -122,7 +123,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
         free = ray.available_resources()
         state = f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} CPUs are free"
         if now >= deadline:
-            raise CapacityError(
+            raise CapacityTimeoutError(
                 f"{shape} did not get the resources within {now - began:.0f} s ({state}): "
                 "wait for the other work on this pool to end, or add nodes with shoal.scale_cluster"
             )

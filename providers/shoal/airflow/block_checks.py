@@ -1,0 +1,112 @@
+"""Check the tasks of a block of `pool_for_run` in its setup task, before nodes start.
+
+There, templates can be rendered that are equal in all tasks of a DAG run, and results of earlier tasks can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, TriggerRule, XComArg
+
+from shoal.airflow._base import CheckedOperator
+from shoal.airflow.checks import is_known
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+_OF_THE_RUN = frozenset(
+    {
+        "conn",
+        "dag",
+        "dag_run",
+        "data_interval_end",
+        "data_interval_start",
+        "ds",
+        "ds_nodash",
+        "logical_date",
+        "macros",
+        "params",
+        "prev_data_interval_end_success",
+        "prev_data_interval_start_success",
+        "prev_end_date_success",
+        "prev_start_date_success",
+        "run_id",
+        "triggering_asset_events",
+        "ts",
+        "ts_nodash",
+        "ts_nodash_with_tz",
+        "var",
+    }
+)
+"""Names that templates can use and that have the same value in all tasks of a DAG run."""
+
+_MAY_NEVER_RUN = frozenset({TriggerRule.ONE_FAILED, TriggerRule.ALL_FAILED, TriggerRule.ALL_SKIPPED})
+"""Trigger rules of tasks that run only if other tasks have failed or were skipped."""
+
+
+def check_block(setup: BaseOperator, context: Context) -> None:
+    """Check the arguments of the block's tasks, as far as they are known in the setup task.
+
+    A task that other tasks may skip is not checked here. Neither is a mapped task, because a wrong instance of it does
+    not stop the others. They are checked when they run.
+
+    :param setup: The setup task. Its task id is the `lease` of the tasks of its block.
+    :param context: Airflow's context of the setup task.
+    :raises InvalidArgumentError: An argument of a task is wrong.
+    """
+    dag = setup.get_dag()
+    for task in dag.tasks if dag else ():
+        if isinstance(task, CheckedOperator) and vars(task).get("lease") == setup.task_id and _will_run(task, setup):
+            rendered = {name: _rendered(getattr(task, name), task, setup, context) for name in task.template_fields}
+            task.check(task.task_id, {**vars(task), **rendered})
+
+
+def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
+    """Return whether a task of the block runs if no task fails."""
+    before = setup.get_flat_relative_ids(upstream=True)
+    between = (one for one in task.get_flat_relatives(upstream=True) if one.task_id not in before)
+    return TriggerRule(task.trigger_rule) not in _MAY_NEVER_RUN and not any(
+        one.inherits_from_skipmixin for one in between
+    )
+
+
+def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Context) -> Any:
+    """Return a value of a template field as it will be in its task. What is not known yet is left as it is.
+
+    :param value: The value.
+    :param task: Task of the value.
+    :param setup: The setup task, which runs now.
+    :param context: Airflow's context of the setup task.
+    """
+    if isinstance(value, Mapping):
+        return {name: _rendered(item, task, setup, context) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rendered(item, task, setup, context) for item in value]
+    if is_known(value):
+        return value
+    try:
+        if isinstance(value, str) and _depends_on_the_run_only(value, task, setup):
+            return task.render_template(value, context)
+        if isinstance(value, XComArg) and _has_ended(value, setup):
+            found = value.resolve(context)
+            return value if found is None else found
+    # The task itself reports the error when it renders the value.
+    except Exception:
+        task.log.debug("a value of task %s cannot be rendered yet", task.task_id, exc_info=True)
+    return value
+
+
+def _depends_on_the_run_only(template: str, task: BaseOperator, setup: BaseOperator) -> bool:
+    from jinja2 import meta
+
+    environment = task.get_template_env()
+    names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
+    return names <= _OF_THE_RUN and ("params" not in names or task.params == setup.params)
+
+
+def _has_ended(value: XComArg, setup: BaseOperator) -> bool:
+    """Return whether all tasks whose results a value contains have ended before the setup task."""
+    before = setup.get_flat_relative_ids(upstream=True)
+    return all(task.task_id in before and not task.is_mapped for task, _ in value.iter_references())

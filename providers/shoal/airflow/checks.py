@@ -1,0 +1,177 @@
+"""Check the arguments of operators as far as they are known while Airflow loads the DAG.
+
+Templates and results of other tasks are not known then. They are checked when the task starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from shoal.airflow.hooks import ComputePoolHook
+from shoal.data.spec import is_relative
+from shoal.errors import InvalidArgumentError, shown
+from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.training.pytorch.train_func import is_name
+
+UNKNOWN = object()
+"""Stands for an argument that is not known yet, because a mapped task gets it only when the task runs."""
+
+_TEMPLATE_MARKS = ("{{", "{%", "{#")
+
+_USERS_OWN = frozenset({"params", "hyper_params", "args", "kwargs"})
+"""Fields of a spec that contain the user's own values. A list `paths` in them is not a dataset's."""
+
+_ONE_PATH = ("artifact_location", "output_path")
+_SEVERAL_PATHS = ("paths", "code")
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of an operator by name. An argument that is missing is not known yet."""
+
+    def __missing__(self, name: str) -> object:
+        return UNKNOWN
+
+
+def is_known(value: Any) -> bool:
+    """Return whether a value is known while Airflow loads the DAG: at no depth, it contains a template or the result of
+    a task."""
+    if isinstance(value, str):
+        return not any(mark in value for mark in _TEMPLATE_MARKS)
+    if isinstance(value, Mapping):
+        return all(map(is_known, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_known, value))
+    if isinstance(value, os.PathLike):
+        return is_known(str(value))
+    # By these attributes, Airflow itself recognises results of tasks (XComArg, MappedArgument), functions that return
+    # the value in the task, and objects with templates in their attributes.
+    return value is not UNKNOWN and not (
+        hasattr(value, "resolve") or callable(value) or hasattr(value, "template_fields")
+    )
+
+
+def check_slots(pool: Any) -> None:
+    """Check that the argument `pool`, the name of Airflow's pool of slots, does not name a compute pool.
+
+    Raises:
+        InvalidArgumentError: The argument is the URI of a compute pool.
+    """
+    if isinstance(pool, str) and is_uri(pool):
+        raise InvalidArgumentError(
+            f"pool={shown(pool)}: the argument pool= is Airflow's pool of slots: use pool_name= for the compute pool"
+        )
+
+
+def check_pool(arguments: Arguments) -> PoolSpec | None:
+    """Check the arguments that select the compute pool.
+
+    Returns:
+        The definition of the pool; None if it is not known yet, or if a name or a connection selects the pool.
+
+    Raises:
+        InvalidArgumentError: The pool is named twice, or its name or URI is wrong.
+    """
+    check_slots(arguments["pool"])
+    name, connection = arguments["pool_name"], arguments["compute_pool_conn_id"]
+    if is_known(name) and is_known(connection):
+        ComputePoolHook(connection, name)
+    if not name or not is_known(name):
+        return None
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"pool_name={shown(name)}: it has to be the name or the URI of a pool")
+    spec = PoolSpec.parse(name if is_uri(name) else {"name": name})
+    return spec if is_uri(name) else None
+
+
+def pool_of(arguments: Mapping[str, Any]) -> str | None:
+    """Return a text that identifies the pool of a task, or None if the task names no pool.
+
+    Name and URI of the same pool give the same text. A connection gives a text of its own.
+    """
+    name, connection = arguments.get("pool_name"), arguments.get("compute_pool_conn_id")
+    if connection:
+        return f"connection {connection}"
+    return name.partition("?")[0].rpartition("://")[2] if isinstance(name, str) else None
+
+
+def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
+    """Check a number of nodes and, if the operator takes them, the options of a request for nodes.
+
+    Args:
+        arguments: Arguments of the operator.
+        name: Name of the argument with the number.
+        pool: Definition of the pool; None if it is not known.
+
+    Raises:
+        InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong.
+    """
+    size, options = arguments[name], arguments.get("options") or {}
+    if not isinstance(options, Mapping):
+        if is_known(options):
+            raise InvalidArgumentError(f"options={shown(options)}: it has to be a dict")
+        options = {}
+    ScaleOptions.check(options, is_known)
+    if not is_known(size):
+        return
+    count = node_count(size, name)
+    if pool is not None:
+        pool.check_size(count, name)
+    if is_known(options):
+        ScaleOptions.for_size(options, count)
+
+
+def node_count(value: Any, name: str) -> int:
+    """Return a number of nodes. A template gives it as text.
+
+    Args:
+        value: The number, or its text.
+        name: Name of the argument, for the message.
+
+    Raises:
+        InvalidArgumentError: The value is not an integer of 1 or more.
+    """
+    return checked_size(int(value) if isinstance(value, str) and value.strip().isdecimal() else value, name)
+
+
+def check_paths(fields: Any, script: Any = None) -> None:
+    """Check that the paths in an operator's arguments are absolute or URIs.
+
+    A path that begins with a template is checked by a second call, after Airflow has rendered it.
+
+    Args:
+        fields: Fields of a job's spec as a dict, or the spec itself. Any other value is not checked.
+        script: The operator's `train_func`.
+
+    Raises:
+        InvalidArgumentError: A path is relative.
+    """
+    fields = fields.document() if hasattr(fields, "document") else fields
+    found = [*_paths(fields, "")]
+    if isinstance(script, str | os.PathLike) and not is_name(script):
+        found.append(("train_func", os.fspath(script)))
+    for option, path in found:
+        if path and is_relative(path) and not path.startswith(_TEMPLATE_MARKS):
+            raise InvalidArgumentError(
+                f'{option} is the relative path "{path}", but the working folder of an Airflow task is arbitrary: '
+                "write an absolute path or a URI, or build the path from the DAG file's folder, as in "
+                f'f"{{Path(__file__).parent}}/{path}"'
+            )
+
+
+def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
+    """Yield a pair for each path in a spec's fields: the name of the option that contains the path, and the path."""
+    value = value.model_dump() if isinstance(value, BaseModel) else value
+    if not isinstance(value, Mapping):
+        return
+    for name, item in value.items():
+        inner = f"{option}.{name}" if option else str(name)
+        if name in _ONE_PATH and isinstance(item, str):
+            yield inner, item
+        elif name in _SEVERAL_PATHS and isinstance(item, list | tuple):
+            yield from ((inner, path) for path in item if isinstance(path, str))
+        elif name not in _USERS_OWN:
+            yield from _paths(item, inner)

@@ -1,0 +1,61 @@
+"""Do not retry tasks after errors that every retry would meet again, such as a wrong argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from shoal.errors import ShoalError
+
+try:
+    from airflow.sdk import RetryPolicy
+except ImportError:  # Airflow before 3.3 has no retry policies.
+    RetryPolicy = object  # type: ignore[assignment,misc]
+
+if TYPE_CHECKING:
+    from airflow.sdk import RetryDecision
+    from airflow.sdk.definitions.context import Context
+
+
+@contextmanager
+def no_retry_of_permanent_errors() -> Iterator[None]:
+    """Fail the task without a retry if the ``with`` block, or the decorated method, raises a permanent error.
+
+    A wrong argument, wrong data and a request for more than the pool has are permanent. All other errors are raised
+    unchanged: a lost worker, a pool that is down, or resources that did not become free in time.
+
+    :raises AirflowFailException: The error is permanent. The original error is the cause.
+    """
+    try:
+        yield
+    except ShoalError as error:
+        if error.permanent:
+            raise AirflowFailException(str(error)) from error
+        raise
+
+
+class FailOnPermanentErrors(RetryPolicy):
+    """Retry policy for your own tasks that call shoal: a permanent error fails the task at once.
+
+    The operators of shoal do not need it. It needs Airflow 3.3: ``@task(retries=3,
+    retry_policy=FailOnPermanentErrors())``.
+    """
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+    ) -> RetryDecision:
+        """Decide whether the task is retried.
+
+        :param exception: The error of the task.
+        :param try_number: Number of the try, from 1.
+        :param max_tries: Largest number of tries.
+        :param context: Airflow's context of the task.
+        """
+        from airflow.sdk import RetryDecision
+
+        if isinstance(exception, ShoalError) and exception.permanent:
+            return RetryDecision.fail(f"a retry would fail in the same way: {exception}")
+        return RetryDecision.default()

@@ -1,0 +1,436 @@
+"""What is wrong in a DAG is refused when Airflow loads it; what a template gives, at the start of the task."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, literal, task, task_group
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.serialization.serialized_objects import DagSerialization
+
+from shoal.airflow.checks import UNKNOWN, is_known
+from shoal.airflow.context import pool_for_run
+from shoal.airflow.decorators import distributed_task
+from shoal.airflow.operators import (
+    BatchPredictOperator,
+    CleanupPoolOperator,
+    DistributedTrainOperator,
+    LeasePoolOperator,
+    ScaleClusterOperator,
+)
+from shoal.airflow.retries import FailOnPermanentErrors, no_retry_of_permanent_errors
+from shoal.airflow.sensors import NodesSensor
+from shoal.data import DataConnector
+from shoal.errors import (
+    CapacityError,
+    CapacityTimeoutError,
+    DataError,
+    InvalidArgumentError,
+    JobFailedError,
+    NoPoolError,
+    PoolDownError,
+    ScaleError,
+    WorkerLostError,
+)
+from shoal.jobs import JobSpec
+
+SPEC = {"dataset": {"paths": ["/data/x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
+REGISTER = {"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}}
+TWO = "local://p?max_nodes=2"
+
+
+def train(**arguments):
+    return DistributedTrainOperator(task_id="train", **{"spec": SPEC, **arguments})
+
+
+def trained(**fields):
+    return train(spec={**SPEC, **fields})
+
+
+def predict(**arguments):
+    given = {"model": "models:/m@champion", "dataset": {"paths": ["/x"]}, "output_path": "/out", **arguments}
+    return BatchPredictOperator(task_id="predict", **given)
+
+
+def lease(**arguments):
+    return LeasePoolOperator(task_id="lease", **{"size": 2, **arguments})
+
+
+def scale(**arguments):
+    return ScaleClusterOperator(task_id="scale", **{"expected_cluster_size": 2, **arguments})
+
+
+def sensor(**arguments):
+    return NodesSensor(task_id="nodes", **{"expected_nodes": 2, **arguments})
+
+
+def clean(**arguments):
+    return CleanupPoolOperator(task_id="clean", **arguments)
+
+
+def block(**arguments):
+    with pool_for_run(**{"size": 2, **arguments}):
+        pass
+
+
+def function(x: int = 0) -> int:
+    return x
+
+
+def decorated(**arguments):
+    distributed_task(**arguments)(function)()
+
+
+def mapped_decorated(**arguments):
+    distributed_task(**arguments)(function).expand(x=[1, 2])
+
+
+def mapped(**arguments):
+    DistributedTrainOperator.partial(task_id="train", **arguments).expand(op_args=[[1], [2]])
+
+
+WRONG = [
+    # The spec.
+    (trained, {"input_colss": ["x"]}, 'task train: unknown option "input_colss": did you mean input_cols?'),
+    (trained, {"framework": "xgbost"}, 'task train: unknown framework "xgbost": .*did you mean xgboost'),
+    (trained, {"framework": "pytoch"}, "did you mean pytorch"),
+    (trained, {"n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
+    (trained, {"weight_col": "x"}, "a column may have only one role"),
+    (trained, {"register": {**REGISTER, "metrik": "mae"}}, '"register.metrik": did you mean metric'),
+    (trained, {"register": {**REGISTER, "metric": "rsme"}}, "rsme"),
+    (train, {"spec": {"dataset": SPEC["dataset"]}}, "input_cols is missing; label_col is missing"),
+    (train, {"spec": "job.json"}, r"spec='job.json': it has to be a JobSpec, .* or a dict of the fields"),
+    (train, {"spec": [SPEC]}, "it has to be a JobSpec"),
+    (train, {"spec": None}, "task train: neither a spec nor a train_func is given"),
+    (train, {"framework": "lightgmb"}, "did you mean lightgbm"),
+    (train, {"skip_if_unchanged": True}, "skip_if_unchanged=True needs register"),
+    (train, {"spec": {"hyper_parms": {}}, "train_func": function}, '"hyper_parms": did you mean hyper_params'),
+    (train, {"spec": None, "train_func": "pkg.module:f", "op_args": [object()]}, "args.0"),
+    # A spec with templates: what is not templated.
+    (trained, {"label_col": "{{ params.y }}", "n_estimator": 5}, "did you mean n_estimators"),
+    (trained, {"label_col": "{{ params.y }}", "n_estimators": 0}, "^task train: n_estimators=0"),
+    (trained, {"n_estimators": "{{ params.n }}", "dataset": {"path": "{{ ds }}"}}, "did you mean paths"),
+    (train, {"spec": {"dataset": {"paths": ["/data/{{ ds }}"]}}}, "input_cols is missing; label_col is missing$"),
+    (mapped, {"spec": {"hyper_parms": "{{ ds }}"}, "train_func": function}, "did you mean hyper_params"),
+    # The pool.
+    (train, {"pool_name": "local://p?max_node=2"}, 'unknown option "max_node": did you mean max_nodes'),
+    (train, {"pool_name": "kuberay://team/p"}, '"kuberay://team/p": unknown backend "kuberay"'),
+    (train, {"pool_name": "kuberay://p"}, "unknown backend \"kuberay\": it can be 'local' or 'ray'"),
+    (train, {"pool_name": "locl://p"}, "did you mean local"),
+    (train, {"pool_name": "My Pool"}, '"My Pool" is not a valid pool name: 1 to 40 of a-z'),
+    (train, {"pool_name": 3}, "pool_name=3: it has to be the name or the URI"),
+    (train, {"pool_name": "p", "compute_pool_conn_id": "c"}, "are both given: pass only one"),
+    (mapped, {"pool_name": "p", "compute_pool_conn_id": "c"}, "task train: .* are both given: pass only one"),
+    (mapped_decorated, {"pool_name": "local://p?max_node=2"}, "task with @task.distributed: .*did you mean max_nodes"),
+    *((made, {"pool": "local://p"}, "use pool_name=") for made in (train, predict, lease, scale, sensor, clean, block)),
+    *((made, {"pool_name": "local://p?max_node=2"}, "did you mean max_nodes") for made in (predict, clean, decorated)),
+    # The nodes.
+    (
+        lease,
+        {"size": 9, "pool_name": TWO},
+        r'task lease: size=9 is above max_nodes=2 of pool "p": raise max_nodes in lo',
+    ),
+    (block, {"size": 9, "pool_name": TWO}, "task lease_pool: size=9 is above max_nodes=2"),
+    (scale, {"expected_cluster_size": "9", "pool_name": TWO}, "expected_cluster_size=9 is above max_nodes=2"),
+    (sensor, {"expected_nodes": 9, "pool_name": TWO}, "task nodes: expected_nodes=9 is above max_nodes=2"),
+    (lease, {"size": 2.5}, "size=2.5: it has to be a whole number of nodes, 1 or more"),
+    (scale, {"expected_cluster_size": "two"}, "expected_cluster_size='two': it has to be a whole number"),
+    (sensor, {"expected_nodes": 0}, "expected_nodes=0: it has to be a whole number"),
+    (lease, {"options": {"rollback_after": 60}}, 'option "rollback_after": did you mean rollback_after_seconds'),
+    (block, {"options": {"rollback_after_seconds": -1}}, "rollback_after_seconds=-1"),
+    (block, {"options": {"rollback_after": "{{ 5 }}"}, "size": "{{ 2 }}"}, "did you mean rollback_after_seconds"),
+    (scale, {"options": {"block_until_min_cluster_size": 3}}, "block_until_min_cluster_size=3 is above"),
+    (scale, {"options": "fast"}, "options='fast': it has to be a dict"),
+    # The other operators.
+    (predict, {"model": "models:/m"}, 'task predict: model "models:/m" names no version'),
+    (predict, {"spec": {"keep_col": ["id"]}}, 'unknown option "keep_col": did you mean keep_cols'),
+    (predict, {"spec": {"keep_col": ["id"]}, "model": "models:/m/{{ ds }}"}, "did you mean keep_cols"),
+    (predict, {"spec": "more.json"}, "spec='more.json': it has to be a dict"),
+    (decorated, {"spec": {"hyper_parms": {}}}, "did you mean hyper_params"),
+    (
+        mapped_decorated,
+        {"spec": {"hyper_parms": "{{ ds }}"}},
+        "task with @task.distributed: .*did you mean hyper_params",
+    ),
+    (mapped_decorated, {"gpus": 3, "num_workers": 2}, "gpus=3 cannot be divided"),
+]
+
+
+@pytest.mark.parametrize(("made", "arguments", "said"), WRONG)
+def test_what_is_wrong_is_refused_when_the_dag_is_loaded(made, arguments, said):
+    with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match=said):
+        made(**arguments)
+
+
+@task
+def earlier() -> dict:
+    return SPEC
+
+
+def from_an_earlier_task(field):
+    return lambda: trained(**{field: earlier()})
+
+
+def in_a_mapped_group():
+    @task_group
+    def group(rounds):
+        trained(n_estimators=rounds)
+
+    group.expand(rounds=[1, 2])
+
+
+RIGHT = [
+    lambda: train(spec="{{ params.spec }}"),
+    lambda: train(spec=earlier()),
+    lambda: train(spec=earlier()["spec"]),
+    lambda: train(spec=lambda context, jinja_env: SPEC),
+    lambda: train(spec=JobSpec.parse(SPEC)),
+    lambda: train(framework="lightgbm", pool_name="p", skip_if_unchanged="{{ params.skip }}"),
+    lambda: trained(framework="{{ params.library }}", n_estimator=5),  # which fields there are, the library decides
+    lambda: trained(n_estimators="{{ params.rounds }}", params={"eta": "{{ params.eta }}"}),
+    lambda: trained(n_estimators="{{ params.rounds }}", early_stopping_rounds=5),  # needs an eval_set; not seen yet
+    lambda: trained(register={**REGISTER, "metric": "{{ params.metric }}"}),
+    lambda: trained(register={**REGISTER, "model": "{{ dag.dag_id }}", "min_improvement": "{{ params.better }}"}),
+    lambda: trained(label_col=literal("y")),
+    lambda: trained(dataset=DataConnector.from_parquet("/data/x"), verbose_eval="{{ params.verbose }}"),
+    lambda: trained(dataset={"paths": ["{{ params.folder }}/x"], "filters": [["date", ">=", "{{ ds }}"]]}),
+    lambda: trained(dataset={"paths": "{{ params.paths }}"}),
+    lambda: trained(run_config={"max_restarts": "{{ params.restarts }}", "tracking": {"run_name": "{{ ds }}"}}),
+    *(from_an_earlier_task(field) for field in ("dataset", "n_estimators", "input_cols", "label_col", "register")),
+    in_a_mapped_group,
+    lambda: train(spec=None, train_func=function, op_args=["{{ ds }}"], op_kwargs={"x": earlier()}),
+    lambda: train(spec=None, train_func="pkg.module:f", op_args=[earlier(), "{{ ds }}"]),
+    lambda: train(spec={"scaling_config": {"num_workers": "{{ params.workers }}"}}, train_func=function),
+    lambda: train(spec={"scaling_config": {"num_nodes": "{{ params.nodes }}"}}, train_func=function),
+    lambda: DistributedTrainOperator.partial(task_id="train", pool_name=TWO).expand(spec=[SPEC, SPEC]),
+    lambda: DistributedTrainOperator.partial(task_id="train", spec=SPEC).expand(pool_name=["p", "q"]),
+    lambda: DistributedTrainOperator.partial(task_id="train", train_func=function).expand(op_args=[[1], [2]]),
+    lambda: BatchPredictOperator.partial(task_id="predict", model="models:/m/1").expand_kwargs(
+        [{"dataset": {"paths": ["/x"]}, "output_path": "/out"}]
+    ),
+    lambda: NodesSensor.partial(task_id="nodes", pool_name=TWO).expand(expected_nodes=[1, 2]),
+    lambda: mapped_decorated(num_workers=2, pool_name=TWO, spec={"hyper_params": {"rate": "{{ params.rate }}"}}),
+    lambda: lease(size="{{ params.size }}", pool_name=TWO, options={"rollback_after_seconds": "{{ params.wait }}"}),
+    lambda: lease(size="2", pool_name=TWO),
+    lambda: lease(size=9, pool_name="p"),
+    lambda: lease(size=9, pool_name="local://{{ params.pool }}?max_nodes=2"),
+    lambda: lease(pool_name="{{ params.pool }}", compute_pool_conn_id="{{ params.connection }}"),
+    lambda: lease(pool_name="p", compute_pool_conn_id="{{ params.connection }}"),
+    lambda: scale(options="{{ params.options }}"),
+    lambda: sensor(expected_nodes=earlier()["nodes"], pool_name=TWO),
+    lambda: predict(model="models:/m/{{ ti.xcom_pull('version') }}", output_path="/out/{{ ds }}"),
+    lambda: predict(spec=earlier(), model="models:/m/{{ ds }}", dataset=earlier()),
+]
+
+
+@pytest.mark.parametrize("made", RIGHT)
+def test_what_is_right_or_not_known_yet_is_loaded(made):
+    with DAG("a_dag", schedule=None) as dag:
+        made()
+    assert dag.tasks
+    DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
+
+@pytest.mark.parametrize("template", ["{{ ds }}", "{% if x %}y{% endif %}", "{# x #}", UNKNOWN, literal("x"), earlier])
+def test_a_template_is_found_at_any_depth(template):
+    for value in (template, [template], ({"a": [1, template]},), {"a": {"b": (template,)}}):
+        assert not is_known(value)
+    for value in ("x", 1, None, {"a": ["{x}", {"b": 1.5}]}, JobSpec.parse(SPEC), DataConnector.from_parquet("/data")):
+        assert is_known(value)
+
+
+@pytest.fixture
+def in_task(monkeypatch):
+    """Runs code as Airflow does in a task."""
+    monkeypatch.setattr("shoal.airflow._base.get_current_context", lambda: SimpleNamespace())
+
+
+def test_an_instance_of_a_mapped_task_with_a_wrong_argument_is_not_retried(in_task):
+    """Airflow creates the instance only in its task."""
+    with pytest.raises(AirflowFailException, match="task train: n_estimators=0") as caught:
+        trained(n_estimators=0)
+    assert isinstance(caught.value.__cause__, InvalidArgumentError)
+
+
+PERMANENT = [
+    InvalidArgumentError("x"),
+    DataError("x"),
+    CapacityError("x"),
+    JobFailedError("x", permanent=True),
+]
+OTHER = [
+    NoPoolError("x"),
+    CapacityTimeoutError("x"),
+    JobFailedError("x"),
+    WorkerLostError("x"),
+    PoolDownError("x"),
+    ScaleError("x"),
+    ConnectionError("x"),
+]
+
+
+@pytest.mark.parametrize("error", [*PERMANENT, *OTHER], ids=repr)
+def test_only_permanent_errors_are_not_retried(error):
+    expected = AirflowFailException if error in PERMANENT else type(error)
+    with pytest.raises(expected, match=r"^x$") as caught, no_retry_of_permanent_errors():
+        raise error
+    assert error in (caught.value, caught.value.__cause__)
+    decision = FailOnPermanentErrors().evaluate(error, 1, 3)
+    assert decision.action.value == ("fail" if error in PERMANENT else "default")
+
+
+def test_a_task_of_your_own_can_have_the_retry_policy():
+    with DAG("a_dag", schedule=None) as dag:
+        task(retries=3, retry_policy=FailOnPermanentErrors())(function)()
+        task(task_id="mapped", retry_policy=FailOnPermanentErrors())(function).expand(x=[1])
+    read = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    assert all(one.has_retry_policy for one in (*dag.tasks, *read.tasks))
+
+
+def no_method_of_shoal(*args, **kwargs):
+    raise DataError("no rows")
+
+
+@pytest.mark.parametrize(
+    ("made", "calls"),
+    [
+        (lambda: train(pool_name="p"), "execute"),
+        (lambda: predict(pool_name="p"), "execute"),
+        (lambda: lease(pool_name="p"), "execute"),
+        (lambda: scale(pool_name="p"), "execute"),
+        (lambda: clean(pool_name="p"), "execute"),
+        (lambda: sensor(pool_name="p"), "poke"),
+        (lambda: distributed_task(pool_name="p")(function)().operator, "execute"),
+    ],
+)
+def test_no_operator_is_retried_after_a_permanent_error(made, calls, context, fresh_home, monkeypatch):
+    monkeypatch.setattr("shoal.airflow.hooks.ComputePoolHook.pool", no_method_of_shoal)
+    with DAG("a_dag", schedule=None):
+        operator = made()
+    with pytest.raises(AirflowFailException, match=r"^no rows$") as caught:
+        getattr(operator, calls)(context)
+    assert isinstance(caught.value.__cause__, DataError)
+
+
+def on(pool, **arguments):
+    train(pool_name=pool, **arguments)
+
+
+def with_lease_of(*pools):
+    def dag(of):
+        for number, pool in enumerate(pools):
+            with pool_for_run(size=1, pool_name=pool, prefix=f"b{number}"):
+                of()
+
+    return dag
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: on("local://retrain?max_nodes=2"), "task train runs on the pool retrain, but .*use pool_for_run"),
+        (lambda: with_lease_of("retrain")(lambda: on("retrian")), "on the pool retrian, .*did you mean retrain"),
+        (lambda: with_lease_of(TWO)(lambda: on("other")), "on the pool other, .*use pool_for_run"),
+        (lambda: on("retrain"), None),  # may be up all the time
+        (lambda: on("{{ params.pool }}"), None),
+        (lambda: with_lease_of(TWO)(lambda: on("p")), None),
+        (lambda: with_lease_of("p")(lambda: on(TWO)), None),
+        (lambda: with_lease_of("{{ params.pool }}")(lambda: on("p")), None),
+        (lambda: with_lease_of(None)(lambda: on("p")), None),
+        (lambda: (scale(pool_name="p"), on(TWO)), None),
+        (lambda: train(compute_pool_conn_id="c"), None),
+        (lambda: with_lease_of("p")(lambda: train(compute_pool_conn_id="c")), None),
+    ],
+)
+def test_a_training_on_a_pool_that_no_task_leases_is_warned_about(made, said):
+    with DAG("a_dag", schedule=None) as dag:
+        made()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dag.resolve_template_files()
+    assert len(told) == bool(said)
+    assert not said or re.search(said, str(told[0].message))
+
+
+@pytest.fixture
+def requested(monkeypatch, fresh_home):
+    """The requests for nodes, of which none is carried out."""
+    requests: list = []
+    monkeypatch.setattr("shoal.pool.api.ComputePool.lease", lambda pool, size, **options: requests.append(size))
+    return requests
+
+
+def start(dag, **params):
+    """Runs the setup task of the block of a DAG, in a run with these parameters."""
+    results = {"earlier": {**SPEC, "n_estimators": params["rounds"]}}
+    ti = SimpleNamespace(xcom_pull=lambda task_ids, **options: results[task_ids])
+    run = SimpleNamespace(dag_id="a_dag", run_id="a_run")
+    dag.get_task("lease_pool").execute({"dag_run": run, "ds": "2026-01-31", "params": params, "ti": ti})
+
+
+def in_a_block(**arguments):
+    def made():
+        with pool_for_run(size=1, pool_name=TWO):
+            train(**arguments)
+
+    return made
+
+
+def after_the_result_of_a_task():
+    spec = earlier()
+    with pool_for_run(size=1, pool_name=TWO) as pool:
+        train(spec=spec)
+    spec >> pool.setup
+
+
+def after_a_branch():
+    with pool_for_run(size=1, pool_name=TWO):
+        task.branch(task_id="choose")(lambda: "train")() >> train(spec=ROUNDS)
+
+
+def after_a_failure():
+    with pool_for_run(size=1, pool_name=TWO):
+        EmptyOperator(task_id="first") >> train(spec=ROUNDS, trigger_rule="one_failed")
+
+
+ROUNDS = {**SPEC, "n_estimators": "{{ params.rounds }}"}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        after_the_result_of_a_task,
+        in_a_block(spec=ROUNDS),
+        in_a_block(spec={**ROUNDS, "run_config": {"max_restarts": "{{ ti.max_tries }}"}}),
+    ],
+)
+def test_what_is_known_in_the_first_task_is_checked_there_before_nodes_start(made, requested):
+    with DAG("a_dag", schedule=None) as dag:
+        made()
+    with pytest.raises(AirflowFailException, match=r"task train: n_estimators='?0'?: Input should be greater than"):
+        start(dag, rounds=0)
+    assert requested == []
+    start(dag, rounds=5)
+    assert requested == [1]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        in_a_block(spec="{{ ti.xcom_pull('prepare') }}"),
+        in_a_block(spec={**SPEC, "n_estimators": "{{ task.retries }}"}),
+        in_a_block(spec=ROUNDS, params={"rounds": 3}),
+        in_a_block(spec={**SPEC, "n_estimators": "{{ params.not_there }}"}),
+        after_a_failure,
+        after_a_branch,
+    ],
+)
+def test_what_only_the_task_itself_knows_stops_no_lease(made, requested):
+    with DAG("a_dag", schedule=None) as dag:
+        made()
+    start(dag, rounds=0)
+    assert requested == [1]
