@@ -113,7 +113,9 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
-        return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
+        # `torch_distributor` only changes what is printed. Earlier versions of shoal did not store it.
+        equal = {"program": self.program and "by value", "torch_distributor": None}
+        return super().comparable(by_content).model_copy(update=equal)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
