@@ -71,6 +71,13 @@ def test_the_same_function_is_the_same_fingerprint_however_it_was_pickled() -> N
     assert fingerprint(one) != fingerprint(one.model_copy(update={"hyper_params": {"rate": 1}}))
 
 
+def test_the_lines_of_a_torch_distributor_are_stored_but_make_no_other_job() -> None:
+    plain, lines = (FunctionJobSpec(program="/_code/aa", torch_distributor=mode) for mode in (None, "local"))
+    assert "torch_distributor" not in plain.document()
+    assert parse_spec(lines.document()) == lines
+    assert fingerprint(lines) == fingerprint(plain)
+
+
 def test_other_arguments_are_another_fingerprint(tmp_path: Path) -> None:
     others = {"run_config": {"artifact_location": str(tmp_path)}}
     one, same, other = (spec_of(others, train_func=pow, args=[base, 2]) for base in (3, 3, 4))

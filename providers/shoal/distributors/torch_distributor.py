@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError
-from shoal.training.context import say
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.scaling import (
@@ -29,14 +28,17 @@ class TorchDistributor:
     """Object that runs a function or a script in several processes, and returns the return value of rank 0.
 
     Args:
-        num_processes: Number of processes. If `local_mode` and `use_gpu` are both True and the node has fewer GPUs than
-            processes, the number is reduced to the number of GPUs, with a warning.
+        num_processes: Number of processes. If `local_mode` and `use_gpu` are both True and the node has too few GPUs
+            for the processes, the number is reduced to as many processes as the GPUs suffice for, with a warning.
         local_mode: Whether to run all processes on one node instead of spreading them over the pool.
-        use_gpu: Whether each process gets a GPU; pass False on nodes without GPUs.
+        use_gpu: Whether each process gets GPUs; pass False on nodes without GPUs.
+        gpus_per_process: Number of GPUs that each process reserves, which Spark takes from
+            `spark.task.resource.gpu.amount`. More than 1 requires ``use_gpu=True``.
         run_config: Pool and limits of the run.
 
     Raises:
-        InvalidArgumentError: `num_processes` is not a positive whole number.
+        InvalidArgumentError: `num_processes` or `gpus_per_process` is not a positive whole number, or
+            `gpus_per_process` is more than 1 without `use_gpu`.
 
     Example:
         >>> from shoal.distributors.pytorch import TorchDistributor
@@ -52,13 +54,20 @@ class TorchDistributor:
         local_mode: bool = True,
         use_gpu: bool = True,
         *,
+        gpus_per_process: int = 1,
         run_config: RunConfig | None = None,
     ) -> None:
-        if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
-            raise InvalidArgumentError(f"num_processes must be a positive whole number, not {num_processes!r}")
+        for name, value in (("num_processes", num_processes), ("gpus_per_process", gpus_per_process)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgumentError(f"{name} must be a positive whole number, not {value!r}")
+        if gpus_per_process > 1 and not use_gpu:
+            raise InvalidArgumentError(
+                f"gpus_per_process={gpus_per_process} requires use_gpu=True: set it, or remove gpus_per_process"
+            )
         self.num_processes = num_processes
         self.local_mode = local_mode
         self.use_gpu = use_gpu
+        self.gpus_per_process = gpus_per_process
         self.run_config = run_config or RunConfig()
 
     def run(self, main: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -77,11 +86,7 @@ class TorchDistributor:
             CapacityError: The active nodes have no room for the processes.
             TrainingError: A rank raised an exception; the error describes the first one.
         """
-        call = self._call(main, args, kwargs)
-        kind = ("local", "processes") if self.local_mode else ("distributed", "executor processes")
-        say(f"Started {kind[0]} training with {self.num_processes} {kind[1]}")
-        response: Response = call.run()
-        say(f"Finished {kind[0]} training with {response.result.num_workers} {kind[1]}")
+        response: Response = self._call(main, args, kwargs).run()
         return response.get_results()[0]
 
     def submit(
@@ -111,11 +116,16 @@ class TorchDistributor:
         config = self.run_config
         if self.local_mode and self.use_gpu:
             config = config.model_copy(update={"clamp": True})
-        request = FunctionRequest(name=name_of(program.target), scaling_config=self._scaling(), run_config=config)
+        request = FunctionRequest(
+            name=name_of(program.target),
+            scaling_config=self._scaling(),
+            torch_distributor="local" if self.local_mode else "distributed",
+            run_config=config,
+        )
         return dispatch.function(request, program.dumps(), returns=returns)
 
     def _scaling(self) -> AnyScaling:
-        gpus = 1 if self.use_gpu else 0
+        gpus = self.gpus_per_process if self.use_gpu else 0
         if not self.local_mode:
             each = WorkerResourceConfig(num_cpus=1, num_gpus=gpus)
             return SpreadScalingConfig(num_workers=self.num_processes, resource_requirements_per_worker=each)

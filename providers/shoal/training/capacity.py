@@ -57,8 +57,8 @@ def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clam
     problem = f"{request} is more than there is room for, {room} ({listed(nodes)})"
     if not clamp or not room:
         raise CapacityError(
-            f"{problem}: add nodes with shoal.scale_cluster, request less, or set RunConfig(clamp=True) "
-            "to use what fits"
+            f"{problem}: add nodes with shoal.scale_cluster, use larger nodes (cpus_per_node and gpus_per_node of the "
+            "pool), request less, or set RunConfig(clamp=True) to use what fits"
         )
     warnings.warn(f"{problem}: reduced to {room}", stacklevel=3)
     return room

@@ -17,6 +17,10 @@ TORCHRUN = (
 )  # fmt: skip
 
 
+def gpus() -> dict[str, Any]:
+    return {name: os.environ[name] for name in ("WORLD_SIZE", "CUDA_VISIBLE_DEVICES")}
+
+
 def where() -> dict[str, Any]:
     import torch
 

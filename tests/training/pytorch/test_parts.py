@@ -511,9 +511,13 @@ def test_run_local_is_rank_0_of_1_with_a_process_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
-def test_a_wrong_number_of_processes_is_refused(wrong: Any) -> None:
+def test_a_wrong_number_of_processes_or_of_their_gpus_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="num_processes must be a positive whole number"):
         TorchDistributor(wrong)
+    with pytest.raises(InvalidArgumentError, match="gpus_per_process must be a positive whole number"):
+        TorchDistributor(gpus_per_process=wrong)
+    with pytest.raises(InvalidArgumentError, match="gpus_per_process=2 requires use_gpu=True"):
+        TorchDistributor(use_gpu=False, gpus_per_process=2)
 
 
 class _Tracking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -296,5 +297,26 @@ def test_torch_distributor_returns_the_first_ones_value(driver: TwoNodes, capsys
     assert printed[-1] == "Finished distributed training with 2 executor processes"
     assert TorchDistributor(3, use_gpu=False).run(functions.sum_of_ranks, 0) == 3.0
     assert "Finished local training with 3 processes" in capsys.readouterr().out
-    with pytest.raises(CapacityError, match="num_workers_per_node=2 of 0 CPUs and 1 GPU for each worker"):
+    with pytest.raises(CapacityError, match="num_processes=2 of 0 CPUs and 1 GPU for each worker"):
         TorchDistributor(2).run(functions.sum_of_ranks, 0)
+    assert "Started" not in capsys.readouterr().out
+
+
+def test_torch_distributor_says_how_many_processes_the_gpus_suffice_for_before_it_starts_them(
+    driver: TwoNodes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: print(message))
+    node = driver.cluster.add_node(
+        num_cpus=1, num_gpus=5, node_name="gpus", node_ip_address="127.0.0.1", object_store_memory=80 * 2**20
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            seen = TorchDistributor(4, gpus_per_process=2).run(functions.gpus)
+    finally:
+        driver.cluster.remove_node(node)
+    assert seen == {"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    printed = capsys.readouterr().out.splitlines()
+    assert "num_processes=4 of 0 CPUs and 2 GPUs for each worker is more than there is room for, 2 " in printed[0]
+    assert printed[1] == "Started local training with 2 processes"
+    assert printed[-1] == "Finished local training with 2 processes"

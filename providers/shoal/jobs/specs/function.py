@@ -130,8 +130,9 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
-        changes = {"program": self.program and "by value", "returns": None}
-        return super().comparable(by_content).model_copy(update=changes)
+        # `returns` and `torch_distributor` do not change what the function computes.
+        equal = {"program": self.program and "by value", "returns": None, "torch_distributor": None}
+        return super().comparable(by_content).model_copy(update=equal)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""

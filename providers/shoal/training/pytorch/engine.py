@@ -119,7 +119,12 @@ class _Run:
         self._env = env
         self._began = began
         self._restarts = Restarts(request.run_config, began)
-        self._layout = lay_out(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
+        self._layout = lay_out(
+            request.scaling_config,
+            cluster.active_nodes(),
+            clamp=request.run_config.clamp,
+            option="num_processes" if request.torch_distributor else None,
+        )
         if request.room_for:
             lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
         self._claim = claim
@@ -134,14 +139,23 @@ class _Run:
     def result(self) -> FunctionResult:
         """Run the function to its end, and return its result; if a worker is lost, restart from the last checkpoint."""
         self._claim.take(self._checkpoints.folder)
+        self._announce("Started")
         try:
             with self._metrics:
-                return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
+                result = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
         finally:
             try:
                 self._claim.remove(self._checkpoints.folder)
             except (ShoalError, OSError) as error:
                 say(f"the checkpoints in {self._checkpoints.folder} could not be removed and are left behind: {error}")
+        self._announce("Finished")
+        return result
+
+    def _announce(self, event: str) -> None:
+        """Print PySpark's line about the start or the end of the training, if a `TorchDistributor` has requested it."""
+        if mode := self._request.torch_distributor:
+            processes = "processes" if mode == "local" else "executor processes"
+            say(f"{event} {mode} training with {self._layout.num_workers} {processes}")
 
     def _attempt(self) -> FunctionResult:
         from shoal.training.pytorch import worker

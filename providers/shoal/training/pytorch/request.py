@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
-from shoal.settings import Settings
+from shoal.settings import Settings, without_defaults
 from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
 from shoal.training.run_config import RunConfig
+
+_NEWER = ("torch_distributor",)
+"""Fields that did not exist in earlier versions, which have already stored specs without these fields."""
 
 
 class FunctionRequest(Settings):
@@ -39,9 +42,19 @@ class FunctionRequest(Settings):
         description="Number and size of further workers that the function starts itself. The run starts only if the "
         "pool has room for these workers. None: the function starts no workers.",
     )
+    torch_distributor: Literal["local", "distributed"] | None = Field(
+        default=None,
+        description="Mode of the `TorchDistributor` that has created the request. The run then prints PySpark's lines "
+        "about the start and the end of the training. None: another program has created the request.",
+    )
     run_config: RunConfig = Field(
         default_factory=RunConfig, description="Name of the pool that runs the function, and the limits of the run."
     )
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields as a dict that lacks the unset fields which earlier versions of shoal did not have."""
+        return without_defaults(self, serialize(self), _NEWER)
 
     @field_validator("dataset_map", mode="before")
     @classmethod

@@ -161,13 +161,15 @@ class Layout:
     each: WorkerResourceConfig
 
 
-def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -> Layout:
+def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, option: str | None = None) -> Layout:
     """Compute how many workers run, in total and per node, and check that the active nodes have room for the workers.
 
     Args:
         config: The requested workers.
         nodes: The active nodes.
         clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
+        option: Name of the option with which the user has given the number of workers, for the error message; None:
+            the name in `config`.
 
     Raises:
         CapacityError: There is no room for the workers on the active nodes.
@@ -177,13 +179,13 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False) -
     each = config.resource_requirements_per_worker
     fits = [fitting(node, each) for node in nodes]
 
-    def checked(option: str, wanted: int, room: int) -> int:
+    def checked(name: str, wanted: int, room: int) -> int:
         claim = resources(each.num_cpus, each.num_gpus, each.gpu_type)
-        return limited(wanted, room, f"{option}={wanted} of {claim} for each worker", nodes, clamp=clamp)
+        return limited(wanted, room, f"{name}={wanted} of {claim} for each worker", nodes, clamp=clamp)
 
     if isinstance(config, SpreadScalingConfig):
-        return Layout(checked("num_workers", config.num_workers, sum(fits)), None, each)
-    per_node = checked("num_workers_per_node", config.num_workers_per_node, max(fits, default=0))
+        return Layout(checked(option or "num_workers", config.num_workers, sum(fits)), None, each)
+    per_node = checked(option or "num_workers_per_node", config.num_workers_per_node, max(fits, default=0))
     usable = sum(fit >= per_node for fit in fits)
     wanted = usable if config.num_nodes == -1 else checked("num_nodes", config.num_nodes, usable)
     return Layout(wanted * per_node, per_node, each)
