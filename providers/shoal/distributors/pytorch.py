@@ -39,8 +39,8 @@ __all__ = [
 class PyTorchDistributor:
     """Object that runs a function or a script on all ranks (worker processes) of a distributed training.
 
-    Every rank gets the environment variables that torchrun sets, so that DDP, FSDP2, Fabric and Accelerate work without
-    changes.
+    Every rank gets the environment variables that torchrun sets, so that DDP, FSDP2, Fabric, Accelerate, DeepSpeed and
+    Transformers' `Trainer` work without changes.
 
     Args:
         train_func: The function, or the path of a script. The code itself is sent to the workers, so that it need not
