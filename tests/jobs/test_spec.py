@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
+from shoal import jobs
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
@@ -56,6 +57,12 @@ REGISTER = {"model": "m", "metric": "rmse", "holdout": HOLDOUT}
 def test_what_is_wrong_is_refused_by_name(fields, said):
     with pytest.raises(InvalidArgumentError, match=said):
         JobSpec.parse(TRAIN | fields)
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(jobs, name) is not None for name in jobs.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'submitt'"):
+        _ = jobs.submitt
 
 
 def test_the_json_of_a_spec_is_the_spec():

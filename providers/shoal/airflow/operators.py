@@ -299,7 +299,7 @@ class DistributedTrainOperator(_JobOperator):
         check_paths(given, train_func)
         if spec is not None and given is None:
             return
-        from shoal.jobs import check_spec, skipping_if_unchanged
+        from shoal.jobs.task_spec import check_spec, skipping_if_unchanged
 
         checked = check_spec(
             given,
