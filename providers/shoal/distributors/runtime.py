@@ -1,4 +1,4 @@
-"""Provide the rank of this process and the sizes of its run as functions, named as in Databricks' `serverless_gpu.runtime`.
+"""Provide the rank of this process and the sizes of its run, under the names of Databricks' `serverless_gpu.runtime`.
 
 Outside a gang (the group of workers of one run), a process is rank 0 of 1.
 """

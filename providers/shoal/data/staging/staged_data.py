@@ -334,7 +334,7 @@ def is_frame(value: Any) -> bool:
 
 
 def _method_to_arrow(frame: Any) -> Callable[[], Any] | None:
-    """Return the method that converts a frame to Arrow; None if Arrow can read the frame itself, or if there is none."""
+    """Return the method that converts a frame to Arrow; None if Arrow can read the frame itself, or there is none."""
     if hasattr(frame, "__arrow_c_stream__"):
         return None
     return next((method for name in _TO_ARROW if callable(method := getattr(frame, name, None))), None)
