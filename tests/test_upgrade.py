@@ -19,9 +19,9 @@ from shoal.jobs import JobHandle, parse_spec
 from shoal.jobs.fingerprint import fingerprint
 from shoal.pool.api import list_pools
 from shoal.state import Store, home
+from shoal.state.migrate import SCHEMA_VERSION
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
-from shoal.state.store import SCHEMA_VERSION
 from shoal.state.temp_folder import runtime_root
 from tests.support.pool_processes import node_rows, processes_of_home
 from tests.support.previous_version import HOLDER, POOL, document

@@ -23,7 +23,7 @@ from shoal.data import DataConnector, ShardedDataConnector
 from shoal.data.checks import check_label, validate_columns
 from shoal.data.filter_syntax import parse_filters
 from shoal.data.gang_position import ALONE, GangPosition, set_current_position
-from shoal.data.parquet.rows_digest import rows_digest
+from shoal.data.parquet.digest import rows_digest
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError
 

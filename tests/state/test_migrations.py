@@ -13,8 +13,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from shoal.state import Store, engines, migrate
+from shoal.state.migrate import SCHEMA_VERSION
 from shoal.state.schema import Base
-from shoal.state.store import SCHEMA_VERSION, default_url
+from shoal.state.store import default_url
 
 OLDEST = "0003"
 """Schema of the first version whose pools and jobs survive an upgrade."""

@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError
 from shoal.errors import StoreError
 from shoal.state import Store, engines
 from shoal.state.home import home
+from shoal.state.migrate import SCHEMA_VERSION
 from shoal.state.schema import Lock
-from shoal.state.store import SCHEMA_VERSION
 
 
 @pytest.fixture

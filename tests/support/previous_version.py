@@ -31,11 +31,12 @@ def document(folder: Path, **run_config: Any) -> dict[str, Any]:
 
 def work(folder: str) -> str:
     """Say in `began` that it runs; returns the schema that its worker's code knows."""
-    from shoal.state.store import SCHEMA_VERSION
+    from shoal.state import migrate, store
 
     (Path(folder) / "began").touch()
     wait_until((Path(folder) / "go").exists, "the upgrade", seconds=240)
-    return SCHEMA_VERSION
+    # The version before has it in `store`.
+    return str(getattr(migrate, "SCHEMA_VERSION", None) or getattr(store, "SCHEMA_VERSION", None))
 
 
 def start(folder: Path) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import pytest
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.training import restarts
 from shoal.training.boosting import engine
-from shoal.training.boosting.engine import segment_length, train
+from shoal.training.boosting.checkpoints import Segment, segment_length
+from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.task import Segment
 from shoal.training.gang.gang import Gang
 from tests.support.two_node_cluster import TwoNodes, assert_ended, write_rows
 from tests.training.test_xgboost import request, spec

@@ -29,11 +29,12 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staging, working_folder
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.admission import Admission, Place
+from shoal.jobs.journal.admission import Admission
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.lost_attempts import Lost, Missing, Silence, address, find_head, judge, look, pool_endpoint
 from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, bounded_pause, pause_after, turn_check_s
+from shoal.jobs.queue_order import Place
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import parse_spec
 from shoal.pool.api import ComputePool

@@ -48,7 +48,8 @@ def submit(
 ) -> JobHandle:
     """Submit a job to a pool, or attach to the same job if it was submitted before.
 
-    The job starts at once if the pool has room for it; otherwise it waits in the pool's queue (`shoal.jobs.queue`).
+    The job starts at once if the pool has room for it; otherwise it waits in the pool's queue
+    (`shoal.jobs.queue_order`).
 
     The call returns a handle of the existing attempt while the same job is pending or running, or if it has succeeded
     and its result has not been collected yet. In all other cases a new attempt is submitted. Plain Python and the CLI

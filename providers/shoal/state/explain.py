@@ -98,17 +98,3 @@ def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreErr
         yield StoreError, _SQLSTATES[code]
     yield from ((StoreError, advice) for sign, advice in _WRONG.items() if sign in text)
     yield from ((StoreUnreachableError, advice) for sign, advice in _AWAY.items() if sign in text)
-
-
-def too_new(url: str, version: str, known: str) -> StoreError:
-    """Return the error for a store whose tables were changed by a newer version of shoal.
-
-    Args:
-        url: URL of the store.
-        version: Version of the store's tables.
-        known: Newest version that this shoal can read.
-    """
-    return StoreError(
-        f"{shown(url)} was written by a newer shoal (its schema is {version}, this version supports {known}): upgrade "
-        "shoal, or set SHOAL_HOME or SHOAL_STATE_URL to another store"
-    )

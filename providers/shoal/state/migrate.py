@@ -1,12 +1,16 @@
-"""Run the Alembic migrations (the scripts that change the store's tables for a new version) on a connection."""
+"""Upgrade the store's tables to this version's schema with Alembic's migrations, and refuse a newer schema."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection
+
+from shoal.errors import StoreError
+from shoal.state.explain import shown
+
+SCHEMA_VERSION = "0008"
+"""Newest revision in `migrations/versions`."""
 
 SCRIPTS = Path(__file__).with_name("migrations")
 """Folder with the Alembic revisions."""
@@ -17,7 +21,25 @@ def upgrade(connection: Connection) -> None:
 
     All changes are made in the caller's transaction. So if one of them fails, nothing is changed.
     """
+    # Alembic takes 0.3 s to import, and is not needed if a store already has this version.
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def too_new(url: str, version: str, known: str) -> StoreError:
+    """Return the error for a store whose tables were changed by a newer version of shoal.
+
+    Args:
+        url: URL of the store.
+        version: Version of the store's tables.
+        known: Newest version that this shoal can read.
+    """
+    return StoreError(
+        f"{shown(url)} was written by a newer shoal (its schema is {version}, this version supports {known}): upgrade "
+        "shoal, or set SHOAL_HOME or SHOAL_STATE_URL to another store"
+    )

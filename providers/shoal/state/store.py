@@ -11,14 +11,10 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from shoal.state import engines
-from shoal.state.explain import explain, too_new
+from shoal.state import engines, migrate
+from shoal.state.explain import explain
 from shoal.state.home import home
 from shoal.state.signals import uninterrupted
-
-SCHEMA_VERSION = "0008"
-"""Newest revision in `migrations/versions`. If a store already has this version, Alembic is not imported, which saves
-0.3 s."""
 
 
 def default_url() -> str:
@@ -88,19 +84,17 @@ class Store:
     def _migrate(self) -> None:
         try:
             with engines.reading(self._engine).connect() as connection:
-                if _version(connection) == SCHEMA_VERSION:
+                if _version(connection) == migrate.SCHEMA_VERSION:
                     return
             # If two processes upgrade the tables at the same time, the second one waits for the first, because this is
             # a write transaction.
             with self._engine.begin() as connection:
                 version = _version(connection)
-                if version == SCHEMA_VERSION:
+                if version == migrate.SCHEMA_VERSION:
                     return
-                if version is not None and version > SCHEMA_VERSION:
-                    raise too_new(self.url, version, SCHEMA_VERSION)
-                from shoal.state.migrate import upgrade
-
-                upgrade(connection)
+                if version is not None and version > migrate.SCHEMA_VERSION:
+                    raise migrate.too_new(self.url, version, migrate.SCHEMA_VERSION)
+                migrate.upgrade(connection)
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error
 

@@ -12,17 +12,11 @@ from shoal.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
 from shoal.training.mlflow.tracking import Tracking
+from shoal.training.reserved_variables import check_variable
 
 _NEWER = ("priority", "env", "secret_env", "packages", "code")
 """Options that did not exist in earlier versions, which have already stored specs without these options."""
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_THE_NODES = re.compile(
-    r"(RAY|SHOAL|TORCHELASTIC)_.*|PWD|PYTHONPATH|PYTHONHOME|PATH|LD_LIBRARY_PATH"
-    r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|OMP_NUM_THREADS"
-    r"|CUDA_VISIBLE_DEVICES|MLFLOW_RUN_ID"
-)
-"""Variables that shoal or Ray sets, or that have no effect in a process that runs already."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
 
@@ -144,7 +138,7 @@ class RunConfig(Settings):
     @classmethod
     def _legal_variables(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
-            _check_variable(name)
+            check_variable(name)
             if is_secret_variable(name):
                 raise ValueError(
                     f'the name "{name}" says that the value is a secret, which would be stored with the job: set the '
@@ -167,7 +161,7 @@ class RunConfig(Settings):
     @classmethod
     def _legal_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            _check_variable(name)
+            check_variable(name)
         return names
 
     @model_validator(mode="after")
@@ -197,13 +191,3 @@ class RunConfig(Settings):
     @classmethod
     def _absolute(cls, location: str | None) -> str | None:
         return resolved(location) if location else location
-
-
-def _check_variable(name: str) -> None:
-    if not _VARIABLE.fullmatch(name):
-        raise ValueError(f'"{name}" is not the name of an environment variable: use letters, digits and "_"')
-    if _OF_THE_NODES.fullmatch(name):
-        raise ValueError(
-            f"{name} cannot be set for a job: shoal or the node sets it, or it has no effect in a running process. For "
-            "modules that the workers import, use code or packages"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +9,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.filter_syntax import Filters, columns_of
+from shoal.data.parquet.digest import footer_texts, kind_of, rows_digest, texts_digest
 from shoal.data.parquet.filesystems import normalise
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metadata
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
 from shoal.data.parquet.reading import read_ranges
-from shoal.data.parquet.rows_digest import kind_of, rows_digest
 from shoal.data.planning.row_groups import RowGroup, RowRange
 from shoal.data.planning.splits import GroupSelection, Split, select
 from shoal.errors import DataError, InvalidArgumentError
@@ -281,7 +280,7 @@ class ParquetSource:
         """Return a fingerprint of the dataset, computed from the footers, or, if there are filters, from the rows.
 
         With filters, the values of all rows that match them are read. Equal rows then have the same fingerprint even if
-        they are stored in other files; see :func:`shoal.data.parquet.rows_digest.rows_digest`. Columns that a file
+        they are stored in other files; see :func:`shoal.data.parquet.digest.rows_digest`. Columns that a file
         lacks, or has with another kind of type, are left out. If no column is left, the fingerprint is computed from
         the footers and the filters.
 
@@ -294,15 +293,10 @@ class ParquetSource:
             schema = self._common_schema()
             if schema.names:
                 return rows_digest(self.read(self.ranges(), schema.names), schema)
-        digest = hashlib.sha256()
-        for footer in self.footers():
-            for part in self._content(footer):
-                digest.update(part.encode())
-        for split in self.splits:
-            digest.update(repr((split.weights, split.index, split.seed)).encode())
-        if self.filters is not None:
-            digest.update(repr(self.filters).encode())
-        return digest.hexdigest()[:32]
+        texts = [text for footer in self.footers() for text in footer_texts(footer, self.metadata(footer.path))]
+        texts += [repr((split.weights, split.index, split.seed)) for split in self.splits]
+        texts += [repr(self.filters)] if self.filters is not None else []
+        return texts_digest(texts)
 
     def write_times(self) -> tuple[int | None, ...]:
         """Return the time of each file's last change in nanoseconds; empty if `digest` is computed from the rows.
@@ -322,10 +316,7 @@ class ParquetSource:
         Returns:
             32 hex digits.
         """
-        digest = hashlib.sha256()
-        for part in self._content(self.footer(path)):
-            digest.update(part.encode())
-        return digest.hexdigest()[:32]
+        return texts_digest(footer_texts(self.footer(path), self.metadata(path)))
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
         """Return which rows of a row group the random splits select. If there are neither splits nor filters, return
@@ -366,15 +357,6 @@ class ParquetSource:
             of_path = {name for name, _ in footer.partitions} & partitions.keys()
             common -= {name for name in common - of_path if found.get(name) not in (kinds[name], "null")}
         return pa.schema([field for field in schema if field.name in common])
-
-    def _content(self, footer: Footer) -> Iterator[str]:
-        """Yield texts from a file's footer for its fingerprint: sizes, schema, partition values and statistics."""
-        yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
-        metadata = self.metadata(footer.path)
-        for row_group in range(metadata.num_row_groups):
-            group = metadata.row_group(row_group)
-            for column in range(group.num_columns):
-                yield _chunk_key(group.column(column))
 
     def _first_footer(self) -> Footer:
         footers = self.footers()
@@ -460,11 +442,3 @@ def _typed(text: str, field: pa.Field) -> int | str:
     import pyarrow as pa
 
     return int(text) if pa.types.is_integer(field.type) else text
-
-
-def _chunk_key(chunk: Any) -> str:
-    key = f"{chunk.path_in_schema}:{chunk.total_compressed_size}:{chunk.total_uncompressed_size}"
-    stats = chunk.statistics if chunk.is_stats_set else None
-    if stats is None:
-        return key
-    return f"{key}:{stats.null_count}:{stats.min_raw!r}:{stats.max_raw!r}" if stats.has_min_max else key

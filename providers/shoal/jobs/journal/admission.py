@@ -16,34 +16,15 @@ from functools import lru_cache
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from shoal.jobs import queue
+from shoal.jobs import queue_order
 from shoal.jobs.capacity import Gang, NodeSize, Room, drivers_in
 from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.queue import Entry
+from shoal.jobs.queue_order import Entry, Place
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Node, NodeState
 from shoal.training.host import memory
-
-
-@dataclass(frozen=True)
-class Place:
-    """Position of a waiting attempt in its pool's queue, and the numbers of attempts that wait and run on the pool.
-
-    Attributes:
-        position: Position of the attempt in the queue, 1 for the attempt that starts next.
-        waiting: Number of attempts that wait on the pool.
-        running: Number of attempts that run on the pool.
-    """
-
-    position: int
-    waiting: int
-    running: int
-
-    def __str__(self) -> str:
-        run = "1 job runs" if self.running == 1 else f"{self.running} jobs run"
-        return f"position {self.position} of {self.waiting} in the queue, {run}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +149,7 @@ def look(store: Store, pool: str) -> Line:
     with store.reading(snapshot=False) as session:
         entries = _entries(session, pool)
         room = _room(session, pool)
-    free_for = [Key(*entry.key) for entry in queue.next_up(entries, room)]
+    free_for = [Key(*entry.key) for entry in queue_order.next_up(entries, room)]
     return Line(_places(entries), free_for, has_nodes=bool(room.nodes))
 
 
@@ -187,7 +168,7 @@ def pools_with_queue(store: Store) -> set[str]:
 
 
 def _places(entries: list[Entry]) -> dict[Key, Place]:
-    line = queue.in_order(entries)
+    line = queue_order.in_order(entries)
     running = len(entries) - len(line)
     return {Key(*entry.key): Place(position, len(line), running) for position, entry in enumerate(line, 1)}
 
@@ -204,7 +185,7 @@ def _may_start(session: Session, job: Job, now: float) -> bool:
     queued_at = now if job.queued_at is None else job.queued_at
     mine = Entry(job.id, job.attempt, job.holder, job.priority or 0, queued_at, waits=True, gang=gang)
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
-    return mine in queue.next_up([*others, mine], _room(session, job.pool))
+    return mine in queue_order.next_up([*others, mine], _room(session, job.pool))
 
 
 def _entries(session: Session, pool: str) -> list[Entry]:

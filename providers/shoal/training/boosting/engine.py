@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.data.categories import find_categories
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError
 from shoal.training import cluster
+from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
 from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, shard_datasets
 from shoal.training.boosting.progress import latest
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.boosting.task import Boosted, Checkpoint, Prepared, Segment, Task
+from shoal.training.boosting.task import Boosted, Prepared, Task
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
 from shoal.training.gang.gang import OnNote
@@ -40,14 +41,6 @@ _LIBRARIES = {
     "xgboost": ("shoal.training.xgboost.engine", "XGBoost"),
     "lightgbm": ("shoal.training.lightgbm.engine", "LightGBM"),
 }
-
-_FEWEST_ROUNDS = 50
-"""Minimum default number of rounds between two checkpoints. 50 rounds take seconds and a checkpoint takes milliseconds,
-so the checkpoints do not slow the training down."""
-_SEGMENTS = 4
-"""Default number of segments (groups of rounds that end with a checkpoint) of a training of more than 200 rounds.
-If the training samples rows or columns, each segment begins with a prediction of all rows, which costs about a tenth
-of a round for each earlier round. More segments would therefore make the training slower."""
 
 _FIRST_LINE_S = 10.0
 """Seconds until the first line about the progress is printed, so that a training of a few seconds prints none."""
@@ -172,16 +165,6 @@ def _library(framework: str) -> Library:
         except ImportError as exc:
             raise MissingExtraError(package, extra) from exc
     return library
-
-
-def segment_length(rounds: int, wish: int | None) -> int:
-    """Return the number of rounds between two checkpoints.
-
-    Args:
-        rounds: Number of rounds of the whole training.
-        wish: Value of `RunConfig.checkpoint_every`; None selects the default length.
-    """
-    return wish or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from shoal.training.boosting.task import History
+from shoal.training.boosting.checkpoints import History
 from shoal.training.context import GangContext
 from shoal.training.progress import bounded
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.training.boosting.checkpoints import Checkpoint
 from shoal.training.boosting.rows import Columns, Part
 from shoal.training.boosting.user_code import UserCode
-
-History = dict[str, dict[str, list[float]]]
-"""Values of the metrics: name of an eval set -> name of a metric -> one value per round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +56,6 @@ class Prepared:
     quantise_seconds: float
     idle_rss_bytes: int
     external_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Model and metrics at the end of a segment (a group of rounds); a training can continue from a checkpoint.
-
-    Args:
-        rounds: Number of boosting rounds in the model.
-        model: Serialised booster; empty before the first round.
-        history: Metrics of these rounds.
-    """
-
-    rounds: int = 0
-    model: bytes = b""
-    history: History = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Request to the workers to train the rounds up to the next checkpoint.
-
-    Args:
-        index: Number of the segment, from 0.
-        stop: First round after the segment.
-        last: Whether this is the last segment of the training.
-        resume: Checkpoint to continue from, for workers that did not train the previous segment; None: the workers
-            continue with the model that they have in memory.
-    """
-
-    index: int
-    stop: int
-    last: bool
-    resume: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)

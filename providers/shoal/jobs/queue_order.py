@@ -1,4 +1,6 @@
-"""Decide which waiting jobs of a pool start next. The functions only compute: they read and write no store.
+"""Decide which waiting jobs of a pool start next, and describe their places in the queue.
+
+The functions only compute: they read and write no store.
 
 A pool runs as many jobs at a time as it has room for (`shoal.jobs.capacity`). The first waiting job always starts if no
 other job runs, whatever these estimates say. No job overtakes the first waiting job, so that small jobs cannot keep a
@@ -45,6 +47,25 @@ class Entry:
     def key(self) -> tuple[str, int]:
         """Return the id of the job and the number of the attempt, which together identify this entry."""
         return self.job_id, self.attempt
+
+
+@dataclass(frozen=True)
+class Place:
+    """Position of a waiting attempt in its pool's queue, and the numbers of attempts that wait and run on the pool.
+
+    Attributes:
+        position: Position of the attempt in the queue, 1 for the attempt that starts next.
+        waiting: Number of attempts that wait on the pool.
+        running: Number of attempts that run on the pool.
+    """
+
+    position: int
+    waiting: int
+    running: int
+
+    def __str__(self) -> str:
+        run = "1 job runs" if self.running == 1 else f"{self.running} jobs run"
+        return f"position {self.position} of {self.waiting} in the queue, {run}"
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:

@@ -1,11 +1,16 @@
-"""Compute a fingerprint of rows from their values, so that equal rows in other files have the same fingerprint."""
+"""Compute fingerprints of Parquet datasets, from the footers of the files or from the values of the rows.
+
+A fingerprint of the values is the same for equal rows in other files.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
+
+from shoal.data.parquet.footers import Footer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +48,28 @@ def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
 def kind_of(type_: pa.DataType) -> str:
     """Return the kind of an Arrow type; equal values have the same fingerprint in all types of one kind."""
     return _kind_of(type_)[0]
+
+
+def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
+    """Yield texts from a file's footer for its fingerprint: sizes, schema, partition values and statistics.
+
+    Args:
+        footer: The file's footer.
+        metadata: The file's `pyarrow.parquet.FileMetaData`.
+    """
+    yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
+    for row_group in range(metadata.num_row_groups):
+        group = metadata.row_group(row_group)
+        for column in range(group.num_columns):
+            yield _chunk_text(group.column(column))
+
+
+def texts_digest(texts: Iterable[str]) -> str:
+    """Compute a fingerprint of texts; return 32 hex digits."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode())
+    return digest.hexdigest()[:32]
 
 
 class _Column:
@@ -130,3 +157,11 @@ def _texts(values: pa.Array, write: Callable[[Any], str]) -> tuple[bytes]:
 def _plain(value: Decimal) -> str:
     """Convert a decimal to a text that does not depend on its scale: 1.5 and 1.50 both become ``1.5``."""
     return f"{value.normalize(_EXACT):f}"
+
+
+def _chunk_text(chunk: Any) -> str:
+    text = f"{chunk.path_in_schema}:{chunk.total_compressed_size}:{chunk.total_uncompressed_size}"
+    stats = chunk.statistics if chunk.is_stats_set else None
+    if stats is None:
+        return text
+    return f"{text}:{stats.null_count}:{stats.min_raw!r}:{stats.max_raw!r}" if stats.has_min_max else text

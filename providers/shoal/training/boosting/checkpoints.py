@@ -1,0 +1,59 @@
+"""Divide a training's rounds into segments, each of which ends with a checkpoint from which a training can continue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+History = dict[str, dict[str, list[float]]]
+"""Values of the metrics: name of an eval set -> name of a metric -> one value per round."""
+
+_FEWEST_ROUNDS = 50
+"""Minimum default number of rounds between two checkpoints. 50 rounds take seconds and a checkpoint takes milliseconds,
+so the checkpoints do not slow the training down."""
+_SEGMENTS = 4
+"""Default number of segments (groups of rounds that end with a checkpoint) of a training of more than 200 rounds.
+If the training samples rows or columns, each segment begins with a prediction of all rows, which costs about a tenth
+of a round for each earlier round. More segments would therefore make the training slower."""
+
+
+def segment_length(rounds: int, wish: int | None) -> int:
+    """Return the number of rounds between two checkpoints.
+
+    Args:
+        rounds: Number of rounds of the whole training.
+        wish: Value of `RunConfig.checkpoint_every`; None selects the default length.
+    """
+    return wish or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Model and metrics at the end of a segment (a group of rounds); a training can continue from a checkpoint.
+
+    Args:
+        rounds: Number of boosting rounds in the model.
+        model: Serialised booster; empty before the first round.
+        history: Metrics of these rounds.
+    """
+
+    rounds: int = 0
+    model: bytes = b""
+    history: History = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Request to the workers to train the rounds up to the next checkpoint.
+
+    Args:
+        index: Number of the segment, from 0.
+        stop: First round after the segment.
+        last: Whether this is the last segment of the training.
+        resume: Checkpoint to continue from, for workers that did not train the previous segment; None: the workers
+            continue with the model that they have in memory.
+    """
+
+    index: int
+    stop: int
+    last: bool
+    resume: Checkpoint | None
