@@ -47,7 +47,7 @@ class WorkerResourceConfig(Settings):
     @classmethod
     def _as_in_ray(cls, name: str | None) -> str | None:
         """Convert a name in lower case, as in Databricks' examples, to Ray's, which never is only in lower case."""
-        return name.upper() if name is not None and name.islower() else name
+        return name.upper() if name is not None and name.islower() and name.replace("-", "").isalnum() else name
 
     @model_validator(mode="after")
     def _of_gpus(self) -> Self:
