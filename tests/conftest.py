@@ -21,6 +21,7 @@ from tests.support.postgres import MISSING, Postgres, binaries
 pytest_plugins = [
     "tests.support.tiny_pools",
     "tests.support.gpu_machine",
+    "tests.support.guides",
     "tests.support.prefect_server",
     "tests.support.two_node_cluster",
 ]

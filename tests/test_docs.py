@@ -6,25 +6,20 @@ Ray is started once for them all.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shoal import ComputePool
+from tests.support.guides import EXAMPLE, GUIDES, ROOT, examples, one_side, run
 
-ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted({*ROOT.glob("*.md"), *GUIDES})
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
-EXAMPLE = re.compile(r"<!-- example: ([a-z-]+) -->\n```python\n(.*?)```", re.DOTALL)
-FOUND = {
-    f"{page.name}:{name}": code
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for name, code in EXAMPLE.findall(page.read_text())
-}
+THEIRS = re.compile(r"```(py|diff)\n(.*?)```", re.DOTALL)
+"""Code for another product, in the guides to migrating: a block of its own, or the first side of a diff."""
+
+FOUND = examples()
 
 DAG = "README.md:airflow"
 
@@ -49,9 +44,12 @@ runpy.run_path(file, run_name="__main__")
 
 ON_A_POOL = "on a pool that is up"
 
-AFTER = {"prefect.md": "jobs.md", "pytorch.md": "airflow.md"}
+MIGRATING = sorted(page.name for page in (ROOT / "docs" / "migrating").iterdir())
+"""Guides of which the first example brings up a pool, which all others use, and the last one takes it down."""
+
+AFTER = {"prefect.md": "jobs.md", "pytorch.md": "airflow.md", "ray.md": "databricks.md"}
 """Pages whose examples run after those of another page, which imports the same: they name their pools wherever they use
-one, so that it does not matter which other pools the store has."""
+one, or have the only one that is up, so that it does not matter which other pools the store has."""
 
 
 def sessions() -> dict[str, list[str]]:
@@ -64,14 +62,23 @@ def sessions() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in FOUND.keys() - {DAG}:
         page = name.partition(":")[0]
-        own = page in ("README.md", "prefect.md") or "local://" in FOUND[name]
+        own = page in ("README.md", "prefect.md", *MIGRATING) or "local://" in FOUND[name]
         found.setdefault(AFTER.get(page, page) if own else ON_A_POOL, []).append(name)
     return {session: sorted(names, key=list(FOUND).index) for session, names in sorted(found.items())}
 
 
 def test_no_python_block_is_left_out():
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        assert page.read_text().count("```python") == len(EXAMPLE.findall(page.read_text())), page.name
+    for page in GUIDES:
+        blocks = re.findall(r"```(?:python|diff)$", page.read_text(), re.MULTILINE)
+        assert len(blocks) == len(EXAMPLE.findall(page.read_text())), page.name
+
+
+@pytest.mark.parametrize("page", MIGRATING)
+def test_the_code_for_other_products_is_python(page):
+    blocks = THEIRS.findall((ROOT / "docs" / "migrating" / page).read_text())
+    assert blocks
+    for language, code in blocks:
+        compile(one_side(language, code, "-"), page, "exec")
 
 
 def anchors(page: Path) -> set[str]:
@@ -87,38 +94,6 @@ def test_links_between_the_pages_resolve(page):
     missing = [file for file, _ in targets if not file.exists()]
     missing += [(file.name, anchor) for file, anchor in targets if anchor and anchor not in anchors(file)]
     assert not missing
-
-
-@pytest.fixture(scope="module")
-def flights(tmp_path_factory):
-    """The sample data, written as the README says; three months of them, which is all that the examples name."""
-    folder = tmp_path_factory.mktemp("docs")
-    subprocess.run([sys.executable, "-m", "shoal.examples.flights_data"], cwd=folder, check=True)
-    for month in sorted((folder / "flights").iterdir())[3:]:
-        month.unlink()
-    return folder / "flights"
-
-
-def run(folder, *command):
-    # Airflow's tests set options for their whole session, of which the folder of its DAGs would hide the reader's.
-    readers = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
-    own = {
-        "AIRFLOW_HOME": str(folder),
-        "PREFECT_HOME": str(folder / "prefect"),
-        # A flow's temporary server is given 20 s, which is little on a busy machine.
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    }
-    ran = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**readers, **own},
-        capture_output=True,
-        text=True,
-        timeout=480,  # 200 s here on a machine with a load of 9
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout + ran.stderr
 
 
 @pytest.fixture

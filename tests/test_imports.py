@@ -17,6 +17,7 @@ HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "
         "from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig",
         "from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig",
         "from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor, get_context, run_local",
+        "from shoal.distributors import distributed, ray_launch, runtime",
         "from shoal.data import DataConnector, ShardedDataConnector, RayDataIngester, ArrowIngester",
         "from shoal.jobs import JobSpec, submit, attach, cancel",
         "import shoal.cli",

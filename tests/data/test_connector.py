@@ -190,6 +190,12 @@ def test_from_dataframe_takes_tables_and_a_location(tmp_path: Path) -> None:
     assert xs(DataConnector.from_dataframe(pa.record_batch({"x": [1]}))) == [1]
 
 
+@pytest.mark.parametrize("method", ["to_arrow", "toArrow"])
+def test_from_dataframe_takes_frames_of_snowpark_and_pyspark(method: str) -> None:
+    frame = type("DataFrame", (), {method: lambda self: pa.table({"x": [1, 2]})})()
+    assert xs(DataConnector.from_dataframe(frame)) == [1, 2]
+
+
 def test_the_same_frame_has_the_same_digest() -> None:
     frame = pd.DataFrame({"x": range(1000)})
     assert DataConnector.from_dataframe(frame).digest() == DataConnector.from_dataframe(frame.copy()).digest()

@@ -52,11 +52,14 @@ def test_a_prediction_registers_nothing():
         )
 
 
-def test_a_relative_output_is_the_callers(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "resolved"),
+    [("delays", "{}/delays"), ("models:/m@champion", "models:/m@champion"), ("s3://b/model", "s3://b/model")],
+)
+def test_a_relative_model_folder_and_output_are_the_callers(tmp_path, monkeypatch, model, resolved):
     monkeypatch.chdir(tmp_path)
-    assert PredictJobSpec(model="models:/m@champion", dataset=DATASET, output_path="out/").output_path == str(
-        tmp_path / "out"
-    )
+    spec = PredictJobSpec(model=model, dataset=DATASET, output_path="out/")
+    assert (spec.model, spec.output_path) == (resolved.format(tmp_path), str(tmp_path / "out"))
 
 
 @settings(deadline=None)

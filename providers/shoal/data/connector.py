@@ -109,7 +109,8 @@ class DataConnector:
 
         Args:
             df: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with
-                ``__arrow_c_stream__``.
+                ``__arrow_c_stream__`` or a method ``to_arrow()`` or ``toArrow()``, such as the DataFrames of Polars,
+                Snowpark and PySpark. All rows pass through the memory of this process.
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 

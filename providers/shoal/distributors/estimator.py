@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.distributors.submitted_call import SubmittedCall
 
 Dataset = Any
-"""Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a pandas DataFrame."""
+"""Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a DataFrame."""
 
 BoosterT = TypeVar("BoosterT")
 
@@ -320,7 +320,9 @@ def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> Dat
     """
     if isinstance(dataset, DataConnector):
         return dataset
-    if isinstance(dataset, str) or not hasattr(dataset, "__arrow_c_stream__"):
+    from shoal.data.staging.staged_data import is_frame
+
+    if not is_frame(dataset):
         raise InvalidArgumentError(
             f"{argument} must be a DataConnector, a ShardedDataConnector or a DataFrame, not {type(dataset).__name__}: "
             "DataConnector.from_parquet(path) creates a connector"

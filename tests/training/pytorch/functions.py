@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shoal.distributors import runtime
 from shoal.distributors.pytorch import get_context
 
 TORCHRUN = (
@@ -37,6 +38,10 @@ def where() -> dict[str, Any]:
         "asked": [
             context.get_rank(), context.get_local_rank(), context.get_node_rank(), context.get_world_size(),
             context.get_local_world_size(), context.get_master_addr(), context.get_master_port(),
+        ],
+        "other names": [
+            context.get_world_rank(), runtime.get_global_rank(), runtime.get_local_rank(), runtime.get_node_rank(),
+            runtime.get_world_size(), runtime.get_local_world_size(),
         ],
         "threads": torch.get_num_threads(),
         "own": os.environ.get("TEST_OWN"),

@@ -116,7 +116,7 @@ def test_only_nodes_whose_gpus_are_of_the_type_count() -> None:
         Node(name="c", cpus=2, gpus=1, gpu_type=None),
         Node(name="d", cpus=2, gpus=1),  # of a pool that is looked at from outside, nobody knows
     ]
-    each = WorkerResourceConfig(num_gpus=1, gpu_type="H100")
+    each = WorkerResourceConfig(num_gpus=1, gpu_type="h100")
     assert [fitting(node, each) for node in nodes] == [1, 0, 0, 1]
     with pytest.raises(CapacityError, match=r"1 CPU and 1 H100 GPU .*b: 2 CPUs and 1 A100 GPU,"):
         lay_out(SpreadScalingConfig(num_workers=3, resource_requirements_per_worker=each), nodes)
@@ -175,6 +175,16 @@ def test_outside_of_a_gang_one_is_rank_0_of_1(capsys: pytest.CaptureFixture[str]
 def test_a_metric_that_is_no_number_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgumentError, match='the metric "name" must be a number'):
         Context().get_metrics_reporter().log_metrics({"name": "resnet"})
+    with pytest.raises(InvalidArgumentError, match='the metric "names" must be a number'):
+        Context().get_metrics_reporter().log_metrics({"names": [1, "resnet"]})
+
+
+def test_a_list_of_numbers_is_logged_as_steps() -> None:
+    seen: list[tuple[dict[str, float], int | None]] = []
+    Context(report=lambda metrics, step: seen.append((metrics, step))).get_metrics_reporter().log_metrics(
+        {"seconds": 3, "accuracy": [0.5, 0.75]}, step=9
+    )
+    assert seen == [({"seconds": 3.0}, 9), ({"accuracy": 0.5}, 0), ({"accuracy": 0.75}, 1)]
 
 
 def test_metrics_are_counted_by_rank_and_rank_0s_are_kept(capsys: pytest.CaptureFixture[str]) -> None:

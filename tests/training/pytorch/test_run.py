@@ -61,6 +61,7 @@ def test_every_rank_knows_its_place_and_what_was_handed_to_it(
         assert place["MASTER_PORT"] == first["MASTER_PORT"] != "0"
         asked = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         assert [str(value) for value in place["asked"]] == [place[name] for name in asked]
+        assert place["other names"] == [place["asked"][0], *place["asked"][:5]]
         assert place["hyper"] == {"lr": 0.1, "layers": [1, 2]}
         assert place["threads"] == 1
     assert run.get_metrics() == {"loss": 0.5}

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,9 @@ _USED_BY = "_shoal_used_by."
 _GROUPS = 64
 _MIN_GROUP_ROWS = 8_192
 _MAX_GROUP_BYTES = 32 * 2**20
+
+_TO_ARROW = ("to_arrow", "toArrow")
+"""Names of the method that returns a frame as a ``pyarrow.Table``: in Snowpark (and Polars), and in PySpark."""
 
 _GLOB = "*?[]"
 """Characters that fsspec interprets as a pattern when it removes a directory; URIs that contain them are refused."""
@@ -293,7 +296,8 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
     """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time.
 
     Args:
-        frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with ``__arrow_c_stream__``.
+        frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or another object that :func:`is_frame`
+            accepts.
         staging_location: Directory or URI in which to create a directory; :func:`default_location` if None.
 
     Returns:
@@ -310,16 +314,30 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
         if _is_pandas(frame):
             frame = _pandas_reader(frame)
         elif not isinstance(frame, pa.Table):
-            if not hasattr(frame, "__arrow_c_stream__"):
+            if not is_frame(frame):
                 raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
+            to_arrow = _method_to_arrow(frame)
             with _converting():
-                frame = pa.table(frame)
+                frame = pa.table(frame if to_arrow is None else to_arrow())
         schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
         step = group_rows(rows, size / max(rows, 1))
         with TableWriter(join(directory, "part-00000.parquet"), schema) as writer:
             for start in range(0, rows, step):
                 writer.write(slices(start, min(start + step, rows)), step)
     return directory
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether :func:`stage_dataframe` accepts an object: one with ``__arrow_c_stream__``, or with a method
+    ``to_arrow()`` or ``toArrow()``, such as the DataFrames of Snowpark and PySpark."""
+    return not isinstance(value, type) and (hasattr(value, "__arrow_c_stream__") or _method_to_arrow(value) is not None)
+
+
+def _method_to_arrow(frame: Any) -> Callable[[], Any] | None:
+    """Return the method that converts a frame to Arrow; None if Arrow can read the frame itself, or there is none."""
+    if hasattr(frame, "__arrow_c_stream__"):
+        return None
+    return next((method for name in _TO_ARROW if callable(method := getattr(frame, name, None))), None)
 
 
 def _is_pandas(frame: Any) -> bool:

@@ -20,6 +20,8 @@ PREDICT: Final = "predict"
 
 _REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
 """URIs that name one version, or an alias. A stage or "latest" may name several versions during one run."""
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+"""Start of a model's URI, such as ``runs:/`` or ``s3://``. All other models are folders."""
 
 
 class PredictJobSpec(AnySpec):
@@ -39,7 +41,7 @@ class PredictJobSpec(AnySpec):
     model: str = Field(
         min_length=1,
         description="MLflow URI of the model: models:/NAME@ALIAS, models:/NAME/VERSION, runs:/... or the path of a "
-        "model folder.",
+        "model folder. A relative path starts at the working directory of the process that submits the job.",
     )
     dataset: DatasetSpec = Field(description="Dataset whose rows are predicted; a DataConnector is accepted too.")
     output_path: str = Field(
@@ -76,6 +78,11 @@ class PredictJobSpec(AnySpec):
     @classmethod
     def _dataset(cls, value: Any) -> Any:
         return as_dataset_spec(value)
+
+    @field_validator("model")
+    @classmethod
+    def _absolute_folder(cls, model: str) -> str:
+        return model if _URI.match(model) else resolved(model)
 
     @field_validator("output_path")
     @classmethod

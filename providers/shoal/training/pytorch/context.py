@@ -38,19 +38,20 @@ class MetricsReporter:
         In MLflow the metrics of rank 0 keep their names. The metrics of other ranks get the rank as a prefix.
 
         Args:
-            metrics: Name -> number, or tensor with one element.
-            step: Step of the values, such as the epoch; by default the last step of this rank plus 1.
+            metrics: Name -> number, or tensor with one element. A list of numbers is logged as the values of the steps
+                0, 1, 2 and so on.
+            step: Step of the values, such as the epoch; by default the last step of this rank plus 1. It does not apply
+                to lists.
 
         Raises:
             InvalidArgumentError: A value is not a number.
         """
-        values = {}
-        for name, value in metrics.items():
-            try:
-                values[str(name)] = float(value)
-            except (TypeError, ValueError):
-                raise InvalidArgumentError(f'the metric "{name}" must be a number, not {value!r}') from None
-        self._report(values, step)
+        values = {str(name): _numbers(name, value) for name, value in metrics.items()}
+        if single := {name: value for name, value in values.items() if isinstance(value, float)}:
+            self._report(single, step)
+        for name, value in values.items():
+            for position, number in enumerate(value if isinstance(value, list) else ()):
+                self._report({name: number}, position)
 
 
 class Context:
@@ -84,6 +85,10 @@ class Context:
     def get_rank(self) -> int:
         """Return the rank of this worker; the first worker has rank 0."""
         return _number("RANK", 0)
+
+    def get_world_rank(self) -> int:
+        """Return the rank of this worker; another name of :meth:`get_rank`, which Snowflake's samples use."""
+        return self.get_rank()
 
     def get_local_rank(self) -> int:
         """Return the rank of this worker among the workers on its node; the first one has rank 0."""
@@ -187,6 +192,18 @@ def described(metrics: Mapping[str, float], step: int | None) -> str:
 
 def _print(metrics: Mapping[str, float], step: int | None) -> None:
     say(described(metrics, step))
+
+
+def _numbers(name: Any, value: Any) -> float | list[float]:
+    """Convert the value of a metric to a number, or to a list of numbers.
+
+    Raises:
+        InvalidArgumentError: The value, or an element of the list, is not a number.
+    """
+    try:
+        return [float(each) for each in value] if isinstance(value, list | tuple) else float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f'the metric "{name}" must be a number, not {value!r}') from None
 
 
 def _number(variable: str, otherwise: int) -> int:

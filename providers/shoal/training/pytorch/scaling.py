@@ -39,8 +39,15 @@ class WorkerResourceConfig(Settings):
     gpu_type: str | None = Field(
         default=None,
         min_length=1,
-        description="Required type of the node's GPUs, by the name that Ray uses for it, such as H100. None: any type.",
+        description="Required type of the node's GPUs, by the name that Ray uses for it, such as H100. A name in lower "
+        "case, such as h100, is converted to upper case. None: any type.",
     )
+
+    @field_validator("gpu_type")
+    @classmethod
+    def _as_in_ray(cls, name: str | None) -> str | None:
+        """Convert a name in lower case, as in Databricks' examples, to Ray's, which never is only in lower case."""
+        return name.upper() if name is not None and name.islower() and name.replace("-", "").isalnum() else name
 
     @model_validator(mode="after")
     def _of_gpus(self) -> Self:

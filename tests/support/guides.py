@@ -1,0 +1,66 @@
+"""The examples in the README and the guides, and how a reader runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLE = re.compile(r"<!-- example( that needs a GPU)?: ([a-z-]+) -->\n```(python|diff)\n(.*?)```", re.DOTALL)
+"""An example: a program, or a diff from a program for another product to one for shoal."""
+
+
+def one_side(language: str, code: str, sign: str) -> str:
+    """Of a diff, the program whose own lines have this sign; any other code as it is."""
+    if language != "diff":
+        return code
+    return "".join(line[1:] or line for line in code.splitlines(keepends=True) if line[0] in (sign, " ", "\n"))
+
+
+def examples(*, of_gpus: bool = False) -> dict[str, str]:
+    """The programs that readers run, by page and name: those that need a GPU, or all others."""
+    return {
+        f"{page.name}:{name}": one_side(language, code, "+")
+        for page in GUIDES
+        for needs_gpu, name, language, code in EXAMPLE.findall(page.read_text())
+        if bool(needs_gpu) is of_gpus
+    }
+
+
+@pytest.fixture(scope="session")
+def flights(tmp_path_factory):
+    """The sample data, written as the README says; three months of them, which is all that the examples name."""
+    folder = tmp_path_factory.mktemp("docs")
+    subprocess.run([sys.executable, "-m", "shoal.examples.flights_data"], cwd=folder, check=True)
+    for month in sorted((folder / "flights").iterdir())[3:]:
+        month.unlink()
+    return folder / "flights"
+
+
+def run(folder, *command):
+    """Run Python in a folder as a reader does, and return what it printed."""
+    # Airflow's tests set options for their whole session, of which the folder of its DAGs would hide the reader's.
+    readers = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
+    own = {
+        "AIRFLOW_HOME": str(folder),
+        "PREFECT_HOME": str(folder / "prefect"),
+        # A flow's temporary server is given 20 s, which is little on a busy machine.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    }
+    ran = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**readers, **own},
+        capture_output=True,
+        text=True,
+        timeout=480,  # 200 s here on a machine with a load of 9
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
