@@ -68,7 +68,7 @@ postgresql:
 
 # Six lanes, the longest first. As many run at a time as there are CPUs, but at least two.
 # `sed` ignores Ctrl-C, so that the output of pytest's teardown is still shown.
-TESTS := pool training jobs engines docs prefect
+TESTS := jobs pool training docs engines prefect
 LANES ?= $(shell n=$$(nproc); echo $$((n > 2 ? n : 2)))
 POOL := tests/pool
 TRAINING := tests/training
