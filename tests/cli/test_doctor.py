@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from shoal.cli import checks
+from shoal.cli import doctor_checks as checks
 from shoal.state.temp_folder import runtime_root
 from tests.cli.conftest import document
 from tests.support.waiting import wait_until
@@ -103,7 +103,7 @@ def test_leftovers_and_a_pool_that_does_not_exist_are_notes(shoal):
 
 
 def test_what_sweep_cannot_end_is_a_failure(shoal, monkeypatch):
-    monkeypatch.setattr("shoal.cli.checks.leftovers", lambda store: ["0123456789"])
+    monkeypatch.setattr("shoal.cli.doctor_checks.leftovers", lambda store: ["0123456789"])
     result = shoal("sweep", "--json")
     assert result.exit_code == 1
     assert document(result.stdout)["left"] == ["0123456789"]

@@ -14,6 +14,7 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
+from shoal.data.staging.data_frames import stage_dataframe
 from shoal.state.host import host_id
 from shoal.state.process import ProcessId
 
@@ -33,7 +34,7 @@ def folder(staged: DataConnector) -> Path:
 def stage_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: ProcessId) -> str:
     """Files that another process has staged."""
     monkeypatch.setattr(staged_data, "_this_process", lambda: process)
-    return staged_data.stage_dataframe(TABLE, tmp_path)
+    return stage_dataframe(TABLE, tmp_path)
 
 
 def test_they_go_with_the_last_object_that_uses_them(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from shoal import jobs
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
+from shoal.data.staging.data_frames import stage_dataframe
 from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
     DataError,
@@ -776,7 +777,7 @@ class TestWait:
         frame = pd.DataFrame({"a": [1.0], "y": [0.0]})
         with monkeypatch.context() as killed:
             killed.setattr(staged_data, "_this_process", lambda: ProcessId("an earlier boot", 1, 1, host_id()))
-            used, unused, of_another_store = (staged_data.stage_dataframe(frame, None) for _ in range(3))
+            used, unused, of_another_store = (stage_dataframe(frame, None) for _ in range(3))
         staged_data.claim(of_another_store, "job-of-another-store-1")
         dataset = DatasetSpec(paths=(used,), staging=used)
         running = submit(JobSpec(dataset=dataset, input_cols=("a",), label_col="y"))

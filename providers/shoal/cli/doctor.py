@@ -13,7 +13,7 @@ _SIGNS = {"ok": ("ok    ", "green"), "note": ("note  ", "yellow"), "broken": ("B
 
 def doctor(as_json: Json = False) -> None:
     """Check this machine, and say how to fix each problem. Exit code 1 means that local pools cannot work."""
-    from shoal.cli.checks import all_checks
+    from shoal.cli.doctor_checks import all_checks
 
     checks = list(all_checks())
     broken = [check for check in checks if check.status == "broken"]

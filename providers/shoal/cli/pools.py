@@ -76,7 +76,7 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def describe(name: Name = None, as_json: Json = False) -> None:
     """Show a pool: state, limits, nodes, leases, last operation, and its running and waiting jobs."""
-    from shoal.cli.checks import reconciler
+    from shoal.cli.doctor_checks import reconciler
     from shoal.jobs import list_jobs
     from shoal.state.schema import JOB_ACTIVE
 
@@ -189,7 +189,7 @@ def sweep(as_json: Json = False) -> None:
     """End the nodes on this machine that no pool needs any more, and record the end of jobs whose process has died.
     You can run this command at any time."""
     from shoal import jobs
-    from shoal.cli.checks import leftovers
+    from shoal.cli.doctor_checks import leftovers
     from shoal.state import Store
 
     did = jobs.sweep()

@@ -118,7 +118,7 @@ class DataConnector:
             DataError: If a column cannot be written as Parquet, or the staging location is not writable.
             InvalidArgumentError: If `df` is not a table.
         """
-        from shoal.data.staging.staged_data import stage_dataframe
+        from shoal.data.staging.data_frames import stage_dataframe
 
         return cls._of_staged(stage_dataframe(df, staging_location), ingestor_class)
 

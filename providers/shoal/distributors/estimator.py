@@ -320,7 +320,7 @@ def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> Dat
     """
     if isinstance(dataset, DataConnector):
         return dataset
-    from shoal.data.staging.staged_data import is_frame
+    from shoal.data.staging.data_frames import is_frame
 
     if not is_frame(dataset):
         raise InvalidArgumentError(

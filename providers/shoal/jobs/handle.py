@@ -32,7 +32,19 @@ from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.admission import Admission
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.lost_attempts import Lost, Missing, Silence, address, find_head, judge, look, pool_endpoint
+from shoal.jobs.lost_attempts import (
+    FAR_SUBMISSION_GRACE_S,
+    SUBMISSION_GRACE_S,
+    Lost,
+    Missing,
+    Silence,
+    address,
+    find_head,
+    judge,
+    look,
+    pool_endpoint,
+    submitter_is_gone,
+)
 from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, bounded_pause, pause_after, turn_check_s
 from shoal.jobs.queue_order import Place
 from shoal.jobs.results import JobResult
@@ -51,15 +63,6 @@ log = logging.getLogger(__name__)
 _ORPHAN_GRACE_S = 60.0
 """Seconds after the end of `orphan_after` until a process other than the driver ends the job. The driver's watchdog, a
 thread that checks every 2 s, normally ends the job before that time."""
-
-_SUBMISSION_GRACE_S = 20.0
-"""Seconds for which a job may be pending and unknown to its head before another waiting process sends it. The time is
-longer than the 15 s for which the submitter retries, because only the submitter has the credentials from the spec's
-URIs."""
-
-_FAR_SUBMISSION_GRACE_S = 300.0
-"""Same as `_SUBMISSION_GRACE_S`, for a submitter on another host: this host cannot check whether that process lives.
-The time is far above the 15 s for which the submitter retries, and above the difference between two hosts' clocks."""
 
 _TURN_PATIENCE_S = 4.0
 """Seconds for which there has been room for another waiting job before this process starts that job. If a process waits
@@ -453,7 +456,7 @@ class JobHandle:
             is_missing = self._judge(job) is Missing.SUBMISSION
         except PoolElsewhereError:
             return job
-        if is_missing and self._clock() - (job.admitted_at or job.created_at) > _SUBMISSION_GRACE_S:
+        if is_missing and self._clock() - (job.admitted_at or job.created_at) > SUBMISSION_GRACE_S:
             self.send()
         return attempts.load(self._store, self._key)
 
@@ -516,15 +519,15 @@ class JobHandle:
         if isinstance(verdict, Lost):
             return True
         missing = verdict is Missing.SUBMISSION
-        if missing and job.admitted_at is None and self._submitter_is_gone(job):
+        if missing and job.admitted_at is None and submitter_is_gone(job, self._clock()):
             pid = job.submitter and job.submitter["pid"]
             why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit it again"
             return self.end_pending(job, JobState.FAILED, why)
         if self._is_orphan(job, _ORPHAN_GRACE_S):
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
             return self._cancel(job, {job.state}, reason)
-        long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > _FAR_SUBMISSION_GRACE_S
-        if missing and (long_ago or self._submitter_is_gone(job)):
+        long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > FAR_SUBMISSION_GRACE_S
+        if missing and (long_ago or submitter_is_gone(job, self._clock())):
             self.send()  # the process that had to send the attempt has died or given up, so this process sends it
         return False
 
@@ -563,23 +566,6 @@ class JobHandle:
             return False
         waited = stamps.age(job.queued_at, job.queued_clock)
         return (self._clock() - job.queued_at if waited is None else waited) > float(timeout)
-
-    def _submitter_is_gone(self, job: Job) -> bool:
-        """Return whether the process that has to send the attempt to the head seems to be dead.
-
-        That process is the submitter, or the process that has taken the attempt out of the queue. It counts as dead if
-        it does not run any more, or runs on another host and cannot be checked, and the job was not polled for some
-        time (20 s, or 300 s on another host).
-        """
-        if job.submitter is None:  # shoal 0.1 did not record the submitter, so its process cannot be checked
-            return False
-        submitter = ProcessId.from_json(job.submitter)
-        if submitter.alive():
-            return False
-        unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
-        if unasked is None:
-            unasked = self._clock() - job.last_polled_at
-        return unasked > (_SUBMISSION_GRACE_S if submitter.known_dead() else _FAR_SUBMISSION_GRACE_S)
 
     def _is_orphan(self, job: Job, grace_s: float) -> bool:
         """Return whether no process has polled the attempt for more than `orphan_after` plus `grace_s` seconds."""

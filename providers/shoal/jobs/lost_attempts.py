@@ -11,13 +11,22 @@ from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.pool.endpoint import Endpoint
-from shoal.state import Store
+from shoal.state import Store, stamps
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 HEAD_PATIENCE_S = 45.0
 """Seconds without an answer from the head after which its jobs count as lost. The replacement of a head took 8 to 20 s
 on 2 busy cores and must not end the jobs too early."""
 
+SUBMISSION_GRACE_S = 20.0
+"""Seconds for which a job may be pending and unknown to its head before another waiting process sends it. The time is
+longer than the 15 s for which the submitter retries, because only the submitter has the credentials from the spec's
+URIs."""
+
+FAR_SUBMISSION_GRACE_S = 300.0
+"""Same as `SUBMISSION_GRACE_S`, for a submitter on another host: this host cannot check whether that process lives.
+The time is far above the 15 s for which the submitter retries, and above the difference between two hosts' clocks."""
 
 _SIGKILLED = (-9, 137)
 """Exit codes of a process that SIGKILL ended: -9 as Python reports it, 137 as a shell reports it."""
@@ -160,3 +169,25 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
         return View(ray_job=client.status(Key(job.id, job.attempt).submission_id))
     except (HeadBusyError, HeadGoneError, PoolDownError):
         return View(silence=Silence.NO_ANSWER)
+
+
+def submitter_is_gone(job: Job, now: float) -> bool:
+    """Return whether the process that has to send the attempt to the head seems to be dead.
+
+    That process is the submitter, or the process that has taken the attempt out of the queue. It counts as dead if
+    it does not run any more, or runs on another host and cannot be checked, and the job was not polled for some
+    time (20 s, or 300 s on another host).
+
+    Args:
+        job: The attempt's row.
+        now: Seconds since the epoch.
+    """
+    if job.submitter is None:  # shoal 0.1 did not record the submitter, so its process cannot be checked
+        return False
+    submitter = ProcessId.from_json(job.submitter)
+    if submitter.alive():
+        return False
+    unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
+    if unasked is None:
+        unasked = now - job.last_polled_at
+    return unasked > (SUBMISSION_GRACE_S if submitter.known_dead() else FAR_SUBMISSION_GRACE_S)

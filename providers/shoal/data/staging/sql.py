@@ -11,7 +11,8 @@ from shoal.data.column_names import check_present
 from shoal.data.parquet.filesystems import join, resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.queries import as_table, without_end
-from shoal.data.staging.staged_data import TableWriter, staged
+from shoal.data.staging.staged_data import staged
+from shoal.data.staging.table_writer import TableWriter
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact_value
 

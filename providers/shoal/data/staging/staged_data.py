@@ -10,15 +10,14 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.data.parquet.filesystems import is_local, join, normalise, resolve
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyarrow.fs import FileSystem
 
     from shoal.state.process import ProcessId
@@ -31,16 +30,6 @@ MARKER = "_shoal_staging"
 # As long as a job uses the data, their directory contains an empty file for this job. The name of the file is this
 # text, followed by the id under which the attempt of the job was submitted.
 _USED_BY = "_shoal_used_by."
-
-# These numbers decide the size of a row group, the unit in which rows are assigned to workers. With 64 row groups, even
-# 16 workers get four each. A row group has at least 8 Ki rows, because smaller ones compress badly and make the footer
-# large. It has at most 32 MiB after decoding, which limits the memory that a worker needs while it reads.
-_GROUPS = 64
-_MIN_GROUP_ROWS = 8_192
-_MAX_GROUP_BYTES = 32 * 2**20
-
-_TO_ARROW = ("to_arrow", "toArrow")
-"""Names of the method that returns a frame as a ``pyarrow.Table``: in Snowpark (and Polars), and in PySpark."""
 
 _GLOB = "*?[]"
 """Characters that fsspec interprets as a pattern when it removes a directory; URIs that contain them are refused."""
@@ -237,176 +226,3 @@ def discard(location: str) -> bool:
             filesystem.delete_file(found.path)
     filesystem.delete_dir(inner)
     return True
-
-
-def group_rows(rows: int, bytes_per_row: float) -> int:
-    """Compute the number of rows per row group, from the dataset's number of rows and the size of a row.
-
-    Args:
-        rows: Number of rows in the dataset.
-        bytes_per_row: Decoded size of a row in bytes.
-
-    Returns:
-        Number of rows per row group, so that there are enough row groups to assign evenly to workers and that a decoded
-        row group has at most 32 MiB.
-    """
-    most = max(1, int(_MAX_GROUP_BYTES / max(bytes_per_row, 1.0)))
-    return min(most, max(_MIN_GROUP_ROWS, -(-rows // _GROUPS)))
-
-
-class TableWriter:
-    """Writer that appends tables with the same schema to one Parquet file. As a context manager, it closes the file.
-
-    Args:
-        path: File to write.
-        schema: Columns of the file.
-
-    Raises:
-        DataError: If several columns have the same name.
-    """
-
-    def __init__(self, path: str, schema: pa.Schema) -> None:
-        import pyarrow.parquet as pq
-
-        names = schema.names
-        for name in names:
-            if names.count(name) > 1:
-                raise DataError(f'the data has several columns named "{name}": rename all but one')
-        filesystem, inner = resolve(path)
-        self._stack = contextlib.ExitStack()
-        stream = self._stack.enter_context(filesystem.open_output_stream(inner))
-        self._writer = self._stack.enter_context(pq.ParquetWriter(stream, schema, compression="zstd"))
-
-    def write(self, table: pa.Table, row_group_rows: int) -> None:
-        """Append a table to the file, divided into row groups of `row_group_rows` rows."""
-        self._writer.write_table(table, row_group_size=row_group_rows)
-
-    def close(self) -> None:
-        """Write the Parquet footer and close the file."""
-        self._stack.close()
-
-    def __enter__(self) -> TableWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time.
-
-    Args:
-        frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or another object that :func:`is_frame`
-            accepts.
-        staging_location: Directory or URI in which to create a directory; :func:`default_location` if None.
-
-    Returns:
-        Path or URI of the new directory.
-
-    Raises:
-        DataError: If a column cannot be written, such as a column with values of different types, or the location is
-            not writable.
-        InvalidArgumentError: If `frame` is not a table.
-    """
-    import pyarrow as pa
-
-    with staged(staging_location) as directory:
-        if _is_pandas(frame):
-            frame = _pandas_reader(frame)
-        elif not isinstance(frame, pa.Table):
-            if not is_frame(frame):
-                raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
-            to_arrow = _method_to_arrow(frame)
-            with _converting():
-                frame = pa.table(frame if to_arrow is None else to_arrow())
-        schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
-        step = group_rows(rows, size / max(rows, 1))
-        with TableWriter(join(directory, "part-00000.parquet"), schema) as writer:
-            for start in range(0, rows, step):
-                writer.write(slices(start, min(start + step, rows)), step)
-    return directory
-
-
-def is_frame(value: Any) -> bool:
-    """Return whether :func:`stage_dataframe` accepts an object: one with ``__arrow_c_stream__``, or with a method
-    ``to_arrow()`` or ``toArrow()``, such as the DataFrames of Snowpark and PySpark."""
-    return not isinstance(value, type) and (hasattr(value, "__arrow_c_stream__") or _method_to_arrow(value) is not None)
-
-
-def _method_to_arrow(frame: Any) -> Callable[[], Any] | None:
-    """Return the method that converts a frame to Arrow; None if Arrow can read the frame itself, or there is none."""
-    if hasattr(frame, "__arrow_c_stream__"):
-        return None
-    return next((method for name in _TO_ARROW if callable(method := getattr(frame, name, None))), None)
-
-
-def _is_pandas(frame: Any) -> bool:
-    # A pandas DataFrame is recognised by the name of its class, because isinstance() would need an import of pandas,
-    # which is slow, and unnecessary for all other frames.
-    return any(
-        base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
-    )
-
-
-def _table_reader(table: pa.Table) -> tuple[Any, int, int, Any]:
-    return table.schema, table.num_rows, table.nbytes, lambda start, stop: table.slice(start, stop - start)
-
-
-def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
-    import pyarrow as pa
-
-    columns = [str(name) for name in frame.columns]
-    for name in columns:
-        if columns.count(name) > 1:
-            raise DataError(f'the data has several columns named "{name}": rename all but one')
-    frame = frame.set_axis(columns, axis=1)
-
-    def convert(start: int, stop: int) -> Any:
-        with _converting():
-            return pa.Table.from_pandas(frame.iloc[start:stop], schema=schema, preserve_index=False)
-
-    # The columns are converted one at a time, because Arrow's error message does not name the column that cannot be
-    # converted.
-    schema = pa.schema([])
-    for name in columns:
-        with _converting(name):
-            schema = schema.append(pa.Schema.from_pandas(frame[[name]], preserve_index=False).field(0))
-    return schema, len(frame), int(frame.memory_usage(index=False).sum()), convert
-
-
-@contextlib.contextmanager
-def _converting(column: str | None = None) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
-        what = f'column "{column}" of the DataFrame' if column else "the DataFrame"
-        # All arguments of the exception are shown, because pandas adds a text with the column's name as the second
-        # argument: "Conversion failed for column x with type object".
-        raise DataError(f"{what} cannot be written as Parquet: {'; '.join(map(str, exc.args))}") from exc
-
-
-def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
-    """Write record batches with the same schema to a Parquet file. Only one row group is in memory at a time.
-
-    Args:
-        batches: Record batches to write.
-        schema: Schema of the batches.
-        path: File or URI to write.
-    """
-    import pyarrow as pa
-
-    kept: list[pa.RecordBatch] = []
-    rows = size = 0
-    with TableWriter(path, schema) as writer:
-        for batch in batches:
-            kept.append(batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            # The total number of rows is not known yet, so group_rows() cannot be used. Instead, row groups get a size
-            # that suits a medium-sized dataset.
-            if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
-                writer.write(pa.Table.from_batches(kept, schema), rows)
-                kept, rows, size = [], 0, 0
-        if rows:
-            writer.write(pa.Table.from_batches(kept, schema), rows)
