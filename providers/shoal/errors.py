@@ -98,6 +98,12 @@ class NoPoolError(InvalidArgumentError):
     permanent = False
 
 
+class JobBusyError(InvalidArgumentError):
+    """The job id belongs to an unfinished job with another spec."""
+
+    permanent = False
+
+
 class PoolDownError(ShoalError):
     """The pool is not up (start it with ``up()``), or it is bound to another host."""
 
@@ -157,6 +163,13 @@ class DataError(ShoalError, ValueError):
     """The dataset cannot be used: missing column, null label, wrong dtype, or a corrupt, missing or empty file."""
 
     permanent = True
+
+
+class DataAccessError(DataError):
+    """The data could not be read or written this time: the database or the storage does not answer or refuses access,
+    the disk is full, or a file was changed meanwhile."""
+
+    permanent = False
 
 
 class TrainingError(ShoalError):

@@ -67,8 +67,9 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
     """Return whether a task of the block runs if no task fails."""
     before = setup.get_flat_relative_ids(upstream=True)
     between = (one for one in task.get_flat_relatives(upstream=True) if one.task_id not in before)
-    return TriggerRule(task.trigger_rule) not in _MAY_NEVER_RUN and not any(
-        one.inherits_from_skipmixin for one in between
+    # The user's own tasks may skip the tasks after them.
+    return TriggerRule(task.trigger_rule) not in _MAY_NEVER_RUN and all(
+        isinstance(one, CheckedOperator) for one in between
     )
 
 

@@ -134,7 +134,9 @@ def node_count(value: Any, name: str) -> int:
     Raises:
         InvalidArgumentError: The value is not an integer of 1 or more.
     """
-    return checked_size(int(value) if isinstance(value, str) and value.strip().isdecimal() else value, name)
+    # A template gives a text, or a float such as 4.0 if it is rendered as a native object.
+    is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, str) and value.strip().isdecimal()
+    return checked_size(int(value) if is_whole else value, name)
 
 
 def check_paths(fields: Any, script: Any = None) -> None:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PoolOf = Callable[[str | None], AbstractContextManager[str]]
-"""Function that returns a context manager, which yields the name of the pool of a call. Its argument is the id of the
-job, if pool and nodes are to last as long as the job. None: as long as the block."""
+"""Type of a function that finds or starts the pool of a call. Its argument is the id of the job as long as which an
+embedded pool, or leased nodes, last; None: as long as the block. It returns a context manager that yields the name of
+the pool."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class JobCall(Generic[T]):
         """
         from shoal.jobs import attach, ids, submit
 
-        job_id = self.config.job_id or ids.new_job_id(self.framework)
+        given = self.config.job_id
+        job_id = ids.new_job_id(self.framework) if given is None else ids.checked(given)
         with self.pool(job_id) as pool_name:
             spec = self.spec(pool_name)
             if "orphan_after" not in spec.run_config.model_fields_set:

@@ -110,8 +110,8 @@ def embedded_pool(*, cpus: int = 0, gpus: int = 0, job_id: str | None = None) ->
 def _leased_for_job(pool: ComputePool, size: int, owner: ProcessId | None = None) -> Iterator[None]:
     """Lease nodes for a job that the block submits. The lease ends with the job, whichever processes live then.
 
-    If the block raises, the lease ends at once. If this process is killed in the block, the lease expires a minute
-    later.
+    If the block raises before it has submitted the job, the lease ends at once. If this process is killed in the block,
+    the lease expires a minute later.
 
     Args:
         pool: The pool, with the job as the holder. It is started if it is down, and goes down with its last lease and
@@ -123,7 +123,6 @@ def _leased_for_job(pool: ComputePool, size: int, owner: ProcessId | None = None
     try:
         with lease.renewed():
             yield
-    except BaseException:
-        lease.release()
-        raise
-    lease.leave_to_job()
+    finally:
+        # If the block raises, the lease is not released either: the same job may run already, submitted before.
+        lease.leave_to_job()

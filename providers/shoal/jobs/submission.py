@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from shoal.errors import DataError, InvalidArgumentError, JobNotFoundError, shown
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError, JobNotFoundError, shown
 from shoal.jobs import credentials, ids
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
@@ -186,7 +186,7 @@ def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
         # If another process has started the attempt meanwhile, that process has claimed the data.
         if handle.end_pending(job, JobState.FAILED, why):
-            raise DataError(why) from error
+            raise (type(error) if isinstance(error, DataError) else DataAccessError)(why) from error
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:

@@ -443,7 +443,8 @@ class ComputePool:
         Args:
             request: Function that writes the operation in the given transaction and returns its id.
             bring_up: Whether to start the pool in the same transaction if it is down.
-            owner: Process to which a started pool belongs. The pool is removed when this process ends.
+            owner: Process to which a started pool belongs. The pool is removed when this process has ended and no job
+                has a lease on it.
             block_until_min_cluster_size: Number of ready nodes that ends the wait; all nodes by default.
             is_async: Whether to return as soon as the operation is written to the database.
             on_progress: Function called with the pool's status while waiting.

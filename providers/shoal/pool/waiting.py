@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from shoal.errors import ScaleError, StoreUnreachableError
+from shoal.errors import PoolNotFoundError, ScaleError, StoreUnreachableError
 from shoal.pool.journal import rows
 from shoal.pool.lease_rules import nodes_for
 from shoal.pool.reconcile.election import Turn
@@ -119,7 +119,8 @@ class Waiting:
             ScaleError: A node could not be ended. The message names the remaining processes.
         """
         began = time.monotonic()
-        with self._turns():
+        # The row of an embedded pool is removed when the pool is down.
+        with self._turns(), suppress(PoolNotFoundError):
             while (status := self._status()).state == PoolState.STOPPING.value:
                 self._reconcile()
                 if on_progress:

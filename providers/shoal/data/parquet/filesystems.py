@@ -8,7 +8,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from shoal.errors import DataError, InvalidArgumentError, shown
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
 from shoal.redaction import has_credentials, redact_value
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
@@ -116,7 +116,7 @@ def _arrow_filesystem(base: str) -> tuple[Any, str]:
     try:
         filesystem, inner = FileSystem.from_uri(base)
     except (OSError, pa.ArrowException) as exc:
-        raise DataError(f"{base} cannot be opened: {exc}") from None
+        raise DataAccessError(f"{base} cannot be opened: {exc}") from None
     return filesystem, inner
 
 

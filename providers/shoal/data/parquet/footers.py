@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.filesystems import resolve
 from shoal.data.parquet.listing import DataFile, partition_values
-from shoal.errors import DataError
+from shoal.errors import DataAccessError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,12 +62,14 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     except (MemoryError, DataError):
         raise
     except FileNotFoundError:
-        raise DataError(f"{path} is gone: the file existed when the files of the dataset were listed") from None
+        raise DataAccessError(f"{path} is gone: the file existed when the files of the dataset were listed") from None
     except PermissionError as exc:
-        raise DataError(f"{path} cannot be read: {exc.strerror or exc}") from None
+        raise DataAccessError(f"{path} cannot be read: {exc.strerror or exc}") from None
     except (OSError, pa.ArrowException) as exc:
         what = f"{path}, {part}," if part else path
-        raise DataError(f"{what} is corrupt or not a Parquet file: {_first_line(exc)}") from None
+        # Arrow raises OSError for some corrupt files, too, but mostly if the storage does not answer.
+        kind = DataAccessError if isinstance(exc, OSError) else DataError
+        raise kind(f"{what} is corrupt or not a Parquet file: {_first_line(exc)}") from None
 
 
 def _first_line(exc: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from shoal.data.parquet.filesystems import resolve, split_query
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -79,7 +79,7 @@ def _expand(path: str) -> list[DataFile]:
     except DataError:
         raise
     except (OSError, pa.ArrowException) as exc:
-        raise DataError(f"{path} cannot be listed: {exc}") from None
+        raise DataAccessError(f"{path} cannot be listed: {exc}") from None
 
 
 def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher
 from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
 from shoal.data.planning.row_groups import RowRange
-from shoal.errors import DataError
+from shoal.errors import DataAccessError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,7 +146,7 @@ def _check_unchanged(metadata: Any, footer: Footer) -> None:
 
 
 def _changed(footer: Footer, how: str) -> DataError:
-    return DataError(
+    return DataAccessError(
         f"{footer.path} was changed after shoal had read its footer ({how}): create a new connector, run the program "
         "again, and write new data only to new files"
     )

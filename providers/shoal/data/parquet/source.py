@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.filter_syntax import Filters, columns_of
@@ -293,10 +293,10 @@ class ParquetSource:
             schema = self._common_schema()
             if schema.names:
                 return rows_digest(self.read(self.ranges(), schema.names), schema)
-        texts = [text for footer in self.footers() for text in footer_texts(footer, self.metadata(footer.path))]
-        texts += [repr((split.weights, split.index, split.seed)) for split in self.splits]
-        texts += [repr(self.filters)] if self.filters is not None else []
-        return texts_digest(texts)
+        options = [repr((split.weights, split.index, split.seed)) for split in self.splits]
+        options += [repr(self.filters)] if self.filters is not None else []
+        texts = (footer_texts(footer, self.metadata(footer.path)) for footer in self.footers())
+        return texts_digest(chain(chain.from_iterable(texts), options))
 
     def write_times(self) -> tuple[int | None, ...]:
         """Return the time of each file's last change in nanoseconds; empty if `digest` is computed from the rows.

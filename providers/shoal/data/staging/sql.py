@@ -13,7 +13,7 @@ from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.queries import as_table, without_end
 from shoal.data.staging.staged_data import staged
 from shoal.data.staging.table_writer import TableWriter
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.redaction import redact_value
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
         except sa.exc.SQLAlchemyError as exc:
             # Only the first line of the error is shown. It is the database's message. The other lines repeat the query
             # with its parameters, which may be confidential.
-            raise DataError(f"the query failed: {str(exc).splitlines()[0]}") from exc
+            raise _query_error(exc) from exc
         finally:
             if writer is not None:
                 writer.close()
@@ -114,7 +114,7 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
         with _read_only(url) as connection:
             paths = _write(_statement(sql, params), connection, directory)
     except sa.exc.SQLAlchemyError as exc:
-        raise DataError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
+        raise DataAccessError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
     return sum(read_metadata(path).num_rows for path in paths)
 
 
@@ -175,7 +175,17 @@ def _queried(sql: str, params: Mapping[str, Any], url: str) -> Iterator[Any]:
         with _read_only(url) as connection:
             yield connection.execute(_statement(sql, params), execution_options={"sqlite_raw_colnames": True})
     except sa.exc.SQLAlchemyError as exc:
-        raise DataError(f"the query failed: {str(exc).splitlines()[0]}") from None
+        raise _query_error(exc) from None
+
+
+def _query_error(error: Exception) -> DataError:
+    """Return the error that the user sees for a query that failed, without the lines that repeat the parameters."""
+    import sqlalchemy as sa
+
+    # A database that ends the connection, has a deadlock or a timeout raises one of these. So does SQLite for a wrong
+    # column, but a retry does no harm there.
+    passing = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
+    return (DataAccessError if passing else DataError)(f"the query failed: {str(error).splitlines()[0]}")
 
 
 def _statement(sql: str, params: Mapping[str, Any]) -> Any:

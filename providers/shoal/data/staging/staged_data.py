@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.data.parquet.filesystems import is_local, join, normalise, resolve
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -77,7 +77,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
         raise
     except (OSError, ValueError, pa.ArrowException) as exc:
         # ValueError is caught, too, because Python raises it for a path that contains a NUL character.
-        raise DataError(
+        raise DataAccessError(
             f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
         ) from None
     try:

@@ -17,7 +17,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
-from shoal.errors import InvalidArgumentError, JobError, JobNotFoundError, StoreError
+from shoal.errors import InvalidArgumentError, JobBusyError, JobError, JobNotFoundError, StoreError
 from shoal.jobs import ids
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.redaction import redact
@@ -69,7 +69,7 @@ def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | 
         refusal: Error to raise if a new attempt is needed. None: a new attempt is allowed.
 
     Raises:
-        InvalidArgumentError: The newest attempt is pending or running, and has another fingerprint; or `refusal`.
+        JobBusyError: The newest attempt is pending or running, and has another fingerprint; or `refusal`.
     """
     while True:
         with store.reading(snapshot=False) as session:
@@ -77,7 +77,7 @@ def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | 
         same = newest is not None and newest.spec["question"] == order.spec["question"]
         if newest is not None and newest.state not in JOB_ENDED:
             if not same:
-                raise InvalidArgumentError(
+                raise JobBusyError(
                     f'job "{order.job_id}" is {newest.state.value} with another spec: wait until it has ended, cancel '
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
