@@ -28,8 +28,10 @@ from shoal.data import DataConnector
 from shoal.errors import (
     CapacityError,
     CapacityTimeoutError,
+    DataAccessError,
     DataError,
     InvalidArgumentError,
+    JobBusyError,
     JobFailedError,
     NoPoolError,
     PoolDownError,
@@ -216,6 +218,7 @@ RIGHT = [
     lambda: mapped_decorated(num_workers=2, pool_name=TWO, spec={"hyper_params": {"rate": "{{ params.rate }}"}}),
     lambda: lease(size="{{ params.size }}", pool_name=TWO, options={"rollback_after_seconds": "{{ params.wait }}"}),
     lambda: lease(size="2", pool_name=TWO),
+    lambda: lease(size=2.0, pool_name=TWO),
     lambda: lease(size=9, pool_name="p"),
     lambda: lease(size=9, pool_name="local://{{ params.pool }}?max_nodes=2"),
     lambda: lease(pool_name="{{ params.pool }}", compute_pool_conn_id="{{ params.connection }}"),
@@ -264,6 +267,8 @@ PERMANENT = [
 ]
 OTHER = [
     NoPoolError("x"),
+    DataAccessError("x"),
+    JobBusyError("x"),
     CapacityTimeoutError("x"),
     JobFailedError("x"),
     WorkerLostError("x"),
@@ -392,6 +397,11 @@ def after_a_branch():
         task.branch(task_id="choose")(lambda: "train")() >> train(spec=ROUNDS)
 
 
+def after_a_task_that_may_skip():
+    with pool_for_run(size=1, pool_name=TWO):
+        earlier() >> train(spec=ROUNDS)
+
+
 def after_a_failure():
     with pool_for_run(size=1, pool_name=TWO):
         EmptyOperator(task_id="first") >> train(spec=ROUNDS, trigger_rule="one_failed")
@@ -427,6 +437,7 @@ def test_what_is_known_in_the_first_task_is_checked_there_before_nodes_start(mad
         in_a_block(spec={**SPEC, "n_estimators": "{{ params.not_there }}"}),
         after_a_failure,
         after_a_branch,
+        after_a_task_that_may_skip,
     ],
 )
 def test_what_only_the_task_itself_knows_stops_no_lease(made, requested):

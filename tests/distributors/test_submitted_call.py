@@ -19,7 +19,7 @@ from shoal.distributors import attach, distributed, ray_launch, submit_predict
 from shoal.distributors.pytorch import PyTorchDistributor, Response, TorchDistributor
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.distributors.xgboost import XGBEstimator
-from shoal.errors import InvalidArgumentError, JobCancelledError, JobNotFoundError
+from shoal.errors import InvalidArgumentError, JobBusyError, JobCancelledError, JobNotFoundError
 from shoal.jobs import JobHandle, submission
 from shoal.jobs.files import artifacts
 from shoal.jobs.fingerprint import fingerprint
@@ -195,6 +195,21 @@ def test_nodes_are_leased_for_as_long_as_the_job(sent, capsys):
     wait_until(lambda: reconcile(Store(), "named") and pool.describe().state == "down", "the pool's end")
     nothing_left()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_refused_submission_leaves_the_running_job_its_nodes(sent):
+    pool = ComputePool("local://named?max_nodes=3&cpus_per_node=2").up()
+    config = RunConfig(pool_name="named", job_id="nightly")
+    call = distributed(num_workers=3, remote=True, run_config=config)(abs).submit(-1)
+    with pytest.raises(JobBusyError, match='"nightly" is pending with another spec'):
+        distributed(num_workers=2, remote=True, run_config=config)(abs).submit(-1)
+    reconcile(Store(), "named")
+    assert [(lease.holder, lease.size) for lease in pool.describe().leases] == [("job:nightly", 2)]
+    attempts.end(Store(), Key(call.job_id, 1), JobState.FAILED, 0.0)
+    pool.down()
+    with pytest.raises(InvalidArgumentError, match=r'run_config.job_id "my job" is not legal'):
+        distributed(remote=True, run_config=RunConfig(job_id="my job"))(abs).submit(-1)
+    nothing_left()
 
 
 def test_a_call_without_a_pool_has_one_that_ends_with_the_job(sent, capsys):

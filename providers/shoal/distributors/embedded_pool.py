@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shoal.errors import NoPoolError
+from shoal.errors import JobError, NoPoolError
+from shoal.jobs.journal import attempts
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.holder import job_holder
@@ -18,6 +19,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import JOB_LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
+from shoal.state.schema import JOB_ENDED
 
 _numbers = itertools.count(1)
 
@@ -63,7 +65,9 @@ def pool_for(
             yield selected
     else:
         pool = ComputePool(selected, holder=job_holder(job_id))
-        with _leased_for_job(pool, size_on(pool)):
+        # The job may have been submitted before, by another call. Its lease does not get smaller.
+        held = [lease.size for lease in pool.describe().leases if lease.holder == pool.holder]
+        with _leased_for_job(pool, max([size_on(pool), *held]), job_id):
             yield selected
 
 
@@ -102,27 +106,40 @@ def embedded_pool(*, cpus: int = 0, gpus: int = 0, job_id: str | None = None) ->
         ends = "which goes down when the job has ended, even if this process has ended before"
         print(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}", file=sys.stderr, flush=True)
         pool = ComputePool(spec, holder=job_holder(job_id))
-        with _leased_for_job(pool, 1, owner=ProcessId.mine()):
+        with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
             yield pool.name
 
 
 @contextmanager
-def _leased_for_job(pool: ComputePool, size: int, owner: ProcessId | None = None) -> Iterator[None]:
+def _leased_for_job(pool: ComputePool, size: int, job_id: str, owner: ProcessId | None = None) -> Iterator[None]:
     """Lease nodes for a job that the block submits. The lease ends with the job, whichever processes live then.
 
-    If the block raises before it has submitted the job, the lease ends at once. If this process is killed in the block,
+    If the block raises and the job does not run, the lease is released at once. If this process is killed in the block,
     the lease expires a minute later.
 
     Args:
         pool: The pool, with the job as the holder. It is started if it is down, and goes down with its last lease and
             job.
         size: Number of nodes.
+        job_id: Id of the job.
         owner: Process to which a started pool belongs.
     """
     lease = pool.lease(size, ttl=JOB_LEASE_TTL, bring_up=True, owner=owner)
     try:
         with lease.renewed():
             yield
-    finally:
-        # If the block raises, the lease is not released either: the same job may run already, submitted before.
-        lease.leave_to_job()
+    except BaseException:
+        # The job may have been submitted before, by another call. Then the nodes stay as long as it runs.
+        if _is_unfinished(job_id):
+            lease.leave_to_job()
+        else:
+            lease.release()
+        raise
+    lease.leave_to_job()
+
+
+def _is_unfinished(job_id: str) -> bool:
+    try:
+        return attempts.latest(Store(), job_id).state not in JOB_ENDED
+    except JobError:
+        return False
