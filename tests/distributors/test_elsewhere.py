@@ -168,7 +168,7 @@ def calls(outside, monkeypatch):
 
     monkeypatch.setattr("shoal.jobs.submit", note)
     answer = Response(SimpleNamespace(results=("done",)))
-    monkeypatch.setattr("shoal.distributors.values.function_value", lambda *_, **__: answer)
+    monkeypatch.setattr("shoal.distributors.call_values.function_value", lambda *_, **__: answer)
     return seen
 
 

@@ -186,7 +186,11 @@ class _JobOperator(PoolOperator):
         near = difflib.get_close_matches(pool, leased, n=1)
         warnings.warn(
             f"task {self.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of it: "
-            + (f"did you mean {near[0]}?" if near else "use pool_for_run, unless the pool is always up"),
+            + (
+                f"did you mean {near[0]}?"
+                if near
+                else "use pool_for_run, or, if the pool is always up, only its name as pool_name"
+            ),
             stacklevel=2,
         )
 

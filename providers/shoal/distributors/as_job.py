@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shoal.distributors import values
+from shoal.distributors import call_values
+from shoal.distributors.call_values import Returns
 from shoal.distributors.embedded_pool import pool_for
 from shoal.distributors.submitted_call import SubmittedCall
-from shoal.distributors.values import Returns
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -153,7 +153,7 @@ def function(
         stored = code_store.store(program, location)
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
-    read = partial(values.function_value, location=location, returns=returns)
+    read = partial(call_values.function_value, location=location, returns=returns)
     return JobCall(config, FRAMEWORK, spec, read, pool or partial(_pool, config))
 
 
@@ -165,7 +165,7 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
             embedded one is used.
     """
     config = spec.run_config
-    read = partial(values.prediction, output_path=spec.output_path)
+    read = partial(call_values.prediction, output_path=spec.output_path)
     return JobCall(config, spec.framework, spec.on_pool, read, partial(_pool, config))
 
 

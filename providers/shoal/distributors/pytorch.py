@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
+from shoal.distributors.call_values import Response
 from shoal.distributors.torch_distributor import TorchDistributor
-from shoal.distributors.values import Response
 from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context, get_context

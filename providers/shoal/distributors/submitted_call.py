@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shoal.distributors import values
+from shoal.distributors import call_values
 
 if TYPE_CHECKING:
     from shoal.jobs import JobHandle, JobResult, JobStatus
@@ -122,4 +122,4 @@ def attach(job_id: str) -> SubmittedCall[Any]:
 
     job = jobs.attach(job_id)
     spec = jobs.parse_spec(attempts.load(Store(), Key(job.job_id, job.attempt)).spec)
-    return SubmittedCall(job, values.reader(spec))
+    return SubmittedCall(job, call_values.reader(spec))

@@ -19,9 +19,9 @@ from shoal.training.pytorch.scaling import (
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
+    from shoal.distributors.call_values import Response, Returns
     from shoal.distributors.dispatch import Call
     from shoal.distributors.submitted_call import SubmittedCall
-    from shoal.distributors.values import Response, Returns
 
 
 class TorchDistributor:

@@ -146,7 +146,8 @@ class PoolSpec(Settings):
     def check_size(self, size: int, name: str) -> None:
         """Check that the pool can have a number of nodes.
 
-        The limits of a pool that exists may have been altered since; then the pool's row decides, and not this spec.
+        The limits of a pool that exists may differ from this spec (`shoal pool alter`). They are checked when the nodes
+        are requested.
 
         Args:
             size: Requested number of nodes.
