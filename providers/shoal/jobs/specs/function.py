@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -14,13 +14,10 @@ from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.redaction import redact
-from shoal.settings import unknown_value, without_defaults
+from shoal.settings import unknown_value
 from shoal.training.boosting.request import Framework
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK, is_name
-
-_NEWER = ("returns",)
-"""Options that earlier versions of shoal did not have. They are left out of the stored spec while they are unset."""
 
 
 class FunctionRegister(Register):
@@ -67,6 +64,8 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
     Example:
         >>> FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3})
     """
+
+    _newer: ClassVar[tuple[str, ...]] = (*FunctionRequest._newer, "returns")
 
     framework: Literal["pytorch"] = Field(
         default="pytorch", description="Kind of the job; the value marks a training function."
@@ -119,10 +118,6 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
                 "contains the arguments already: leave args and kwargs out"
             )
         return self
-
-    def document(self) -> dict[str, Any]:
-        """Return the spec as plain data for JSON, without options that earlier versions lack and that are not set."""
-        return without_defaults(self, super().document(), _NEWER)
 
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets that the training function gets."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer
 
@@ -16,9 +16,6 @@ from shoal.settings import Settings, without_defaults
 from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
 from shoal.training.run_config import RunConfig
 
-_NEWER = ("torch_distributor",)
-"""Fields that did not exist in earlier versions, which have already stored specs without these fields."""
-
 
 class FunctionRequest(Settings):
     """Request to run a user's function in several workers, with its datasets, hyperparameters and number of workers.
@@ -26,6 +23,9 @@ class FunctionRequest(Settings):
     The distributors create this request. The spec of a job contains the same fields and further ones. The function
     itself is pickled and sent separately.
     """
+
+    _newer: ClassVar[tuple[str, ...]] = ("torch_distributor",)
+    """Fields that did not exist in earlier versions, which have already stored specs without these fields."""
 
     name: str = Field(default="function", min_length=1, description="Name of the function, which is shown to users.")
     dataset_map: dict[str, DatasetSpec] = Field(
@@ -54,7 +54,7 @@ class FunctionRequest(Settings):
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the fields as a dict that lacks the unset fields which earlier versions of shoal did not have."""
-        return without_defaults(self, serialize(self), _NEWER)
+        return without_defaults(self, serialize(self), self._newer)
 
     @field_validator("dataset_map", mode="before")
     @classmethod
