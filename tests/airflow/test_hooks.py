@@ -27,6 +27,11 @@ def as_json(**extra) -> str:
     return json.dumps({"conn_type": "compute_pool", "host": "retrain", "extra": extra})
 
 
+def with_token(token: str, **extra) -> str:
+    extra = {"address": "http://10.0.0.5:8265", **extra}
+    return json.dumps({"conn_type": "compute_pool", "host": "lab", "schema": "ray", "password": token, "extra": extra})
+
+
 @pytest.mark.parametrize(
     ("connection", "uri"),
     [
@@ -52,7 +57,7 @@ def test_a_connection_is_a_pool(connect, connection, uri):
         ("compute-pool://retrain/local?backend=ray", "names two backends, local in its schema and ray in its extra"),
         ("compute-pool://:secret@retrain/local", "has a password, which is the token of a Ray cluster: leave it empty"),
         (
-            "compute-pool://:secret@retrain/ray?address=http://lab:8265&token_file=/run/token",
+            with_token("secret", token_file="/run/token"),
             "a password and the option token_file: use only one",
         ),
         (
@@ -83,13 +88,12 @@ def test_a_connection_that_does_not_exist_may_be_the_name_of_a_pool(fresh_home):
 
 
 def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, monkeypatch, fresh_home):
-    uri = "compute-pool://:{}@lab/ray?address=http://10.0.0.5:8265"
-    spec = connect(uri.format("first")).spec
+    spec = connect(with_token("first")).spec
     path = token_path(spec)
     assert path.read_text() == "first"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "first" not in spec.uri + repr(spec)
-    spec = connect(uri.format("second")).spec
+    spec = connect(with_token("second")).spec
     assert (token_path(spec), path.read_text()) == (path, "second")
     assert [one.name for one in path.parent.iterdir()] == ["lab"]
     # The home folder of another host or user has its own copy.
