@@ -1,81 +1,8 @@
-"""Clean up regularly, in two DAGs.
-
-``pool_janitor`` removes every ten minutes what ended runs have left behind: nodes, leases and processes that no run
-needs any more. Normally each run's own cleanup task does that. The DAG is for runs whose cleanup task did not run.
-
-``retention`` deletes every night old versions of registered models that no alias needs, and jobs that ended long ago.
-"""
+"""Airflow finds in this file the two DAGs that clean up regularly: ``pool_janitor`` and ``retention``."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
-from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
-
-from shoal.airflow.operators import SweepPoolsOperator
-
-
-@dag(
-    schedule="*/10 * * * *",
-    start_date=datetime(2013, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"owner": "ml-platform"},
-    tags=["shoal", "janitor"],
-    doc_md=__doc__,
-)
-def pool_janitor() -> None:
-    """Clean up all pools of this host in one task."""
-    SweepPoolsOperator(task_id="sweep")
-
-
-@dag(
-    # There is no start date, because with one, unpausing the DAG would delete at once.
-    schedule=CronTriggerTimetable("@daily", timezone="UTC"),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"owner": "ml-platform", "retries": 1},
-    params={
-        "versions_older_than_days": Param(
-            90, type="integer", minimum=1, description="Age in days from which model versions are deleted."
-        ),
-        "keep_last": Param(
-            10, type="integer", minimum=0, description="Number of newest versions of each model that are kept."
-        ),
-        "jobs_older_than_days": Param(
-            90, type="integer", minimum=1, description="Days after its end from which a job is deleted."
-        ),
-        "tracking_uri": Param(
-            None,
-            type=["null", "string"],
-            description="MLflow server or database. Default: MLFLOW_TRACKING_URI, or the database in $SHOAL_HOME.",
-        ),
-        "dry_run": Param(False, type="boolean", description="Delete nothing, only log what would be deleted."),
-    },
-    tags=["shoal", "janitor"],
-    doc_md=__doc__,
-)
-def retention() -> None:
-    """Delete old model versions and old jobs in one task."""
-
-    @task
-    def delete_old() -> list[str]:
-        """Delete old model versions and old jobs; return and log the actions."""
-        from shoal.jobs import retain
-
-        params = get_current_context()["params"]
-        did = retain(
-            versions_older_than=timedelta(days=params["versions_older_than_days"]),
-            keep_last=params["keep_last"],
-            jobs_older_than=timedelta(days=params["jobs_older_than_days"]),
-            tracking_uri=params["tracking_uri"],
-            dry_run=params["dry_run"],
-        )
-        print(*did, sep="\n")
-        return did
-
-    delete_old()
-
+from shoal.airflow.janitor import pool_janitor, retention
 
 pool_janitor()
 retention()

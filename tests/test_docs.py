@@ -21,7 +21,8 @@ THEIRS = re.compile(r"```(py|diff)\n(.*?)```", re.DOTALL)
 
 FOUND = examples()
 
-DAG = "README.md:airflow"
+DAGS = {"README.md:airflow": "dags/retrain.py", "airflow.md:airflow-dag": "dags/delays.py"}
+"""Examples that are DAGs which run when they are called as programs, and the files in which a reader saves them."""
 
 SESSION = """
 import runpy, sys
@@ -35,11 +36,12 @@ for file in sys.argv[1:]:
 MIGRATED = """
 import runpy, sys
 from airflow.__main__ import main
-file, sys.argv = sys.argv[1], ["airflow", "db", "migrate"]
+files, sys.argv = sys.argv[1:], ["airflow", "db", "migrate"]
 main()
-runpy.run_path(file, run_name="__main__")
+for file in files:
+    runpy.run_path(file, run_name="__main__")
 """
-"""What runs a file after `airflow db migrate`, in one process: Airflow takes seconds to import."""
+"""What runs files after `airflow db migrate`, in one process: Airflow takes seconds to import."""
 
 
 ON_A_POOL = "on a pool that is up"
@@ -60,7 +62,7 @@ def sessions() -> dict[str, list[str]]:
     bring up their own pools.
     """
     found: dict[str, list[str]] = {}
-    for name in FOUND.keys() - {DAG}:
+    for name in FOUND.keys() - DAGS:
         page = name.partition(":")[0]
         own = page in ("README.md", "prefect.md", *MIGRATING) or "local://" in FOUND[name]
         found.setdefault(AFTER.get(page, page) if own else ON_A_POOL, []).append(name)
@@ -120,10 +122,12 @@ def test_examples(session, flights, empty_home, tmp_path, request):
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # Airflow's own start, a database, a pool and a training
-def test_the_readmes_dag_trains_on_the_month_before_its_run(flights, empty_home, tmp_path):
+def test_the_dags_of_the_readme_and_of_the_guide_run(flights, empty_home, tmp_path):
     (tmp_path / "flights").symlink_to(flights)
     (tmp_path / "dags").mkdir()
-    (tmp_path / "dags" / "retrain.py").write_text(FOUND[DAG])
-    said = run(tmp_path, "-c", MIGRATED, "dags/retrain.py")
-    assert "state=success" in said, said  # a test run that fails ends with 0, too
-    assert "model trained on 23611 rows" in said, said  # February's flights that arrived
+    for name, file in DAGS.items():
+        (tmp_path / file).write_text(FOUND[name])
+    said = run(tmp_path, "-c", MIGRATED, *DAGS.values())
+    assert said.count("state=success") == 2, said  # a test run that fails ends with 0, too
+    assert "model trained on 23611 rows" in said, said  # README: February's flights that arrived
+    assert "model trained on 26483 rows" in said, said  # the guide: January's

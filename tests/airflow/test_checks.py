@@ -105,7 +105,7 @@ WRONG = [
     (trained, {"register": {**REGISTER, "metrik": "mae"}}, '"register.metrik": did you mean metric'),
     (trained, {"register": {**REGISTER, "metric": "rsme"}}, "rsme"),
     (train, {"spec": {"dataset": SPEC["dataset"]}}, "input_cols is missing; label_col is missing"),
-    (train, {"spec": "job.json"}, r"spec='job.json': it has to be a JobSpec, .* or a dict of the fields"),
+    (train, {"spec": "job.jsn"}, r"spec='job.jsn': it has to be a JobSpec, .* has to end with .json, .yaml or .yml"),
     (train, {"spec": [SPEC]}, "it has to be a JobSpec"),
     (train, {"spec": None}, "task train: neither a spec nor a train_func is given"),
     (train, {"framework": "lightgmb"}, "did you mean lightgbm"),

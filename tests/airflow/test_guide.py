@@ -16,8 +16,8 @@ README = GUIDE.parents[1] / "README.md"
 
 def dag_of_the_guide(name: str, function: str):
     (code,) = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    scope: dict = {"__file__": "/home/reader/dags/delays.py"}
-    exec(code.replace(f"\n{function}()", f"\nfound = {function}()"), scope)
+    scope: dict = {"__name__": "delays", "__file__": "/home/reader/dags/delays.py"}
+    exec(re.sub(rf"^(\w+ = )?{function}\(\)$", f"found = {function}()", code, flags=re.MULTILINE), scope)
     return scope["found"]
 
 

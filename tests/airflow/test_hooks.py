@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import stat
 
 import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from shoal.airflow.hooks import ComputePoolHook, database_url
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
+from shoal.pool.backends.ray.backend import RayBackend
+from shoal.pool.backends.ray.token_file import keep_token, token_path
+from shoal.pool.spec import PoolSpec
 
 
 @pytest.fixture
@@ -22,12 +27,18 @@ def as_json(**extra) -> str:
     return json.dumps({"conn_type": "compute_pool", "host": "retrain", "extra": extra})
 
 
+def with_token(token: str, **extra) -> str:
+    extra = {"address": "http://10.0.0.5:8265", **extra}
+    return json.dumps({"conn_type": "compute_pool", "host": "lab", "schema": "ray", "password": token, "extra": extra})
+
+
 @pytest.mark.parametrize(
     ("connection", "uri"),
     [
         ("compute-pool://retrain", "local://retrain"),
         ("compute-pool://retrain/local?max_nodes=8&idle_timeout=none", "local://retrain?max_nodes=8&idle_timeout=none"),
         (as_json(max_nodes=8), "local://retrain?max_nodes=8"),
+        (as_json(backend="local"), "local://retrain"),
         (as_json(max_nodes="8", min_nodes="", gpus_per_node=None), "local://retrain?max_nodes=8"),
     ],
 )
@@ -42,6 +53,13 @@ def test_a_connection_is_a_pool(connect, connection, uri):
         ("compute-pool://retrain?max_node=8", "did you mean max_nodes"),
         ("compute-pool://retrain/moon", "unknown backend"),
         (as_json(max_nodes="many"), "max_nodes"),
+        (as_json(name="other"), 'must not contain "name"'),
+        ("compute-pool://retrain/local?backend=ray", "names two backends, local in its schema and ray in its extra"),
+        ("compute-pool://:secret@retrain/local", "has a password, which is the token of a Ray cluster: leave it empty"),
+        (
+            with_token("secret", token_file="/run/token"),
+            "a password and the option token_file: use only one",
+        ),
         (
             json.dumps({"conn_type": "compute_pool", "host": "retrain", "extra": '{"max_nodes": 8'}),
             "is not a JSON object",
@@ -54,6 +72,41 @@ def test_a_wrong_connection_is_refused_by_name(connect, connection, said, fresh_
     works, message = connect(connection).test_connection()
     assert not works
     assert said in message
+
+
+def test_the_default_connection_is_used_if_it_exists_and_nothing_else_is_given(monkeypatch, fresh_home):
+    monkeypatch.setenv("AIRFLOW_CONN_COMPUTE_POOL_DEFAULT", "compute-pool://by-default?max_nodes=3")
+    assert ComputePoolHook().spec.uri == "local://by-default?max_nodes=3"
+    assert ComputePoolHook(pool_name="other").spec is None
+    monkeypatch.delenv("AIRFLOW_CONN_COMPUTE_POOL_DEFAULT")
+    assert ComputePoolHook().spec is None
+
+
+def test_a_connection_that_does_not_exist_may_be_the_name_of_a_pool(fresh_home):
+    with pytest.raises(AirflowNotFoundException, match="if this is the name of a pool, write pool_name='retrain'"):
+        _ = ComputePoolHook("retrain").spec
+
+
+def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, monkeypatch, fresh_home):
+    spec = connect(with_token("first")).spec
+    path = token_path(spec)
+    assert path.read_text() == "first"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "first" not in spec.uri + repr(spec)
+    spec = connect(with_token("second")).spec
+    assert (token_path(spec), path.read_text()) == (path, "second")
+    assert [one.name for one in path.parent.iterdir()] == ["lab"]
+    # The home folder of another host or user has its own copy.
+    monkeypatch.setenv("SHOAL_HOME", str(fresh_home / "other"))
+    assert token_path(spec) != path
+
+
+def test_a_deleted_pool_leaves_no_token(fresh_home):
+    spec = PoolSpec.parse("ray://lab?address=http://10.0.0.5:8265&token_file=" + keep_token("lab", "secret"))
+    RayBackend().discard("lab", everything=False)
+    assert token_path(spec).read_text() == "secret"
+    RayBackend().discard("lab", everything=True)
+    assert not token_path(spec).exists()
 
 
 @pytest.mark.parametrize(

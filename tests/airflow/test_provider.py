@@ -47,7 +47,10 @@ def test_the_form_has_every_option_of_a_pool(info):
     from shoal.pool.spec import PoolSpec
 
     (connection,) = info["connection-types"]
-    assert {"name", "backend", *connection["conn-fields"]} == set(PoolSpec.model_fields)
+    fields = connection["conn-fields"]
+    assert {"name", *fields} == set(PoolSpec.model_fields)
+    assert fields["backend"]["schema"]["enum"] == ["local", "ray", None]
+    assert fields["max_nodes"]["label"] == "Max nodes"
     assert connection["connection-type"] == ComputePoolHook.conn_type
     assert (
         connection["ui-field-behaviour"]["hidden-fields"] == ComputePoolHook.get_ui_field_behaviour()["hidden_fields"]

@@ -18,7 +18,7 @@ from tests.cli.conftest import document
 def test_help_lists_every_command_and_the_exit_codes(shoal):
     result = shoal("--help")
     assert result.exit_code == 0
-    for word in ("pool", "train", "jobs", "models", "sweep", "doctor", "Exit codes", "130"):
+    for word in ("pool", "train", "jobs", "models", "sweep", "doctor", "init", "Exit codes", "130"):
         assert word in result.stdout
 
 
@@ -38,9 +38,18 @@ def test_the_help_of_a_group_lists_its_commands(shoal, group, commands):
         assert "--json" in shoal(group, command, "--help").stdout
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "doctor"])
+@pytest.mark.parametrize("command", ["train", "sweep", "doctor", "init"])
 def test_every_command_takes_json(shoal, command):
     assert "--json" in shoal(command, "--help").stdout
+
+
+def test_init_writes_the_samples_of_an_engine(shoal, tmp_path):
+    result = shoal("init", "airflow", str(tmp_path), "--json")
+    assert document(result.stdout) == {"written": [str(path) for path in sorted(tmp_path.iterdir())]}
+    assert shoal("init", "airflow", str(tmp_path)).stdout == f"{tmp_path} already has these files\n"
+    result = shoal("init", "luigi", str(tmp_path))
+    assert result.exit_code == 2
+    assert 'there are no samples for "luigi": use airflow' in result.stderr
 
 
 def test_version(shoal):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
 UI_FIELDS: dict[str, Any] = {
-    "hidden_fields": ["login", "password", "port", "extra"],
-    "relabeling": {"host": "Pool name", "schema": "Backend"},
-    "placeholders": {"host": "retrain", "schema": "local"},
+    # A connection URI such as compute-pool://retrain/local writes the backend into the schema. The form has a field of
+    # its own for it, because that field can list the backends.
+    "hidden_fields": ["login", "port", "schema", "extra"],
+    "relabeling": {"host": "Pool name", "password": "Token of the Ray cluster"},
+    "placeholders": {"host": "retrain", "password": "only for the backend ray"},
 }
 """Settings of Airflow's form for a connection: which fields are hidden, how fields are labelled, and which example text
 is shown in an empty field."""
@@ -38,22 +40,44 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-name": HOOK_NAME,
                 "ui-field-behaviour": {name.replace("_", "-"): value for name, value in UI_FIELDS.items()},
                 "conn-fields": {
-                    name: {"label": name, "description": description, "schema": {"type": ["string", "null"]}}
-                    for name, description in pool_options().items()
+                    field.name: {"label": field.label, "description": field.description, "schema": field.schema()}
+                    for field in pool_fields()
                 },
             }
         ],
     }
 
 
-def pool_options() -> dict[str, str]:
-    """Return the pool options that the extra field of a connection may contain, as a dict of name to description."""
-    from shoal.pool.spec import PoolSpec
+class PoolField(NamedTuple):
+    """Field for a pool option in Airflow's form for a connection.
 
-    return {
-        name: field.description or ""
+    :param name: Name of the option.
+    :param label: Text beside the field.
+    :param description: Explanation of the option.
+    :param values: Allowed values; empty if the field does not list them.
+    """
+
+    name: str
+    label: str
+    description: str
+    values: tuple[str, ...]
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the field's value. Numbers are texts, because ``idle_timeout`` may be ``none``."""
+        return {"type": ["string", "null"], **({"enum": [*self.values, None]} if self.values else {})}
+
+
+def pool_fields() -> list[PoolField]:
+    """Return the fields of the pool options that the extra field of a connection may contain."""
+    from shoal.pool.spec import BackendName, PoolSpec
+
+    return [
+        PoolField(
+            name,
+            name.replace("_", " ").capitalize(),
+            field.description or "",
+            get_args(BackendName) if name == "backend" else (),
+        )
         for name, field in PoolSpec.model_fields.items()
-        # These two options are not in the extra: the pool's name is in the connection's host field, and the backend is
-        # in the schema field.
-        if name not in ("name", "backend")
-    }
+        if name != "name"  # The pool's name is in the connection's host field.
+    ]

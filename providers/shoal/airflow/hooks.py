@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shoal.airflow import CONNECTION_TYPE, HOOK_NAME, UI_FIELDS, pool_options
+from shoal.airflow import CONNECTION_TYPE, HOOK_NAME, UI_FIELDS, pool_fields
 from shoal.errors import InvalidArgumentError, PoolNotFoundError, ShoalError
 from shoal.pool.api import ComputePool
+from shoal.pool.backends.ray.token_file import keep_token
 from shoal.pool.spec import PoolSpec, is_uri
 
 try:
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 class ComputePoolHook(BaseHook):
     """Hook for one compute pool. The pool is selected by an Airflow connection, a name or a URI.
 
-    Without connection and name, the hook uses the pool ``$SHOAL_POOL`` or, if this is not set, the only pool
-    that is up.
+    Without connection and name, the hook uses the connection ``compute_pool_default`` if it exists, else the pool
+    ``$SHOAL_POOL``, else the only pool that is up.
 
     The connection's host is the name of the pool, its schema is the backend (``local``), and its extra contains the
-    options of a pool URI: ``compute-pool://retrain/local?max_nodes=4``.
+    options of a pool URI: ``compute-pool://retrain/local?max_nodes=4``. The password is the token of a Ray cluster.
 
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``. Give this or `pool_name`, but not both.
     :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool.
@@ -57,11 +58,26 @@ class ComputePoolHook(BaseHook):
     def spec(self) -> PoolSpec | None:
         """Return the pool's definition from the connection or URI; None if only the pool's name is known.
 
-        Without a definition, the pool cannot be brought up.
+        Without a definition, the pool cannot be brought up. If the connection has a token, the token is written to a
+        file in ``$SHOAL_HOME`` (mode 0600), because the pool's processes cannot read Airflow's connections.
         """
         if self.compute_pool_conn_id:
-            return spec_of(self.get_connection(self.compute_pool_conn_id))
-        return PoolSpec.parse(self.pool_name) if self.pool_name and is_uri(self.pool_name) else None
+            return spec_of(self._connection(self.compute_pool_conn_id))
+        if self.pool_name:
+            return PoolSpec.parse(self.pool_name) if is_uri(self.pool_name) else None
+        try:
+            return spec_of(self.get_connection(self.default_conn_name))
+        except AirflowNotFoundException:
+            return None
+
+    def _connection(self, conn_id: str) -> Connection:
+        try:
+            return self.get_connection(conn_id)
+        except AirflowNotFoundException:
+            raise AirflowNotFoundException(
+                f'there is no connection "{conn_id}" of type {CONNECTION_TYPE}: create it, or, if this is the name of '
+                f"a pool, write pool_name={conn_id!r}"
+            ) from None
 
     def pool(self, holder: str | None = None) -> ComputePool:
         """Return a client of the pool, with methods such as ``up()``, ``lease()`` and ``scale()``.
@@ -102,10 +118,16 @@ class ComputePoolHook(BaseHook):
         """
         from flask_appbuilder.fieldwidgets import BS3TextFieldWidget  # type: ignore[import-not-found]
         from wtforms import StringField  # type: ignore[import-untyped]
+        from wtforms.validators import AnyOf, Optional  # type: ignore[import-untyped]
 
         return {
-            name: StringField(name, description=description, widget=BS3TextFieldWidget())
-            for name, description in pool_options().items()
+            field.name: StringField(
+                field.label,
+                [Optional(), *([AnyOf(field.values)] if field.values else [])],
+                description=field.description,
+                widget=BS3TextFieldWidget(),
+            )
+            for field in pool_fields()
         }
 
 
@@ -144,8 +166,8 @@ def database_url(conn_id: str) -> str | None:
 def spec_of(connection: Connection) -> PoolSpec:
     """Convert an Airflow connection to the definition of a pool.
 
-    :param connection: Connection of type ``compute_pool``. Its host is the pool's name, its schema is the backend, and
-        its extra contains the other options.
+    :param connection: Connection of type ``compute_pool``. Its host is the pool's name, its extra contains the options,
+        and its password is the token of a Ray cluster. The backend is its schema, or the option ``backend``.
     """
     if not connection.host:
         raise InvalidArgumentError(
@@ -166,9 +188,31 @@ def spec_of(connection: Connection) -> PoolSpec:
     # Airflow's form also stores the fields that the user left empty. These fields are dropped, so that their defaults
     # apply.
     given = {name: value for name, value in extra.items() if value not in (None, "")}
-    if twice := [name for name in ("backend", "name") if name in given]:
+    if "name" in given:
         raise InvalidArgumentError(
-            f'the extra of connection "{connection.conn_id}" must not contain "{twice[0]}": write the name of the pool '
-            "into the host field, and the backend into the schema field"
+            f'the extra of connection "{connection.conn_id}" must not contain "name": write the name of the pool into '
+            "the host field"
         )
-    return PoolSpec.parse({"backend": connection.schema or "local", "name": connection.host, **given})
+    backend = given.pop("backend", None)
+    if backend and connection.schema and backend != connection.schema:
+        raise InvalidArgumentError(
+            f'connection "{connection.conn_id}" names two backends, {connection.schema} in its schema and {backend} in '
+            "its extra: remove one of them"
+        )
+    fields = {"backend": backend or connection.schema or "local", "name": connection.host, **given}
+    spec = PoolSpec.parse(fields)
+    return _with_token(spec, connection.password, connection.conn_id) if connection.password else spec
+
+
+def _with_token(spec: PoolSpec, token: str, conn_id: str) -> PoolSpec:
+    """Write the token of a connection to a file, and return the definition of the pool with the file's path."""
+    if spec.backend != "ray":
+        raise InvalidArgumentError(
+            f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave it empty, because the '
+            f'backend "{spec.backend}" makes its own tokens'
+        )
+    if spec.token_file is not None:
+        raise InvalidArgumentError(
+            f'connection "{conn_id}" has a password and the option token_file: use only one of them as the token'
+        )
+    return PoolSpec.parse({**spec.model_dump(), "token_file": keep_token(spec.name, token)})

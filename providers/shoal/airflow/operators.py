@@ -7,11 +7,13 @@ task of the run can find and end them.
 from __future__ import annotations
 
 import difflib
+import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
@@ -36,6 +38,7 @@ from shoal.airflow.outcomes import record_failure, record_success
 from shoal.airflow.results import CAUSE
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.jobs.specs.text import SUFFIXES, fields_of
 from shoal.pool.spec import is_uri
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
@@ -202,7 +205,8 @@ class _JobOperator(PoolOperator):
         """
         from shoal.jobs import submit
 
-        if self.pool_name or self.compute_pool_conn_id:
+        # A spec that names a pool has precedence over Airflow's default connection.
+        if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and self.hook.spec):
             spec = spec.on_pool(self.hook.pool().name)
         ti = context["ti"]
         handle = submit(
@@ -241,9 +245,10 @@ class DistributedTrainOperator(_JobOperator):
     If the job promotes its model, the task adds an event of the model's asset, on which other DAGs can be scheduled
     (see `shoal.airflow.assets`).
 
-    :param spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of
-        the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``. Paths in it
-        must be absolute or URIs. (templated)
+    :param spec: A `JobSpec`, a `FunctionJobSpec`, the fields of one of them as a dict, or the path of a JSON or YAML
+        file (``.json``, ``.yaml``, ``.yml``) with these fields, absolute or relative to the DAG file's folder and
+        ``template_searchpath``. With `train_func`, the remaining fields, such as ``hyper_params``, ``dataset_map``,
+        ``scaling_config``, ``register``. Paths in a spec must be absolute or URIs. (templated, also in a file)
     :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
     :param train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code),
         its name as ``pkg.module:name``, or the path of a script.
@@ -269,7 +274,7 @@ class DistributedTrainOperator(_JobOperator):
     def __init__(
         self,
         *,
-        spec: AnyJobSpec | Mapping[str, Any] | XComArg | None = None,
+        spec: AnyJobSpec | Mapping[str, Any] | XComArg | str | None = None,
         framework: str | None = None,
         train_func: TrainFunc | None = None,
         op_args: Collection[Any] | None = None,
@@ -296,6 +301,9 @@ class DistributedTrainOperator(_JobOperator):
         if train_func is UNKNOWN:
             return
         spec = arguments["spec"]
+        # A file is read, and the spec in it checked, when the DAG is complete: see `prepare_template`.
+        if _is_spec_file(spec):
+            spec = UNKNOWN
         # Of a dict with templates, the other fields are checked.
         given = spec if isinstance(spec, Mapping) or is_known(spec) else None
         args, kwargs, framework = (arguments.get(name) for name in ("op_args", "op_kwargs", "framework"))
@@ -316,6 +324,14 @@ class DistributedTrainOperator(_JobOperator):
         if checked is not None and is_known(arguments["skip_if_unchanged"]):
             skipping_if_unchanged(checked, arguments["skip_if_unchanged"])
 
+    def prepare_template(self) -> None:
+        """Read the spec if it is in a file, and check it. Airflow calls this when the DAG is complete, before it
+        renders templates."""
+        super().prepare_template()
+        if is_known(self.spec) and _is_spec_file(self.spec):
+            self.spec = _spec_in_file(self, cast("str", self.spec))
+            self.check(self.task_id, vars(self))
+
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
@@ -334,6 +350,9 @@ class DistributedTrainOperator(_JobOperator):
         """
         from shoal.jobs import skipping_if_unchanged, spec_of
 
+        # The file's name is a template, or an argument of a mapped task. So it was not known before.
+        if _is_spec_file(self.spec):
+            self.spec = self.render_template(_spec_in_file(self, cast("str", self.spec)), context)
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
         try:
             check_paths(given)
@@ -361,6 +380,33 @@ class DistributedTrainOperator(_JobOperator):
         # If the cause of a failure or a skip cannot be stored, the task must still end as failed or skipped.
         except Exception:
             self.log.warning("the cause could not be stored as an XCom", exc_info=True)
+
+
+def _is_spec_file(spec: Any) -> bool:
+    """Return whether the argument `spec` is the path of a file with a spec."""
+    return isinstance(spec, str) and spec.endswith(SUFFIXES)
+
+
+def _spec_in_file(task: BaseOperator, path: str) -> dict[str, Any]:
+    """Read the fields of a spec from a file.
+
+    :param task: Task whose DAG determines the folders in which a relative path is looked up.
+    :param path: Path of the file.
+    """
+    from jinja2 import TemplateNotFound
+
+    environment = task.get_template_env()
+    try:
+        if os.path.isabs(path) or environment.loader is None:
+            text = Path(path).read_text()
+        else:
+            text, _, _ = environment.loader.get_source(environment, path)
+    except (OSError, ValueError, TemplateNotFound) as error:
+        raise InvalidArgumentError(
+            f"spec={path!r} cannot be read: {error}; a relative path is looked up in the DAG file's folder and in "
+            "template_searchpath"
+        ) from None
+    return fields_of(text, f'the spec "{path}"', path)
 
 
 class BatchPredictOperator(_JobOperator):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -228,28 +227,16 @@ def _require_pool(name: str) -> None:
 
 
 def _read(source: str) -> dict[str, Any]:
-    """Read a job spec as a JSON object from a file, or from stdin if `source` is "-"."""
-    from shoal.jobs.specs.base import check_json
+    """Read a job spec from a JSON or YAML file, or as JSON from stdin if `source` is "-"."""
+    from shoal.jobs.specs.text import fields_of
 
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
     try:
-        document = json.loads(sys.stdin.read() if source == "-" else Path(source).read_text())
-    except (OSError, UnicodeError) as error:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    # ValueError means that the path contains a NUL character, or that the text is not UTF-8.
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
-    except RecursionError:
-        raise InvalidArgumentError(
-            f"{what} is nested too deeply: use fewer lists and objects inside each other"
-        ) from None
-    # ValueError means that the text is not JSON, that it contains an integer of more than 4300 digits, or that the path
-    # contains a NUL character.
-    except ValueError as error:
-        raise InvalidArgumentError(f"{what} is not valid JSON: {error}") from None
-    check_json(document)
-    if not isinstance(document, dict):
-        raise InvalidArgumentError(
-            f'{what} is not a JSON object: write an object such as {{"dataset": {{"paths": [...]}}, …}}'
-        )
-    return document
+    return fields_of(text, what, source)
 
 
 def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:

@@ -82,7 +82,8 @@ class PoolSpec(Settings):
         str | None,
         Field(
             description="Path of a file (mode 0600) that contains the bearer token of the Ray cluster. "
-            "Default: the cluster needs no token. Allowed only for ray:// pools."
+            "A relative path is relative to $SHOAL_HOME. Default: the cluster needs no token. Allowed only for ray:// "
+            "pools."
         ),
     ] = None
 

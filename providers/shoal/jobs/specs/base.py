@@ -9,40 +9,12 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from shoal.data.spec import DatasetSpec
-from shoal.errors import InvalidArgumentError
 from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
+from shoal.jobs.specs.text import check_json
 from shoal.settings import Settings
 from shoal.training.mlflow.tracking import Caller, Tracking
 from shoal.training.run_config import RunConfig
-
-_DEEPEST = 100
-"""Most levels of nested lists and objects in a spec. Recursive code that walks a spec fails at about 1,000 levels of
-Python calls, so the limit is far below that."""
-
-_LONGEST_INTEGER_BITS = 14_000
-"""Most bits of an integer in a spec, about 4,200 digits. Python refuses to convert integers of more than 4,300 digits
-to or from text, so a longer one could not be stored as JSON."""
-
-
-def check_json(fields: Any) -> None:
-    """Refuse a spec that is nested too deeply or has an integer of too many digits, because later code would fail.
-
-    Args:
-        fields: The spec's fields as plain data: nested mappings, lists and values.
-
-    Raises:
-        InvalidArgumentError: The spec is nested too deeply, or has an integer that is too long.
-    """
-    left = [(fields, 0)]
-    while left:
-        value, depth = left.pop()
-        if depth > _DEEPEST:
-            raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: use fewer levels")
-        if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
-            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: write the number as text")
-        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        left += [(item, depth + 1) for item in items]
 
 
 class AnySpec(Settings, ABC):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen
 from shoal.pool.backends.ray.client import Cluster, ClusterNode, ConnectionRefusedByClusterError
+from shoal.pool.backends.ray.token_file import remove_token, token_path
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_START_TIMEOUT
@@ -47,7 +47,10 @@ class RayBackend:
         """Do nothing, because the cluster and its token exist already."""
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Do nothing, because `prepare` creates nothing."""
+        """With `everything`, remove the token file that shoal has written for the pool. Otherwise do nothing, because
+        `prepare` creates nothing."""
+        if everything:
+            remove_token(name)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """Report the pool's nodes that have left the cluster, and assign free nodes of the cluster to the rows that
@@ -107,8 +110,7 @@ class RayBackend:
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in its row, and add the path of the token file from the pool's
         spec."""
-        token_path = Path(spec.token_file).expanduser() if spec.token_file else None
-        return Endpoint(head["api"], head["gcs"], token_path, versions.recorded(head))
+        return Endpoint(head["api"], head["gcs"], token_path(spec), versions.recorded(head))
 
     def log(self, node: NodeRef) -> str:
         """Return an empty string, because the cluster's dashboard has the logs."""

@@ -15,6 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
+from shoal.pool.backends.ray.token_file import token_path
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
@@ -207,12 +208,13 @@ class Cluster:
 def _token(spec: PoolSpec) -> tuple[str, str | None]:
     """Return the pool's bearer token, and an error text if the token file cannot be read. The error text is reported
     only if the cluster refuses a request because of the token."""
-    if spec.token_file is None:
+    path = token_path(spec)
+    if path is None:
         return "", None
     try:
-        return Path(spec.token_file).expanduser().read_text().strip(), None
+        return path.read_text().strip(), None
     except OSError as error:
-        return "", f'token_file={spec.token_file} of pool "{spec.name}" cannot be read: {error.strerror}'
+        return "", f'token_file={path} of pool "{spec.name}" cannot be read: {error.strerror}'
 
 
 def _node_types(answer: Any) -> list[str]:

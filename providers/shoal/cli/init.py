@@ -1,0 +1,37 @@
+"""Command `shoal init`: write sample files for a workflow engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.output import Json, print_json, show
+from shoal.errors import InvalidArgumentError
+
+_GROUP = "shoal.init"
+"""Group of entry points. Each is a function that writes an engine's samples to a folder, and returns their paths. The
+CLI finds the functions this way, because it must not import the modules for the engines."""
+
+
+def init(
+    engine: Annotated[str, typer.Argument(help="Workflow engine: airflow.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files, for example Airflow's folder of DAGs.")],
+    as_json: Json = False,
+) -> None:
+    """Write sample files to a folder: for Airflow, a DAG that retrains a model, and DAGs that clean up.
+
+    Files that exist are not overwritten.
+    """
+    known = {each.name: each for each in entry_points(group=_GROUP)}
+    if engine not in known:
+        raise InvalidArgumentError(f'there are no samples for "{engine}": use {" or ".join(sorted(known))}')
+    write: Callable[[Path], list[Path]] = known[engine].load()
+    written = write(folder)
+    if as_json:
+        print_json({"written": [str(path) for path in written]})
+    else:
+        show(*(f"wrote {path}" for path in written) if written else (f"{folder} already has these files",))

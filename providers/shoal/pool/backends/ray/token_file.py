@@ -1,0 +1,63 @@
+"""Find and keep the file with the bearer token of a pool's Ray cluster.
+
+The store contains only the file's path. The reconciler and the driver of a job read the token from the file.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from shoal.errors import StoreError
+from shoal.pool.spec import PoolSpec
+from shoal.state.home import home, store_tag, subfolder
+
+
+def token_path(spec: PoolSpec) -> Path | None:
+    """Return the path of the pool's token file; None if its cluster needs no token.
+
+    A relative path is relative to ``$SHOAL_HOME``, so that hosts with different home folders can share a pool.
+    """
+    return home() / Path(spec.token_file).expanduser() if spec.token_file else None
+
+
+def keep_token(pool: str, token: str) -> str:
+    """Write the token of a pool's cluster to a file (mode 0600) in ``$SHOAL_HOME``.
+
+    A file with another token is replaced, so a new token takes effect with the next call.
+
+    Args:
+        pool: Name of the pool.
+        token: The bearer token.
+
+    Returns:
+        Value of the option ``token_file`` that selects this file.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    path = subfolder(_folder()) / pool
+    partial = path.with_name(f".{pool}-{uuid.uuid4().hex[:8]}")
+    try:
+        if not (path.is_file() and path.read_text() == token):
+            # The file gets its mode when it is created, so that nobody else can read the token at any time.
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(token)
+            partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(
+            f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+        ) from error
+    return f"{_folder()}/{pool}"
+
+
+def remove_token(pool: str) -> None:
+    """Remove the file that `keep_token` has written, if there is one."""
+    (home() / _folder() / pool).unlink(missing_ok=True)
+
+
+def _folder() -> str:
+    """Return the name of the folder, which is different for each store that uses the home folder."""
+    return f"tokens{store_tag()}"
