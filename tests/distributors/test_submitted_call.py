@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -16,11 +18,18 @@ from sqlalchemy import select
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import attach, distributed, ray_launch, submit_predict
-from shoal.distributors.pytorch import PyTorchDistributor, Response, TorchDistributor
+from shoal.distributors.embedded_pool import gpus_of
+from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, Response, TorchDistributor
 from shoal.distributors.submitted_call import SubmittedCall
-from shoal.distributors.xgboost import XGBEstimator
-from shoal.errors import InvalidArgumentError, JobBusyError, JobCancelledError, JobNotFoundError
-from shoal.jobs import JobHandle, submission
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
+from shoal.errors import (
+    CapacityTimeoutError,
+    InvalidArgumentError,
+    JobBusyError,
+    JobCancelledError,
+    JobNotFoundError,
+)
+from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, submission
 from shoal.jobs.files import artifacts
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobTimeoutError
@@ -28,6 +37,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.specs.function import parse_spec
 from shoal.pool.api import list_pools
+from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
 from shoal.state.home import home
@@ -40,6 +50,7 @@ from tests.support.pool_processes import node_rows, nothing_left
 from tests.support.waiting import wait_until
 
 FRAME = pd.DataFrame({"x": range(1000), "y": range(1000)})
+TRAINING: dict[str, Any] = {"dataset": {"paths": ["/rows"]}, "input_cols": ("x",), "label_col": "y"}
 ANSWER = FunctionResult(("first", "second"), {"loss": 0.5}, "/model", 2, 0, 1.0, ())
 
 
@@ -223,6 +234,75 @@ def test_a_call_without_a_pool_has_one_that_ends_with_the_job(sent, capsys):
     attempts.end(Store(), Key(call.job_id, 1), JobState.FAILED, 0.0)
     wait_until(lambda: reconcile(Store(), name) and ComputePool(name).describe().state == "down", "the pool's end")
     nothing_left()
+
+
+def test_a_second_call_waits_until_the_pool_of_the_first_has_released_the_gpus(sent, gpu_machine, monkeypatch, capsys):
+    gpu_machine(2)
+    first = distributed()(abs).submit(-1)
+    assert gpus_of_pool(first) == 2
+    assert distributed(run_config=RunConfig(job_id=first.job_id))(abs).submit(-1).job.pool == first.job.pool
+
+    def first_ends(_: float) -> None:
+        said.append(capsys.readouterr().err)
+        ended_with_its_pool(first)
+
+    said: list[str] = []
+    pauses = SimpleNamespace(monotonic=time.monotonic, sleep=first_ends)
+    monkeypatch.setattr("shoal.pool.backends.local.gpu_turn.time", pauses)
+    plain = XGBEstimator(scaling_config=XGBScalingConfig(use_gpu=False)).submit(FRAME, ["x"], "y")
+    assert (gpus_of_pool(plain), said) == (0, [])  # it uses no GPU, so it does not wait for one
+    second = distributed()(abs).submit(-1)
+    assert len(said) == 1
+    assert f"waiting for the GPUs of this machine, which the embedded pools of other calls have claimed: {first.job.pool}" in said[0]
+    assert gpus_of_pool(second) == 2
+    assert "WARNING" not in capsys.readouterr().err
+    limited = RunConfig(timeout=1e-9)
+    with pytest.raises(CapacityTimeoutError, match=f"within 1e-09 s .*have claimed them: {second.job.pool}"):
+        distributed(run_config=limited)(abs).submit(-1)
+    ended_with_its_pool(plain)
+    ended_with_its_pool(second)
+    nothing_left()
+
+
+def test_a_call_without_a_gpu_names_the_pool_that_has_them_all(sent, gpu_machine, capsys):
+    gpu_machine(1)
+    ComputePool("local://idle?gpus_per_node=-1").up()
+    call = distributed()(abs).submit(-1)  # does not wait: the pool may stay up for ever
+    assert "WARNING: this call has no GPU, and runs on the CPUs: all GPUs of this machine are claimed (idle)" in (
+        capsys.readouterr().err
+    )
+    ended_with_its_pool(call)
+
+
+def gpus_of_pool(call: SubmittedCall[Any]) -> int:
+    return ComputePool(call.job.pool).get_nodes()[0]["gpus"]
+
+
+def ended_with_its_pool(call: SubmittedCall[Any]) -> None:
+    """Without a reconciler, the test itself takes the pool of a job down."""
+    attempts.end(Store(), Key(call.job_id, 1), JobState.FAILED, 0.0)
+    pool = ComputePool(call.job.pool)
+    wait_until(lambda: reconcile(Store(), pool.name) and pool.describe().state == "down", "the pool's end")
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus"),
+    [
+        (JobSpec(**TRAINING), ALL),
+        (JobSpec(**TRAINING, scaling_config=XGBScalingConfig(use_gpu=False)), 0),
+        (JobSpec(**TRAINING, params={"device": "cuda"}), ALL),
+        (JobSpec(**TRAINING, framework="lightgbm"), 0),
+        (FunctionJobSpec(train_func="pkg:f"), 0),
+        (FunctionJobSpec(train_func="pkg:f", scaling_config=PyTorchScalingConfig(num_workers_per_node=-1)), ALL),
+        (PredictJobSpec(model="models:/m/1", dataset=TRAINING["dataset"], output_path="/out"), 0),
+    ],
+)
+def test_only_a_job_that_may_use_gpus_asks_for_them(request_, gpus, monkeypatch):
+    monkeypatch.setattr("shoal.distributors.embedded_pool.may_be_contended", lambda _: True)
+    monkeypatch.setattr("shoal.distributors.embedded_pool.has_cuda", lambda: True)
+    assert gpus_of(request_) == gpus
+    monkeypatch.setattr("shoal.distributors.embedded_pool.has_cuda", lambda: False)
+    assert gpus_of(JobSpec(**TRAINING)) == 0
 
 
 def test_a_submission_that_fails_leaves_no_pool_up(sent, monkeypatch):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 
 from shoal.errors import JobError, NoPoolError
+from shoal.jobs.capacity import Gang
 from shoal.jobs.journal import attempts
+from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.backends.local.gpu_turn import gpu_turn
+from shoal.pool.backends.local.gpus import ALL, Gpu, look, may_be_contended
 from shoal.pool.holder import job_holder
 from shoal.pool.names import pool_name_of
 from shoal.pool.selection import which_pool
@@ -20,6 +24,9 @@ from shoal.pool.tunables import JOB_LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.xgboost.gpu import has_cuda
 
 _numbers = itertools.count(1)
 
@@ -29,9 +36,10 @@ def pool_for(
     name: str | None,
     *,
     cpus: int = 0,
-    gpus: int = 0,
+    gpus: Callable[[], int] = lambda: ALL,
     size_on: Callable[[ComputePool], int] | None = None,
     job_id: str | None = None,
+    timeout_s: float | None = None,
 ) -> Iterator[str]:
     """Yield the name of the pool that a call uses: the pool that is named, else the only pool that is up. Otherwise
     start an embedded pool, and print why.
@@ -39,14 +47,16 @@ def pool_for(
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
         cpus: Number of CPUs that an embedded pool needs at least.
-        gpus: Number of GPUs that an embedded pool needs.
+        gpus: Returns how many GPUs an embedded pool needs, such as `gpus_of`; `ALL` for all that are free.
         size_on: Returns how many nodes of a pool that is not embedded are leased for the call. None: no nodes are
             leased.
         job_id: Id of the job to which the leased nodes, or the embedded pool, belong: they last as long as this job,
             which the block submits. None: they last as long as the block.
+        timeout_s: Longest time in seconds to wait for GPUs that other embedded pools have claimed. None: no limit.
 
     Raises:
         PoolNotFoundError: No pool has this name.
+        CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
     selected, why = None, ""
     try:
@@ -55,7 +65,7 @@ def pool_for(
         why = str(error)
     if selected is None:
         print(f"{why}. This call uses an embedded pool", file=sys.stderr, flush=True)
-        with embedded_pool(cpus=cpus, gpus=gpus, job_id=job_id) as embedded:
+        with embedded_pool(cpus=cpus, gpus=gpus(), job_id=job_id, timeout_s=timeout_s) as embedded:
             yield embedded
     elif size_on is None:
         yield selected
@@ -71,19 +81,37 @@ def pool_for(
             yield selected
 
 
+def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
+    """Return the number of GPUs that an embedded pool needs for a job: `ALL` if its workers may use GPUs, else 0."""
+    gang = Gang.of(spec)
+    if isinstance(spec, FunctionRequest):
+        return ALL if gang.gpus or gang.per_gpu else 0
+    # XGBoost uses GPUs by default, unless its wheel has no CUDA. To find this out, XGBoost is imported, which takes a
+    # second. It makes no difference where there are no GPUs.
+    if gang.gpus < 0 and may_be_contended(os.environ) and find_spec("xgboost") and not has_cuda():
+        return 0
+    return ALL if gang.gpus else 0
+
+
 @contextmanager
-def embedded_pool(*, cpus: int = 0, gpus: int = 0, job_id: str | None = None) -> Iterator[str]:
+def embedded_pool(
+    *, cpus: int = 0, gpus: int = ALL, job_id: str | None = None, timeout_s: float | None = None
+) -> Iterator[str]:
     """Start a pool with one node for this process or for a job, and yield its name.
+
+    If other embedded pools have claimed the GPUs that the pool needs, first wait until they have released them.
 
     Args:
         cpus: Number of CPUs that the node offers at least. By default, it offers all CPUs of this process.
-        gpus: Number of GPUs that the node offers. 0: all GPUs that this process may use and that no other node has
-            claimed.
+        gpus: Number of GPUs that the node offers. By default, it offers all GPUs that this process may use and that no
+            other node has claimed.
         job_id: Id of the job to which the pool belongs: the pool goes down when this job, which the block submits, has
             ended. None: the pool goes down at the end of the block, or with this process.
+        timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
 
     Raises:
         InvalidArgumentError: This machine has fewer GPUs.
+        CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
     own = len(os.sched_getaffinity(0))
     spec = PoolSpec(
@@ -91,23 +119,47 @@ def embedded_pool(*, cpus: int = 0, gpus: int = 0, job_id: str | None = None) ->
         name=pool_name_of(f"embedded-{job_id}") if job_id else f"embedded-{os.getpid()}-{next(_numbers)}",
         max_nodes=1,
         cpus_per_node=max(own, cpus),
-        gpus_per_node=gpus or ALL,
+        gpus_per_node=gpus,
     )
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
-    if job_id is None:
-        print(f"running on a pool that is embedded in this process, {spec.uri}{few}", file=sys.stderr, flush=True)
-        pool = ComputePool(spec)
-        pool.up(owner=ProcessId.mine())
-        try:
-            yield pool.name
-        finally:
-            pool.down()
-    else:
-        ends = "which goes down when the job has ended, even if this process has ended before"
-        print(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}", file=sys.stderr, flush=True)
-        pool = ComputePool(spec, holder=job_holder(job_id))
-        with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
-            yield pool.name
+    with ExitStack() as turn:
+        found = turn.enter_context(gpu_turn(spec, timeout_s))
+        if job_id is None:
+            print(f"running on a pool that is embedded in this process, {spec.uri}{few}", file=sys.stderr, flush=True)
+            pool = ComputePool(spec)
+            pool.up(owner=ProcessId.mine())
+            try:
+                turn.close()
+                _warn_without_gpus(pool, found)
+                yield pool.name
+            finally:
+                pool.down()
+        else:
+            ends = "which goes down when the job has ended, even if this process has ended before"
+            print(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}", file=sys.stderr, flush=True)
+            pool = ComputePool(spec, holder=job_holder(job_id))
+            with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
+                turn.close()
+                _warn_without_gpus(pool, found)
+                yield pool.name
+
+
+def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
+    """Print a warning if a pool that was started with `gpu_turn` has no GPU, although this machine has some.
+
+    Args:
+        pool: The pool.
+        found: The GPUs of this machine.
+    """
+    if not found or any(node["gpus"] for node in pool.get_nodes()):
+        return
+    claimants = ", ".join(sorted({claimant.pool for claimant in look(found)[1]}))
+    print(
+        f"WARNING: this call has no GPU, and runs on the CPUs: all GPUs of this machine are claimed ({claimants}). To use "
+        "them, name the pool that has claimed them with pool_name=, or take it down",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @contextmanager

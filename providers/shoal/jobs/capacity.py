@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
-from shoal.jobs.specs.training import JobSpec
+from shoal.jobs.specs.function import AnyJobSpec
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.scaling import PyTorchScalingConfig
 from shoal.training.scaling import gpu_wish
 
@@ -52,14 +53,14 @@ class Gang:
     per_gpu: bool = False
 
     @classmethod
-    def of(cls, spec: AnyJobSpec) -> Self:
-        """Return the group of workers that a job's spec asks for."""
-        if isinstance(spec, FunctionJobSpec):
+    def of(cls, spec: AnyJobSpec | TrainRequest | FunctionRequest) -> Self:
+        """Return the group of workers that a job's spec, or the request from which it is built, asks for."""
+        if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
         # `wish` says whether the job uses GPUs; None means that it uses GPUs if every node has a GPU. Predictions never
         # use GPUs, and LightGBM uses GPUs only if its options ask for them.
         wish: bool | None = False
-        if isinstance(spec, JobSpec):
+        if isinstance(spec, TrainRequest):
             device = spec.params.get("device")
             wish = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
             if wish is None and spec.framework == "lightgbm":
@@ -68,7 +69,7 @@ class Gang:
         return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
 
     @classmethod
-    def _of_function(cls, spec: FunctionJobSpec) -> Self:
+    def _of_function(cls, spec: FunctionRequest) -> Self:
         # If the function starts further workers itself, the spec's `room_for` gives their number and size. Only these
         # further workers are counted then, because the workers that call the function need almost no resources: they
         # only wait for the further workers.
