@@ -39,6 +39,7 @@ from shoal.jobs.specs.function import parse_spec
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.reconcile.rounds import reconcile
+from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import JobState, Pool, PoolState
@@ -70,11 +71,11 @@ def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.Mon
     return RunConfig(pool_name=POOL)
 
 
-def ends(job_id: str) -> None:
+def ends(job_id: str, location: str | None = None) -> None:
     """A driver stores the results of a function, and ends."""
     store, key = Store(), Key(job_id, 1)
-    path, digest = artifacts.save_results(artifacts.folder(key, None), artifacts.claim_of(store, key), ANSWER)
-    result = result_of(job_id=job_id, results_path=path).model_dump(mode="json")
+    path, digest = artifacts.save_results(artifacts.folder(key, location), artifacts.claim_of(store, key), ANSWER)
+    result = result_of(job_id=job_id, results_path=redact_value(path)).model_dump(mode="json")
     assert attempts.end(store, key, JobState.SUCCEEDED, 0.0, result=result, results_digest=digest)
 
 
@@ -102,6 +103,17 @@ def test_a_call_returns_the_same_to_its_process_and_to_any_other(kind, on_pool, 
     assert call.result() == expected.get(kind, Response(ANSWER))
     assert attach(call.job_id).result() == call.result()
     assert asyncio.run(_awaited(attach(call.job_id))) == call.result()
+
+
+def test_another_process_gives_the_credentials_of_the_location_to_read_the_result(on_pool):
+    location = "memory://user:s3cret@bucket/models"
+    call = submitted("PyTorchDistributor", on_pool.model_copy(update={"artifact_location": location}))
+    ends(call.job_id, location)
+    with pytest.raises(InvalidArgumentError, match=r"credentials the store does not keep: call attach\(.*artifact_loc"):
+        attach(call.job_id).result()
+    with pytest.raises(InvalidArgumentError, match=f"is not that of job {call.job_id}, whose files are in memory://"):
+        attach(call.job_id, artifact_location=f"{location}-2")
+    assert attach(call.job_id, artifact_location=f"{location}/").result() == call.result() == Response(ANSWER)
 
 
 def test_the_kind_of_a_calls_value_is_no_part_of_the_jobs_identity(on_pool):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from shoal.errors import InvalidArgumentError
+from shoal.redaction import HIDDEN, redact_value
+from shoal.training.locations import resolved
 from shoal.training.pytorch.request import FunctionResult
 
 if TYPE_CHECKING:
@@ -39,20 +42,57 @@ class Response:
         return list(self.result.results)
 
 
-def reader(spec: AnyJobSpec) -> Callable[[JobResult], Any]:
+def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) -> Callable[[JobResult], Any]:
     """Return the function that reads the value of a call from the result of its job.
 
     Args:
-        spec: Spec of the job. The function does not keep it, so that data that were staged for the job are not kept.
+        spec: Spec of the job, from the store. The function does not keep it, so that data that were staged for the job
+            are not kept.
+        job_id: Id of the job, for messages.
+        artifact_location: The job's `artifact_location` with its credentials, which the store does not keep.
+
+    Raises:
+        InvalidArgumentError: `artifact_location` is not that of the job.
     """
     from shoal.jobs import FunctionJobSpec, PredictJobSpec
 
-    location = spec.run_config.artifact_location
+    location = _location(spec.run_config.artifact_location, job_id, artifact_location)
     if isinstance(spec, PredictJobSpec):
         return partial(prediction, output_path=spec.output_path)
+    if location is not None and HIDDEN in location:
+        return partial(_without_credentials, location=location)
     if isinstance(spec, FunctionJobSpec):
         return partial(function_value, location=location, returns=spec.returns)
     return partial(_booster, location=location)
+
+
+def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
+    """Return a job's `artifact_location` with its credentials, as far as they are known.
+
+    Args:
+        stored: The location in the store, without credentials.
+        job_id: Id of the job, for the message.
+        given: The location that the user has given; None: the stored one.
+
+    Raises:
+        InvalidArgumentError: Both locations are given, and differ in more than their credentials.
+    """
+    if given is None:
+        return stored
+    location = resolved(given)
+    if stored is None or redact_value(location).rstrip("/") != stored.rstrip("/"):
+        raise InvalidArgumentError(
+            f"artifact_location={redact_value(location)!r} is not that of job {job_id}, whose files are in "
+            f"{stored or 'the folder jobs of $SHOAL_HOME'}: give the location with which the job was submitted"
+        )
+    return location
+
+
+def _without_credentials(result: JobResult, *, location: str) -> NoReturn:
+    raise InvalidArgumentError(
+        f"the result of job {result.job_id} is in {location}, whose credentials the store does not keep: call "
+        f'attach("{result.job_id}", artifact_location=...) with the location with which the job was submitted'
+    )
 
 
 def prediction(result: JobResult, *, output_path: str) -> PredictResult:
