@@ -28,6 +28,7 @@ from shoal.errors import (
     JobBusyError,
     JobCancelledError,
     JobNotFoundError,
+    StoreUnreachableError,
 )
 from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, submission
 from shoal.jobs.files import artifacts
@@ -133,6 +134,51 @@ def test_orphan_after_counts_only_if_it_is_given(on_pool):
     assert submitted("PyTorchDistributor", config).job.attempt == 1  # the same job is found again
     with pytest.raises(JobNotFoundError, match='job "yours" does not exist'):
         attach("yours")
+
+
+def test_a_call_that_waits_and_one_that_does_not_are_the_same_job(on_pool, monkeypatch):
+    monkeypatch.setattr(SubmittedCall, "result", lambda call, **_: call)
+    for number, waits_first in enumerate((True, False)):
+        config = on_pool.model_copy(update={"job_id": f"nightly-{number}"})
+        distributor = PyTorchDistributor(abs, run_config=config)
+        calls = [distributor.run, distributor.submit] if waits_first else [distributor.submit, distributor.run]
+        assert [call(-1).job.attempt for call in calls] == [1, 1]
+        # From then on, the job goes on without a process that polls it.
+        assert attempts.load(Store(), Key(f"nightly-{number}", 1)).orphan_after is None
+
+
+def test_a_job_that_was_recorded_is_returned_or_named(on_pool, monkeypatch):
+    send = JobHandle.send
+
+    def unreachable(*_: Any) -> None:
+        raise StoreUnreachableError("the store is away")
+
+    def away_after_it_was_sent(handle: JobHandle) -> bool:
+        is_sent = send(handle)
+        monkeypatch.setattr(attempts, "load", unreachable)
+        return is_sent
+
+    monkeypatch.setattr(JobHandle, "send", away_after_it_was_sent)
+    with monkeypatch.context() as away:
+        away.setattr(attempts, "load", attempts.load)  # undone at the end
+        call = submitted("PyTorchDistributor", on_pool)
+    assert call.status().state is JobState.PENDING
+
+    monkeypatch.setattr(JobHandle, "send", lambda _: False)
+    monkeypatch.setattr(JobHandle, "settle", unreachable)
+    with pytest.raises(StoreUnreachableError) as caught:
+        submitted("PyTorchDistributor", on_pool.model_copy(update={"job_id": "named"}))
+    assert caught.value.__notes__ == [
+        'job "named" was recorded before this error, and may run: shoal.jobs.attach(\'named\') finds it, and '
+        "`shoal jobs cancel named` ends it"
+    ]
+    assert attach("named").job.attempt == 1
+
+
+def test_two_ids_for_one_job_are_refused(on_pool):
+    spec = JobSpec(**TRAINING, run_config=on_pool.model_copy(update={"job_id": "yours"}))
+    with pytest.raises(InvalidArgumentError, match='job_id="mine" and run_config.job_id="yours" differ: give only one'):
+        submission.submit(spec, job_id="mine")
 
 
 def test_a_wait_that_ends_early_leaves_the_job_alone(on_pool, monkeypatch):

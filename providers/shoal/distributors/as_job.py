@@ -79,18 +79,14 @@ class JobCall(Generic[T]):
 
         The job goes on without a process that polls it, unless the caller has set `orphan_after`.
         """
-        from shoal.jobs import attach, ids, submit
+        from shoal.jobs import ids, submit
 
         given = self.config.job_id
         job_id = ids.new_job_id(self.framework) if given is None else ids.checked(given)
         with self.pool(job_id) as pool_name:
-            spec = self.spec(pool_name)
-            if "orphan_after" not in spec.run_config.model_fields_set:
-                config = spec.run_config.model_copy(update={"orphan_after": None})
-                spec = spec.model_copy(update={"run_config": config})
-            job = submit(spec, returns_model=self.returns_model, job_id=job_id)
-        # Ctrl-C while the caller waits cancels the job of the submitter's handle, but not that of an attached handle.
-        return SubmittedCall(attach(job.job_id, job.attempt), self.read)
+            job = submit(self.spec(pool_name), returns_model=self.returns_model, job_id=job_id, detached=True)
+        job.outlive_interrupts()
+        return SubmittedCall(job, self.read)
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> JobCall[T]:
