@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from sqlalchemy import select
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import attach, distributed, ray_launch, submit_predict
-from shoal.distributors.embedded_pool import gpus_of
+from shoal.distributors.embedded_pool import gpus_of, pool_of_job
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, Response, TorchDistributor
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
@@ -39,6 +40,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.specs.function import parse_spec
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.names import is_pool_name
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.redaction import redact_value
 from shoal.state import Store
@@ -338,7 +340,7 @@ def gpus_of_pool(call: SubmittedCall[Any]) -> int:
 
 def ended_with_its_pool(call: SubmittedCall[Any]) -> None:
     """Without a reconciler, the test itself takes the pool of a job down."""
-    attempts.end(Store(), Key(call.job_id, 1), JobState.FAILED, 0.0)
+    attempts.end(Store(), Key(call.job_id, call.job.attempt), JobState.FAILED, 0.0)
     pool = ComputePool(call.job.pool)
     wait_until(lambda: reconcile(Store(), pool.name) and pool.describe().state == "down", "the pool's end")
 
@@ -361,6 +363,27 @@ def test_only_a_job_that_may_use_gpus_asks_for_them(request_, gpus, monkeypatch)
     assert gpus_of(request_) == gpus
     monkeypatch.setattr("shoal.distributors.embedded_pool.has_cuda", lambda: False)
     assert gpus_of(JobSpec(**TRAINING)) == 0
+
+
+def test_jobs_share_no_embedded_pool_and_a_smaller_one_is_replaced(sent):
+    ids = ["a.b", "a_b", "a-b", "A-b", "x" * 60, "x" * 61]
+    names = [pool_of_job(job_id) for job_id in ids]
+    assert len({*names}) == len(ids)
+    assert names[2] == "embedded-a-b"
+    assert all(map(is_pool_name, names))
+
+    def submitted_with(cpus: int) -> SubmittedCall[Any]:
+        return distributed(num_cpus=cpus, remote=True, run_config=RunConfig(job_id="nightly"))(abs).submit(-1)
+
+    first, own = submitted_with(1), len(os.sched_getaffinity(0))
+    assert ComputePool(first.job.pool).get_nodes()[0]["cpus"] == own
+    with pytest.raises(JobBusyError):
+        submitted_with(own + 1)
+    attempts.end(Store(), Key("nightly", 1), JobState.FAILED, 0.0)
+    second = submitted_with(own + 1)  # before the pool of the first attempt has gone down
+    assert (second.job.attempt, ComputePool(first.job.pool).get_nodes()[0]["cpus"]) == (2, own + 1)
+    ended_with_its_pool(second)
+    nothing_left()
 
 
 def test_a_submission_that_fails_leaves_no_pool_up(sent, monkeypatch):

@@ -6,10 +6,11 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
 from importlib.util import find_spec
 
-from shoal.errors import JobError, NoPoolError
+from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.capacity import Gang
 from shoal.jobs.journal import attempts
 from shoal.jobs.specs.function import AnyJobSpec
@@ -17,18 +18,21 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpu_turn import gpu_turn
 from shoal.pool.backends.local.gpus import ALL, Gpu, look, may_be_contended
 from shoal.pool.holder import job_holder
-from shoal.pool.names import pool_name_of
+from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import JOB_LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.schema import JOB_ENDED
+from shoal.state.schema import JOB_ENDED, PoolState
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.xgboost.gpu import has_cuda
 
 _numbers = itertools.count(1)
+
+_DIGEST_LENGTH = 8
+"""Hexadecimal digits of the hash in a pool's name, of at most 40 characters."""
 
 
 @contextmanager
@@ -116,12 +120,14 @@ def embedded_pool(
     own = len(os.sched_getaffinity(0))
     spec = PoolSpec(
         # If the same job is submitted again, it has the same pool, and is recognised.
-        name=pool_name_of(f"embedded-{job_id}") if job_id else f"embedded-{os.getpid()}-{next(_numbers)}",
+        name=pool_of_job(job_id) if job_id else f"embedded-{os.getpid()}-{next(_numbers)}",
         max_nodes=1,
         cpus_per_node=max(own, cpus),
         gpus_per_node=gpus,
     )
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
+    if job_id is not None:
+        _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
         found = turn.enter_context(gpu_turn(spec, timeout_s))
         if job_id is None:
@@ -142,6 +148,35 @@ def embedded_pool(
                 turn.close()
                 _warn_without_gpus(pool, found)
                 yield pool.name
+
+
+def pool_of_job(job_id: str) -> str:
+    """Return the name of the embedded pool of a job. No two jobs have the same.
+
+    If the job's id contains characters that a pool's name cannot have, or is too long, the name ends with a hash of it.
+    """
+    name = f"embedded-{job_id}"
+    if is_pool_name(name):
+        return name
+    digest = sha256(job_id.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{pool_name_of(name)[: 39 - _DIGEST_LENGTH].rstrip('-')}-{digest}"
+
+
+def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
+    """Take down the pool of an earlier attempt of a job, which is just about to end, if it has another size than the
+    new attempt needs.
+
+    Args:
+        spec: Definition of the pool for the new attempt.
+        job_id: Id of the job.
+    """
+    pool = ComputePool(spec)
+    with suppress(PoolNotFoundError):
+        status = pool.describe()
+        is_reusable = status.state != PoolState.UP.value or PoolSpec.parse(status.uri) == spec
+        # The attempt that has not ended stays: either it is the same job, or the submission is refused.
+        if not is_reusable and not _is_unfinished(job_id):
+            pool.down()
 
 
 def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
