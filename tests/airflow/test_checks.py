@@ -149,6 +149,8 @@ WRONG = [
     (scale, {"options": "fast"}, "options='fast': it has to be a dict"),
     # The other operators.
     (predict, {"model": "models:/m"}, 'task predict: model "models:/m" names no version'),
+    (predict, {"model": "models/delays"}, 'task predict: model is the relative path "models/delays", but the working'),
+    (trained, {"tracking": {"uri": "sqlite:///runs.db"}}, 'task train: tracking.uri is the relative path "runs.db"'),
     (predict, {"spec": {"keep_col": ["id"]}}, 'unknown option "keep_col": did you mean keep_cols'),
     (predict, {"spec": {"keep_col": ["id"]}, "model": "models:/m/{{ ds }}"}, "did you mean keep_cols"),
     (predict, {"spec": "more.json"}, "spec='more.json': it has to be a dict"),
@@ -226,6 +228,9 @@ RIGHT = [
     lambda: scale(options="{{ params.options }}"),
     lambda: sensor(expected_nodes=earlier()["nodes"], pool_name=TWO),
     lambda: predict(model="models:/m/{{ ti.xcom_pull('version') }}", output_path="/out/{{ ds }}"),
+    lambda: predict(model="{{ params.folder }}/delays", spec={"tracking": {"uri": "sqlite:////runs.db"}}),
+    lambda: predict(model="/models/delays"),
+    lambda: predict(model="runs:/abc/model"),
     lambda: predict(spec=earlier(), model="models:/m/{{ ds }}", dataset=earlier()),
 ]
 

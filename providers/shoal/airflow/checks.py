@@ -15,6 +15,7 @@ from shoal.airflow.hooks import ComputePoolHook
 from shoal.data.spec import is_relative
 from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.training.locations import SQLITE
 from shoal.training.pytorch.train_func import is_name
 
 UNKNOWN = object()
@@ -153,6 +154,11 @@ def check_paths(fields: Any, script: Any = None) -> None:
     """
     fields = fields.document() if hasattr(fields, "document") else fields
     found = [*_paths(fields, "")]
+    if isinstance(fields, Mapping) and isinstance(model := fields.get("model"), str):
+        from shoal.jobs.specs.prediction import is_model_folder
+
+        if is_model_folder(model):
+            found.append(("model", model))
     if isinstance(script, str | os.PathLike) and not is_name(script):
         found.append(("train_func", os.fspath(script)))
     for option, path in found:
@@ -173,6 +179,8 @@ def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
         inner = f"{option}.{name}" if option else str(name)
         if name in _ONE_PATH and isinstance(item, str):
             yield inner, item
+        elif name == "uri" and isinstance(item, str) and item.startswith(SQLITE):
+            yield inner, item.removeprefix(SQLITE)
         elif name in _SEVERAL_PATHS and isinstance(item, list | tuple):
             yield from ((inner, path) for path in item if isinstance(path, str))
         elif name not in _USERS_OWN:
