@@ -11,15 +11,18 @@ There is room for a job if both conditions hold:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
+from shoal.errors import CapacityError
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.capacity import Node
 from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.scaling import PyTorchScalingConfig
-from shoal.training.scaling import gpu_wish
+from shoal.training.pytorch.scaling import PyTorchScalingConfig, lay_out
+from shoal.training.scaling import gpu_wish, resolve_size
 
 DRIVER_BYTES = 400 * 2**20
 """Bytes of the head's memory that are reserved for one driver."""
@@ -104,6 +107,34 @@ class Gang:
             workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
         cpus = workers * self.cpus if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
+
+
+def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
+    """Return whether a job's workers fit on a pool that has as many nodes as it can have.
+
+    Args:
+        spec: Spec of the job.
+        node: Size of each node.
+        max_nodes: MAX_NODES of the pool.
+    """
+    nodes = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            _fit(spec, nodes, clamp=spec.run_config.clamp)
+    except CapacityError:
+        return False
+    return True
+
+
+def _fit(spec: AnyJobSpec, nodes: Sequence[Node], *, clamp: bool) -> None:
+    """Raise CapacityError if a job's workers do not fit on some nodes."""
+    if isinstance(spec, FunctionRequest):
+        for config in (spec.scaling_config, spec.room_for):
+            if config is not None:
+                lay_out(config, nodes, clamp=clamp)
+        return
+    use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
+    resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
 
 
 @dataclass(frozen=True)
