@@ -68,7 +68,7 @@ def pool_for(
     except NoPoolError as error:
         why = str(error)
     if selected is None:
-        print(f"{why}. This call uses an embedded pool", file=sys.stderr, flush=True)
+        _say(f"{why}. This call uses an embedded pool")
         with embedded_pool(cpus=cpus, gpus=gpus(), job_id=job_id, timeout_s=timeout_s) as embedded:
             yield embedded
     elif size_on is None:
@@ -129,9 +129,9 @@ def embedded_pool(
     if job_id is not None:
         _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
-        found = turn.enter_context(gpu_turn(spec, timeout_s))
+        found = turn.enter_context(gpu_turn(spec, timeout_s, _say))
         if job_id is None:
-            print(f"running on a pool that is embedded in this process, {spec.uri}{few}", file=sys.stderr, flush=True)
+            _say(f"running on a pool that is embedded in this process, {spec.uri}{few}")
             pool = ComputePool(spec)
             pool.up(owner=ProcessId.mine())
             try:
@@ -142,7 +142,7 @@ def embedded_pool(
                 pool.down()
         else:
             ends = "which goes down when the job has ended, even if this process has ended before"
-            print(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}", file=sys.stderr, flush=True)
+            _say(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}")
             pool = ComputePool(spec, holder=job_holder(job_id))
             with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
                 turn.close()
@@ -189,12 +189,14 @@ def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
     if not found or any(node["gpus"] for node in pool.get_nodes()):
         return
     claimants = ", ".join(sorted({claimant.pool for claimant in look(found)[1]}))
-    print(
+    _say(
         f"WARNING: this call has no GPU, and runs on the CPUs: all GPUs of this machine are claimed ({claimants}). To use "
-        "them, name the pool that has claimed them with pool_name=, or take it down",
-        file=sys.stderr,
-        flush=True,
+        "them, name the pool that has claimed them with pool_name=, or take it down"
     )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from shoal.errors import CapacityTimeoutError
@@ -21,7 +20,7 @@ _LOOK_S = 1.0
 
 
 @contextmanager
-def gpu_turn(spec: PoolSpec, timeout_s: float | None) -> Iterator[list[Gpu]]:
+def gpu_turn(spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None]) -> Iterator[list[Gpu]]:
     """Wait until the GPUs are free that other embedded pools have claimed, and yield the GPUs of this machine.
 
     In the block, the caller starts its pool. No other embedded pool that uses GPUs starts meanwhile, so that two of
@@ -30,6 +29,7 @@ def gpu_turn(spec: PoolSpec, timeout_s: float | None) -> Iterator[list[Gpu]]:
     Args:
         spec: Definition of the pool that the caller starts.
         timeout_s: Longest time to wait, in seconds. None: no limit.
+        say: Function that is called with a text about the wait when it begins, and when other pools have the GPUs.
 
     Raises:
         CapacityTimeoutError: The GPUs were not released in time. The message names the pools that have claimed them.
@@ -55,11 +55,9 @@ def gpu_turn(spec: PoolSpec, timeout_s: float | None) -> Iterator[list[Gpu]]:
                 "jobs have ended, cancel these jobs, or set a longer timeout"
             )
         if pools != said:
-            print(
+            say(
                 f"waiting for the GPUs of this machine, which the embedded pools of other calls have claimed: {pools}. "
-                "The wait ends when the jobs of these pools have ended",
-                file=sys.stderr,
-                flush=True,
+                "The wait ends when the jobs of these pools have ended"
             )
             said = pools
         time.sleep(_LOOK_S)
