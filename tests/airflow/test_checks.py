@@ -358,7 +358,7 @@ def test_in_a_task_the_limit_of_the_pool_that_is_up_counts(made, arguments, name
 
 
 def test_the_first_task_of_a_block_checks_the_sizes_of_the_others(requested):
-    with DAG("a_dag", schedule=None) as dag, pool_for_run(size=1, pool_name=TWO), pytest.warns(UserWarning):
+    with DAG("a_dag", schedule=None) as dag, pool_for_run(size=1, pool_name=TWO), pytest.warns(match="size=5"):
         scale(expected_cluster_size=5, pool_name=TWO)
     with pytest.raises(AirflowFailException, match="task scale: expected_cluster_size=5 is above max_nodes=2"):
         start(dag, rounds=1)

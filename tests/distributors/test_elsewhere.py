@@ -286,6 +286,8 @@ def test_an_embedded_pool_has_the_gpus_that_no_other_pool_has(outside, fresh_hom
         # One worker for each GPU, and each sees all of the node's, as with torchrun.
         seen = distributed(num_cpus=0, run_config=config)(gpus).distributed()
         assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]
-        monkeypatch.undo()
-        with pytest.raises(CapacityTimeoutError, match=f"within 0 s .*claimed them: {first}"), embedded_pool(timeout_s=0):
+        with (
+            pytest.raises(CapacityTimeoutError, match=f"within 0 s .*claimed them: {first}"),
+            embedded_pool(timeout_s=0),
+        ):
             pass

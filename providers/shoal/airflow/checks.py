@@ -155,7 +155,8 @@ def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None
     except InvalidArgumentError as error:
         if not in_task:
             warnings.warn(
-                f"{error}. The task will fail, unless the pool is up with a higher limit (`shoal pool alter`)", stacklevel=2
+                f"{error}. The task will fail, unless the pool is up with a higher limit (`shoal pool alter`)",
+                stacklevel=2,
             )
             return
         from shoal.state import Store

@@ -190,8 +190,8 @@ def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
         return
     claimants = ", ".join(sorted({claimant.pool for claimant in look(found)[1]}))
     _say(
-        f"WARNING: this call has no GPU, and runs on the CPUs: all GPUs of this machine are claimed ({claimants}). To use "
-        "them, name the pool that has claimed them with pool_name=, or take it down"
+        f"WARNING: this call has no GPU, and runs on the CPUs: all GPUs of this machine are claimed ({claimants}). To "
+        "use them, name the pool that has claimed them with pool_name=, or take it down"
     )
 
 

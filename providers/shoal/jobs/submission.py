@@ -77,8 +77,9 @@ def submit(
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
         InvalidArgumentError: A job of this id is pending or running with another spec; `job_id` and
-            ``run_config.job_id`` differ; or a path in `code` does not exist. Only for a new attempt: a database connection or a secret variable is not known, the pool runs
-            another version of Python or shoal, or the pool cannot reach the file of this process's MLflow.
+            ``run_config.job_id`` differ; or a path in `code` does not exist. Only for a new attempt: a database
+            connection or a secret variable is not known, the pool runs another version of Python or shoal, or the pool
+            cannot reach the file of this process's MLflow.
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
@@ -146,7 +147,7 @@ def submit(
 
 @contextmanager
 def _naming_job_that_goes_on(store: Store, job: Job) -> Iterator[None]:
-    """Add a note with the job's id to an error in the block, unless the attempt has ended, so that the user finds it."""
+    """Add a note with the job's id to an error in the block, unless the attempt has ended."""
     try:
         yield
     except BaseException as error:
