@@ -112,8 +112,9 @@ def test_another_process_gives_the_credentials_of_the_location_to_read_the_resul
     location = "memory://user:s3cret@bucket/models"
     call = submitted("PyTorchDistributor", on_pool.model_copy(update={"artifact_location": location}))
     ends(call.job_id, location)
-    with pytest.raises(InvalidArgumentError, match=r"credentials the store does not keep: call attach\(.*artifact_loc"):
+    with pytest.raises(FileNotFoundError) as caught:
         attach(call.job_id).result()
+    assert f'call attach("{call.job_id}", artifact_location=...) with it' in caught.value.__notes__[0]
     with pytest.raises(InvalidArgumentError, match=f"is not that of job {call.job_id}, whose files are in memory://"):
         attach(call.job_id, artifact_location=f"{location}-2")
     assert attach(call.job_id, artifact_location=f"{location}/").result() == call.result() == Response(ANSWER)

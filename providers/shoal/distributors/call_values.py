@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import InvalidArgumentError
-from shoal.redaction import HIDDEN, redact_value
+from shoal.redaction import redact_value
 from shoal.training.locations import resolved
 from shoal.training.pytorch.request import FunctionResult
 
@@ -59,11 +59,11 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
     location = _location(spec.run_config.artifact_location, job_id, artifact_location)
     if isinstance(spec, PredictJobSpec):
         return partial(prediction, output_path=spec.output_path)
-    if location is not None and HIDDEN in location:
-        return partial(_without_credentials, location=location)
+    read: Callable[[JobResult], Any] = partial(_booster, location=location)
     if isinstance(spec, FunctionJobSpec):
-        return partial(function_value, location=location, returns=spec.returns)
-    return partial(_booster, location=location)
+        read = partial(function_value, location=location, returns=spec.returns)
+    may_lack_credentials = artifact_location is None and location is not None and "://" in location
+    return partial(_with_advice, read) if may_lack_credentials else read
 
 
 def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
@@ -88,11 +88,16 @@ def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
     return location
 
 
-def _without_credentials(result: JobResult, *, location: str) -> NoReturn:
-    raise InvalidArgumentError(
-        f"the result of job {result.job_id} is in {location}, whose credentials the store does not keep: call "
-        f'attach("{result.job_id}", artifact_location=...) with the location with which the job was submitted'
-    )
+def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
+    """Read the value of a call from a URI; if this fails, add a note about the credentials, which may be missing."""
+    try:
+        return read(result)
+    except Exception as error:
+        error.add_note(
+            f"The store keeps no credentials: if the artifact_location of job {result.job_id} contains some, call "
+            f'attach("{result.job_id}", artifact_location=...) with it'
+        )
+        raise
 
 
 def prediction(result: JobResult, *, output_path: str) -> PredictResult:
